@@ -1,1 +1,1 @@
-"""Messages and how they become bytes: no I/O, no clock."""
+"""Messages and their encoding as bytes: no I/O, no clock."""

@@ -1,8 +1,8 @@
-"""From values to frames and back.
+"""Encodes messages and values as frames, and decodes them.
 
-A batch is one multipart message: frame 0 holds any number of headers (a msgpack array), the frames after it hold the
-out-of-band buffers of their payloads, in order. Batching is what makes a stream of small calls cheap: one send costs as
-much as packing twenty headers.
+A batch is one multipart message: frame 0 holds any number of headers (a msgpack array), the following frames hold the
+out-of-band buffers of their payloads, in order. Batching makes a stream of small calls cheap: one send costs as much as
+packing twenty headers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Pieces = Sequence[Frame]
 MessageT = TypeVar("MessageT", bound=Message)
 
 INLINE_NBYTES = 64 * 1024
-"""Larger pickles travel in a frame of their own, which the transport can hand on without a copy."""
+"""Larger pickles travel in a separate frame, which the transport can pass on without a copy."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -59,8 +59,8 @@ class _Kinds:
     """The kinds of messages that this process can read.
 
     Attributes:
-        decoder: of the headers of a batch.
-        with_payload: those kinds that have frames.
+        decoder: decodes the headers of a batch.
+        with_payload: the kinds that have frames.
     """
 
     def __init__(self, kinds: Sequence[type[Message]]) -> None:
@@ -68,10 +68,10 @@ class _Kinds:
         self.add(kinds)
 
     def add(self, kinds: Sequence[type[Message]]) -> None:
-        """Read these kinds, too.
+        """Add kinds to read.
 
         Raises:
-            ValueError: there is another kind of such a name.
+            ValueError: another kind has the name of one of them.
         """
         known = {kind.__struct_config__.tag for kind in self._kinds}
         if taken := [kind.__name__ for kind in kinds if kind.__struct_config__.tag in known]:
@@ -91,28 +91,28 @@ _kinds = _Kinds(
 
 
 def add_messages(*kinds: type[Message]) -> None:
-    """Let kinds of messages travel that only one feature has.
+    """Register kinds of messages that belong to one feature.
 
     Each process that receives them calls this before the first arrives. The name of each kind is unique.
 
     Raises:
-        ValueError: there is another kind of such a name; in this case nothing is added.
+        ValueError: another kind has the name of one of them; in this case nothing is added.
     """
     _kinds.add(kinds)
 
 
 class Unreadable(bytes):
-    """In place of a frame that has not come; the bytes say why."""
+    """A placeholder for a frame that could not be read; the bytes say why."""
 
 
 class _Store:
-    """Where what is pickled is copied to if it is large; by default nowhere else than what is small.
+    """Where large pickled data is copied; by default the same place as small data.
 
     Attributes:
         check: raises MemoryError if there is no room for so many bytes, before anything is copied.
-        keep: copies pieces of memory, one behind the other.
-        from_nbytes: how large the smallest of what is kept is.
-        is_for_all: whether memory is to be that of the receivers, too; it is handed on as it is.
+        keep: copies pieces of memory into one, in order.
+        from_nbytes: size of the smallest data that `keep` copies.
+        is_for_all: whether receivers share the memory; it is sent as it is.
     """
 
     def __init__(self) -> None:
@@ -127,25 +127,25 @@ def _join(pieces: Pieces) -> memoryview:
 
 
 STORE = _Store()
-"""Set by the transport, once for the process."""
+"""Set by the transport, once per process."""
 
 
 class WireError(ValueError):
-    """A frame is no message of ours; the receiver drops and counts it."""
+    """A frame is not a valid message; the receiver drops and counts it."""
 
 
 class Packed(NamedTuple):
-    """One message, ready to travel, any number of times."""
+    """One encoded message, which can be sent any number of times."""
 
     header: bytes
     frames: tuple[Frame, ...] = ()
 
 
 def pack(message: Message, frames: tuple[Frame, ...] = ()) -> Packed:
-    """Encode a message once, however many receivers it has; what can't be encoded is sent as its text.
+    """Encode a message once, for any number of receivers; values that can't be encoded become text.
 
-    Such as lone surrogates (the name of a file that is not UTF-8, in an error), classes derived from str, and whatever a
-    user's ``_repr_mimebundle_`` gives.
+    Such values are lone surrogates (the name of a file that is not UTF-8, in an error), subclasses of str, and any result of a
+    user's ``_repr_mimebundle_``.
     """
     try:
         return Packed(_encoder.encode(message), frames)
@@ -154,12 +154,12 @@ def pack(message: Message, frames: tuple[Frame, ...] = ()) -> Packed:
 
 
 def replace(message: MessageT, **fields: Any) -> MessageT:
-    """A copy of a message with other fields."""
+    """Return a copy of a message with other values of fields."""
     return msgspec.structs.replace(message, **fields)
 
 
 def salvage_ids(parts: Sequence[Frame]) -> list[int]:
-    """The ids of the requests in a multipart message that `split` refuses, as far as they can be made out."""
+    """Return the ids of the requests in a multipart message that `split` rejects, as far as they can be read."""
     try:
         headers = msgspec.msgpack.decode(parts[0])
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError):
@@ -188,7 +188,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def join(batch: Sequence[Packed]) -> list[Frame]:
-    """Make one multipart message of many."""
+    """Join encoded messages into one multipart message."""
     count = len(batch)
     if count == 1:
         header, frames = batch[0]
@@ -200,10 +200,10 @@ def join(batch: Sequence[Packed]) -> list[Frame]:
 
 
 def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
-    """Take a multipart message apart.
+    """Split a multipart message.
 
     Raises:
-        WireError: it is not one of ours.
+        WireError: it is not a valid message.
     """
     try:
         headers: list[Message] = _kinds.decoder.decode(parts[0])
@@ -225,13 +225,13 @@ def split(parts: Sequence[Frame]) -> Iterator[tuple[Message, Sequence[Frame]]]:
 
 
 def _pickle(value: Any, buffers: list[pickle.PickleBuffer]) -> Pieces:
-    """Pickle by the quickest way that is right: what belongs to ``__main__`` must travel by value."""
+    """Pickle by the quickest correct way: objects of ``__main__`` must travel by value."""
     try:
         find_torch()
         pieces = _dump_by(_Pickler, value, buffers)
         if not any(b"__main__" in piece for piece in pieces) and not cloudpickle.list_registry_pickle_by_value():
             return pieces
-    except Exception:  # the slow way knows more types, and its error is the one to report
+    except Exception:  # the slow way supports more types, and its error is the one to report
         pass
     buffers.clear()
     return _dump_by(_ByValuePickler, value, buffers)
@@ -246,7 +246,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 class _File:
-    """What a pickler writes to; large bytes it hands on as they are."""
+    """The file of a pickler; it keeps large bytes without a copy."""
 
     __slots__ = ("write",)
 
@@ -258,7 +258,7 @@ def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.Pickle
     pieces: list[Any] = []
 
     def takes(buffer: pickle.PickleBuffer) -> bool:
-        """Whether a buffer stays in the pickle: a frame of its own costs more than to copy it."""
+        """Whether a buffer stays in the pickle: a separate frame costs more than a copy of it."""
         raw = buffer.raw()
         if raw.nbytes <= APART_NBYTES and not STORE.is_for_all(raw):
             return True
@@ -279,11 +279,11 @@ def _kept(pieces: Pieces) -> Frame:
 
 
 def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
-    """Pickle a value, its buffers (PEP 574) apart.
+    """Pickle a value, with separate buffers (PEP 574).
 
     Args:
         value: anything; functions and classes of ``__main__`` travel by value.
-        what: how to call the value in an error.
+        what: name of the value in an error.
 
     Raises:
         PayloadError: it cannot be pickled.
@@ -296,7 +296,7 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     parts: list[Pieces] = [(buffer.raw(),) for buffer in buffers]
     if is_apart := sum(map(len, data)) > INLINE_NBYTES:
         parts.insert(0, data)
-    # The message may be sent later, and must hold what the value is now: what can change is copied, once.
+    # The message may be sent later, and must hold the current value: memory that can change is copied, once.
     try:
         if parts:
             STORE.check(sum([len(piece) for pieces in parts for piece in pieces if not STORE.is_for_all(piece)]))
@@ -307,7 +307,7 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
 
 
 def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
-    """Pickle a value into one piece, for what travels in a header.
+    """Pickle a value into one piece, for data that travels in a header.
 
     Raises:
         PayloadError: it cannot be pickled, or is larger than ``limit_nbytes``.
@@ -322,7 +322,7 @@ def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
 
 
 def load_bytes(data: bytes) -> Any:
-    """Unpickle what `dump_bytes` gave."""
+    """Unpickle the result of `dump_bytes`."""
     inline, frames = pickle.loads(data)
     return load(Payload(inline, len(frames)), frames)
 
@@ -336,7 +336,7 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
     try:
         return dump((args, kwargs), "the arguments")
     except PayloadError as error:
-        if isinstance(error.__cause__, MemoryError):  # each alone might find room
+        if isinstance(error.__cause__, MemoryError):  # each argument alone might find room
             raise
         labels = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         for label, value in [*zip(labels, args), *kwargs.items()]:
@@ -345,10 +345,10 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
 
 
 def keep(pieces: Pieces) -> Frame:
-    """Copy pieces of memory into one frame, one behind the other; a large one other processes of the machine can read, too.
+    """Copy pieces of memory into one frame, in order; other processes of the machine can read a large one without a copy.
 
     Raises:
-        MemoryError: there is no room for it; the text has the figures.
+        MemoryError: there is not enough memory; the text has the figures.
     """
     STORE.check(sum(map(len, pieces)))
     return STORE.keep(pieces) if sum(map(len, pieces)) >= STORE.from_nbytes else _join(pieces)
@@ -358,7 +358,7 @@ def load(payload: Payload, frames: Sequence[Frame]) -> Any:
     """Unpickle a value; only for payloads of an authenticated peer.
 
     Raises:
-        PayloadError: a part of it has not come.
+        PayloadError: a part of it could not be read.
     """
     for frame in frames:
         if type(frame) is Unreadable:

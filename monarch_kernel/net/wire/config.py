@@ -1,4 +1,4 @@
-"""What processes of ours tell each other before, or beside, the wire: launcher to agent, agent to zygote, kernel to kernel."""
+"""Configurations that processes pass to each other outside messages: launcher to agent, agent to zygote, kernel to kernel."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ __all__ = [
 ]
 
 LISTENS = "MONARCH-AGENT"
-"""An agent that is to be dialled writes this to its standard output, and the port."""
+"""An agent that waits for the controller to dial writes this to its standard output, and the port."""
 
 AGENT_VARIABLE = "MONARCH_AGENT"
 """Environment variable with an agent's configuration, for engines that give no standard input."""
 
 DETACHED = "detached"
-"""File in the directory of a mesh that has no controller now; says since when."""
+"""File in the directory of a mesh without a controller; it says since when there has been none."""
 
 LEAST_SILENCE_S = 0.5
-"""A host that is well may be silent for half of this between two signs of life."""
+"""Minimum for the silence after which a host is lost: a healthy host may be silent for half of it between two beats."""
 
 KEPT_FILES = (DETACHED, "lock", "manifest")
-"""Files that an agent leaves there when it has waited long enough for a controller."""
+"""Files that an agent leaves in the directory when it has waited long enough for a controller."""
 
 
 class LinkKeys(msgspec.Struct, frozen=True):
-    """A CURVE key pair, in Z85, that all hosts of a session have, and nobody else: who has it may connect."""
+    """A CURVE key pair, in Z85, that only the hosts of a session have: a process with the pair may connect."""
 
     public: str
     secret: str
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """What a host agent must know, as JSON: in the environment (`AGENT_VARIABLE`), or else on its standard input.
+    """Configuration of a host agent, as JSON: in the environment (`AGENT_VARIABLE`), or else on its standard input.
 
     Attributes:
         host: number of the host in the session.
         token: proves to the controller that the agent and its ranks belong to the session.
         addresses: where the controller listens, the best first. On its own machine one, ``ipc://``; elsewhere ``tcp://``, of
-            which the first that answers is taken. Empty: the agent listens, and writes ``MONARCH-AGENT PORT`` to its stdout.
+            which the first that answers is used. Empty: the agent listens, and writes ``MONARCH-AGENT PORT`` to its stdout.
         keys: of the connections between machines; None on the controller's own machine.
         directory: private directory of the session; empty: the agent makes one.
-        has_own_directory: whether it has, and so removes it.
-        controller_pid: the agent ends when this process does; 0 where the controller is on another machine.
-        log: file that the zygote's output is appended to; empty: one in the directory.
-        life: how many controllers the session has had before.
+        has_own_directory: whether the agent made the directory, and so removes it.
+        controller_pid: the agent ends when this process does; 0 if the controller is on another machine.
+        log: file to which the zygote's output is appended; empty: a file in the directory.
+        life: the epoch: the number of controllers that the session had before.
         number_from: environment variable whose number is added to ``host``, for engines that start many agents alike.
-        beat_s: how often the agent says that it is alive, in seconds.
-        grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends all.
-        is_idle: whether nothing is got ready for ranks before the first is asked for.
-        is_light: whether ranks are forked without torch, IPython and all else that takes memory.
+        beat_s: interval of the agent's beats, in seconds.
+        grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends everything.
+        is_idle: whether the agent prepares nothing for ranks before the first request for one.
+        is_light: whether ranks are forked without torch, IPython and other modules that take memory.
     """
 
     host: int
@@ -85,26 +85,26 @@ class AgentConfig(msgspec.Struct, frozen=True):
     is_light: bool = False
 
     def numbered(self, number: int) -> AgentConfig:
-        """The same for the agent with this number of several that were started alike."""
+        """Return the configuration of one of several agents that were started alike, by its number."""
         return msgspec.structs.replace(self, host=self.host + number, number_from="")
 
     def placed(self, directory: str) -> AgentConfig:
-        """The same with a directory of the agent's own."""
+        """Return the configuration with a directory that belongs to the agent."""
         log = self.log or f"{directory}/zygote.log"
         return msgspec.structs.replace(self, directory=directory, log=log, has_own_directory=True)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> AgentConfig:
-        """From JSON."""
+        """Decode from JSON."""
         return msgspec.json.decode(data, type=cls)
 
 
 class ForkRequest(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: fork this rank, and, if ``last``, all that were asked for; ``secret`` is that of its marks.
+    """Agent to zygote: fork this rank, and, if ``last``, all that were requested; ``secret`` is that of its marks.
 
     The secret is not in the `RankSpec`, which the controller knows, and which may be written to a file.
     """
@@ -114,32 +114,32 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     secret: str
 
     def encode(self) -> bytes:
-        """As one packet."""
+        """Encode as one packet."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> ForkRequest | Bequest | Preloads:
-        """From one packet of the agent's, whichever it is."""
+        """Decode a packet of the agent, of any kind."""
         return msgspec.msgpack.decode(data, type=ForkRequest | Bequest | Preloads)
 
 
 class Bequest(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: should I be killed, end these process groups; it replaces the one before."""
+    """Agent to zygote: if the agent is killed, end these process groups; replaces the previous list."""
 
     groups: tuple[int, ...]
 
     def encode(self) -> bytes:
-        """As one packet."""
+        """Encode as one packet."""
         return msgspec.msgpack.encode(self)
 
 
 class Preloads(msgspec.Struct, frozen=True, tag=True):
-    """Agent to zygote: import these modules when there is nothing else to do."""
+    """Agent to zygote: import these modules when idle."""
 
     modules: tuple[str, ...]
 
     def encode(self) -> bytes:
-        """As one packet."""
+        """Encode as one packet."""
         return msgspec.msgpack.encode(self)
 
 
@@ -151,22 +151,22 @@ class ForkReport(msgspec.Struct, frozen=True):
     error: str = ""
 
     def encode(self) -> bytes:
-        """As one packet."""
+        """Encode as one packet."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> ForkReport:
-        """From one packet."""
+        """Decode from one packet."""
         return msgspec.msgpack.decode(data, type=cls)
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """How a launcher was made, so that another process can make one that asks for the like; holds no secrets.
+    """How a launcher was made, so that another process can make a launcher with the same options; holds no secrets.
 
     Attributes:
         engine: as in ``--on``.
         options: fields of the engine's options -> values.
-        common: what else its launcher was given (`launch.registry.COMMON`).
+        common: the launcher's other options (`launch.registry.COMMON`).
     """
 
     engine: str
@@ -175,17 +175,17 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Elsewhere(msgspec.Struct, frozen=True):
-    """How the hosts of a mesh are found again: they find us, by the port that they know, and the keys.
+    """How another kernel finds the hosts of a mesh: they connect to it, by the port that they know, and the keys.
 
     Attributes:
-        engine: who has given them.
+        engine: the engine that started them.
         keys: of the connections.
         port: where the controller listens.
         lost_after_s: after how many seconds of silence a host is lost.
         places: number of the host of each rank.
-        known: hosts with smaller numbers have belonged to the mesh; those that do no more are told to end.
-        nodes: number of a host -> what its engine calls the machine, for engines that have to be told.
-        recipe: by which another host is asked for; None if nobody can.
+        known: hosts with smaller numbers have belonged to the mesh; those that no longer do are ordered to end.
+        nodes: number of a host -> name of the machine for its engine, for engines that need it.
+        recipe: for requesting another host; None if that is not possible.
     """
 
     engine: str
@@ -199,23 +199,23 @@ class Elsewhere(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a kernel must know to take up a mesh that outlived another one; a file of its directory, as JSON.
+    """What a kernel must know to attach to a mesh that outlived another kernel; a file of its directory, as JSON.
 
     Attributes:
-        version: of this package, that brought it up: ranks of another version may speak otherwise.
+        version: of the package that brought the mesh up: the protocol of ranks of another version may differ.
         name: of the mesh.
         token: of the session.
         born: when it was brought up, in seconds since the epoch of the clock.
-        epoch: how many controllers it has had after the first.
+        epoch: number of controllers that it has had after the first.
         host: number of the agent.
         agent_pid: pid of the agent.
-        agent_started: when the agent's process started, in ticks since the machine did: pids are used again.
+        agent_started: when the agent's process started, in ticks since boot: pids are reused.
         specs: of the ranks.
-        gpus: as asked for with ``--gpus``.
-        device: as asked for with ``--device``.
-        env: as asked for with ``--env``.
-        keep_s: how long it is kept without a kernel, in seconds; 0 for ever.
-        elsewhere: of a mesh on hosts of an engine, how they are found again; None for one on this machine.
+        gpus: the value of ``--gpus``.
+        device: the value of ``--device``.
+        env: the values of ``--env``.
+        keep_s: how long it is kept without a kernel, in seconds; 0 for no limit.
+        elsewhere: for a mesh on hosts of an engine, how they are found again; None for a mesh on this machine.
     """
 
     version: str
@@ -234,24 +234,24 @@ class Manifest(msgspec.Struct, frozen=True):
     elsewhere: Elsewhere | None = None
 
     def placed(self, places: tuple[int, ...], known: int, nodes: dict[int, str]) -> Manifest:
-        """The same with ranks on other hosts."""
+        """Return the manifest with ranks on other hosts."""
         assert self.elsewhere is not None
         elsewhere = msgspec.structs.replace(self.elsewhere, places=places, known=known, nodes=nodes)
         return msgspec.structs.replace(self, elsewhere=elsewhere)
 
     def at_epoch(self, epoch: int) -> Manifest:
-        """The same for a later controller."""
+        """Return the manifest for a later controller."""
         return msgspec.structs.replace(self, epoch=epoch)
 
     def encode(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return msgspec.json.encode(self)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """From JSON.
+        """Decode from JSON.
 
         Raises:
-            ValueError: it is no manifest of this version.
+            ValueError: it is not a manifest of this version.
         """
         return msgspec.json.decode(data, type=cls)

@@ -1,7 +1,7 @@
-"""What stands on a message between hosts: who has sent it to whom. All that comes after it is passed on unread.
+"""Envelopes of messages between hosts: sender and receiver. An agent forwards the rest of a message unread.
 
-Between hosts a message is frame 0, an `Envelope`, and the frames of what it carries. So an agent knows where everything goes
-without reading anything of it.
+Between hosts a message is frame 0, an `Envelope`, and the frames of its content. So an agent can route every message without
+reading the content.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _Names = Annotated[list[_Name], msgspec.Meta(min_length=1)]
 
 
 class Leg(msgspec.Struct, array_like=True, gc=False):
-    """A message from one host to another, for and from processes there; 0 is the controller's host.
+    """A message from one host to another, from and to processes there; 0 is the controller's host.
 
-    ``number`` counts the messages from ``source`` to ``target``. ``life`` counts the controllers: what is numbered for another
-    one is not for us. Several senders have sent the very same message; each of the receivers is to have it from each.
+    ``number`` counts the messages from ``source`` to ``target``. ``life`` is the epoch: messages of another one are not for
+    this host. Each of the senders has sent this same message, and each of the receivers gets it from each of them.
     """
 
     source: _Host
@@ -41,9 +41,9 @@ class Leg(msgspec.Struct, array_like=True, gc=False):
 
 
 class Entry(msgspec.Struct, array_like=True, gc=False):
-    """The next ``nframes`` frames are one message, or a piece of one, that makes all these legs.
+    """The next ``nframes`` frames are one message, or a piece of one, that travels on all these hops.
 
-    More pieces follow if ``goes_on``; then the last frame is ``cut``, if the next piece begins with the rest of it.
+    More pieces follow if ``goes_on``; then the last frame is cut (``is_cut``) if the next piece starts with the rest of it.
     """
 
     legs: Annotated[list[Leg], msgspec.Meta(min_length=1)]
@@ -55,8 +55,8 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
 class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """``source`` is alive: it has sent ``sent`` messages to ``target``, and has received all up to ``received`` from it.
 
-    With ``again`` it lacks the one after that, and wants all that follow once more. With ``over`` the target was given up, and
-    is to end. ``attached``: the source certainly has a way to the controller's process, which may be unable to say anything.
+    With ``again`` it lacks the following one, and requests all from there again. With ``over`` the target was given up, and
+    must end. ``attached``: the source certainly has a path to the controller's process, which may be unable to send anything.
     """
 
     source: _Host
@@ -72,7 +72,8 @@ class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class Envelope(msgspec.Struct, array_like=True, gc=False):
     """Frame 0 of all that travels between hosts.
 
-    With this message the neighbour is ``given`` so many bytes in all, and so many of his were ``taken``, envelopes not counted.
+    ``given`` is the number of bytes sent to the neighbour in all, with this message, and ``taken`` the number received from it;
+    envelopes do not count.
     """
 
     entries: list[Entry]
@@ -86,22 +87,22 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 def seal(envelope: Envelope, frames: Sequence[Frame]) -> list[Frame]:
-    """Make one multipart message of an envelope and what it carries."""
+    """Join an envelope and its frames into one multipart message."""
     return [_encoder.encode(envelope), *frames]
 
 
 def open_envelope(parts: Sequence[Frame]) -> Envelope:
-    """Read frame 0.
+    """Decode frame 0.
 
     Raises:
-        WireError: it is no envelope, or the frames do not fit it.
+        WireError: it is not an envelope, or the frames do not fit it.
     """
     try:
         envelope = _decoder.decode(parts[0])
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"no envelope: {error}") from None
     if any(entry.is_cut and not entry.goes_on for entry in envelope.entries):
-        raise WireError("an envelope has a frame that goes on in no other")
+        raise WireError("an envelope has a cut frame without a next piece")
     if 1 + sum(entry.nframes for entry in envelope.entries) != len(parts):
         raise WireError("an envelope does not fit its frames")
     return envelope

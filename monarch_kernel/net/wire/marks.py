@@ -1,7 +1,7 @@
-"""The marks that a rank sets in its streams: their numbers, which only grow, and how they are written and read.
+"""Marks that a rank writes into its streams: their numbers, which only grow, and how they are written and read.
 
-A mark holds a secret that the host agent makes for each rank. So no text that a rank prints is a mark by accident, not
-even the text of a mark that another rank has written.
+A mark contains a secret that the host agent makes for each rank. So no text that a rank prints is a mark by accident, not
+even the text of a mark of another rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DIGITS = 16
 _SECRET_NBYTES = 16
 
 FIRST_MARK = 1 << 40
-"""More than any stream that was never marked has bytes."""
+"""Larger than the number of bytes of any stream without marks."""
 
 
 def new_secret() -> str:
@@ -24,7 +24,7 @@ def new_secret() -> str:
 
 
 def mark_bytes(secret: str, number: int) -> bytes:
-    """A mark as it is written: 70 bytes, which a pipe takes in one piece."""
+    """Return the bytes of a mark: 70, which a pipe takes in one piece."""
     return b"%s%0*d" % (_prefix(secret), _DIGITS, number)
 
 
@@ -33,7 +33,7 @@ def _prefix(secret: str) -> bytes:
 
 
 def is_display_mark(end: int) -> bool:
-    """Whether a mark stands where something was displayed, which comes by another way: such marks are odd."""
+    """Whether a mark is at the position of displayed output, which is sent separately: such marks are odd."""
     return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & 1)
 
 
@@ -42,23 +42,23 @@ _MAX_FD = 100_000
 
 
 def switch_mark(request: int, fd: int) -> int:
-    """The mark after which a pipe belongs to what ``request`` has left running; ``fd`` of the rank reads what comes next."""
+    """Return the mark after which a pipe belongs to code that ``request`` left running; the rank then reads from ``fd``."""
     return _FIRST_SWITCH + request * _MAX_FD + fd
 
 
 def switched(mark: int) -> tuple[int, int] | None:
-    """The request and the file descriptor of a `switch_mark`; None of any other."""
+    """Return the request and the file descriptor of a `switch_mark`; None for other marks."""
     return divmod(mark - _FIRST_SWITCH, _MAX_FD) if mark >= _FIRST_SWITCH else None
 
 
 class MarkReader:
-    """Takes the marks of one rank out of what is read; all else is text.
+    """Removes the marks of one rank from its stream; everything else is text.
 
     Args:
         secret: of the rank's marks.
 
     Attributes:
-        last: number of the last mark, 0 if there was none.
+        last: number of the last mark; 0 if there was none.
     """
 
     def __init__(self, secret: str) -> None:
@@ -69,28 +69,28 @@ class MarkReader:
         self._rest = b""
 
     def successor(self) -> MarkReader:
-        """A reader for the next pipe of the same rank, which starts after the last mark of this one."""
+        """Return a reader for the next pipe of the same rank, which continues after the last mark of this one."""
         reader = MarkReader(self._secret)
         reader.last = self.last
         return reader
 
     def rest(self) -> bytes:
-        """Give what looked like the beginning of a mark; the caller knows that no more of it comes."""
+        """Return what looked like the start of a mark; call this when no more data comes."""
         rest, self._rest = self._rest, b""
         return rest
 
     def feed(self, data: bytes) -> list[tuple[bytes, int]]:
-        """Take what was read next.
+        """Process the data that was read next.
 
         Returns:
-            Pieces, and the mark after each; 0 after the last, which is without what may be the beginning of a mark.
+            Pieces of text, and the mark after each; 0 after the last, which lacks what may be the start of a mark.
         """
         if self._rest:
             data, self._rest = self._rest + data, b""
         start = data.rfind(b"\0")
         if start < 0:
             return [(data, 0)]
-        # A mark holds no other NUL than its first byte, so only the last NUL can be of an unfinished one.
+        # The first byte of a mark is its only NUL, so only the last NUL can start an unfinished mark.
         end = data[start:]
         digits = end[len(self._prefix) :]
         is_begun = self._prefix.startswith(end) or (end.startswith(self._prefix) and digits.isdigit())

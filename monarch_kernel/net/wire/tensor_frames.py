@@ -1,4 +1,4 @@
-"""Memory of torch tensors travels apart from the pickle, as that of arrays does (PEP 574); torch would copy it into it, twice.
+"""Sends the memory of torch tensors apart from the pickle, like that of arrays (PEP 574); torch itself would copy it twice.
 
 Only processes that have imported torch have tensors; in others this module does nothing.
 """
@@ -17,21 +17,21 @@ from monarch_kernel.errors import PayloadError
 __all__ = ["APART_NBYTES", "FOR_ALL", "REDUCERS", "find_torch", "tensor_in"]
 
 KEPT_NBYTES = 1 << 16
-"""Storages that are smaller are copied into memory of torch's own, which can be resized."""
+"""Smaller storages are copied into memory allocated by torch, which can be resized."""
 
 APART_NBYTES = 1 << 12
-"""Memory of values that is larger travels apart from the pickle."""
+"""Larger memory of values travels apart from the pickle."""
 
 REDUCERS: dict[type, Callable[[Any], Any]] = {}
-"""How storages and tensors are pickled, by their types; for a dispatch table."""
+"""Reducers of storages and tensors by type; for the dispatch table of a pickler."""
 
 FOR_ALL: WeakValueDictionary[int, Any] = WeakValueDictionary()
-"""Memory that receivers are to share with this process, by its address; tensors in it are sent as they are."""
+"""Memory that receivers share with this process, by its address; tensors in it are sent as references."""
 
 
 def find_torch() -> bool:
-    """Fill `REDUCERS` if torch has been imported; whether it is filled."""
-    if not REDUCERS and getattr(sys.modules.get("torch"), "nn", None) is not None:  # it may be on the way
+    """Fill `REDUCERS` if torch has been imported; returns whether it is filled."""
+    if not REDUCERS and getattr(sys.modules.get("torch"), "nn", None) is not None:  # its import may be in progress
         import torch
 
         REDUCERS[torch.storage.TypedStorage] = _reduce_storage
@@ -40,7 +40,7 @@ def find_torch() -> bool:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Of a view, send what it shows, not all that is in the storage behind it."""
+    """Reduce a tensor; of a view, send only its elements, not all of the storage."""
     if not (tensor.is_leaf and tensor.is_cpu and str(tensor.layout) == "torch.strided" and not tensor.is_quantized):
         return tensor.__reduce_ex__(5)
     if FOR_ALL and _is_plain(tensor) and (block := FOR_ALL.get(tensor.untyped_storage().data_ptr())) is not None:
@@ -69,7 +69,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def _elements(tensor: Any, nbytes: int) -> Any:
-    """What is in memory from its first element on, apart from the pickle unless that costs more than to copy it."""
+    """Return the memory from the first element on, apart from the pickle unless that costs more than a copy."""
     if nbytes <= APART_NBYTES:
         return ctypes.string_at(tensor.data_ptr(), nbytes)
     block: Any = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
@@ -78,7 +78,7 @@ def _elements(tensor: Any, nbytes: int) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether it is numbers in memory and nothing else: no attributes, no hooks, and no names, which torch once had."""
+    """Whether it is only numbers in memory: no attributes, no hooks, and no names, which torch once had."""
     return not (
         tensor.__dict__
         or tensor._backward_hooks
@@ -89,7 +89,7 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _is_dense(tensor: Any) -> bool:
-    """Whether its elements lie side by side, in whatever order."""
+    """Whether its elements are adjacent in memory, in any order."""
     if tensor.is_contiguous():
         return True
     nbytes = 1
@@ -102,7 +102,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _rebuild_tensor(block: Any, dtype: str, shape: Any, strides: Any, requires_grad: bool) -> Any:
-    """Make a tensor of memory that has arrived."""
+    """Make a tensor of received memory."""
     import torch
 
     if len(block) < KEPT_NBYTES:
@@ -114,7 +114,7 @@ def _rebuild_tensor(block: Any, dtype: str, shape: Any, strides: Any, requires_g
 
 
 def tensor_in(block: Any, dtype: str, offset: int, shape: Any, strides: Any, requires_grad: bool) -> Any:
-    """Make a tensor in memory that processes share, also when it has arrived.
+    """Make a tensor in memory that processes share, also in the receiver.
 
     Args:
         block: the memory.
@@ -125,14 +125,14 @@ def tensor_in(block: Any, dtype: str, offset: int, shape: Any, strides: Any, req
         requires_grad: of the tensor.
 
     Raises:
-        PayloadError: it is a copy, for the sender is not within reach.
+        PayloadError: the memory is a copy, since the sender's can't be reached.
     """
     import torch
 
     with memoryview(block) as view:
         if not getattr(view.obj, "is_for_all", False):
             raise PayloadError(
-                "a tensor made by shared() was sent to a process that can't have its memory, as on another host of the mesh: "
+                "a tensor made by shared() was sent to a process that can't share its memory, such as one on another host: "
                 "send it a .clone(), or an RDMABuffer"
             )
     storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
@@ -150,7 +150,7 @@ def _reduce_storage(storage: Any) -> Any:
 
 
 def _rebuild_storage(block: Any, dtype: str) -> Any:
-    """Make a storage of memory that has arrived."""
+    """Make a storage of received memory."""
     import torch
 
     kind: Any = torch.storage.TypedStorage
@@ -158,7 +158,7 @@ def _rebuild_storage(block: Any, dtype: str) -> Any:
 
 
 def _as_storage(block: Any) -> Any:
-    """Memory that has arrived as a storage, without a copy unless it is small or can only be read."""
+    """Return received memory as a storage, without a copy unless it is small or read-only."""
     import torch
 
     with memoryview(block) as view:
