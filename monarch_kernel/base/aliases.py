@@ -1,4 +1,4 @@
-"""Public modules by a second, shorter name: ``monarch_kernel.parallel`` is ``monarch_kernel.train.parallel``."""
+"""Shorter names for public modules: ``monarch_kernel.parallel`` is ``monarch_kernel.train.parallel``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 # ``python -m monarch_kernel`` imports this module while the working directory is first on the path, where a user's own
-# ``pathlib.py`` may lie. So this module imports nothing until an alias is imported.
+# ``pathlib.py`` may be. So this module imports nothing until an alias is imported.
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from importlib.abc import Loader, MetaPathFinder
@@ -19,10 +19,10 @@ __all__ = ["install"]
 
 
 def install(names: Mapping[str, str]) -> None:
-    """Have imports of modules, and of what is in them, give the modules of other names.
+    """Make imports of aliases, and of modules below them, return the modules that they stand for.
 
     Args:
-        names: the whole name of each module, by its second name.
+        names: the full name of each module, by its alias.
     """
     sys.meta_path.insert(0, _Finder(names))
 
@@ -54,4 +54,4 @@ class _Loader(Loader):
         return importlib.import_module(self._spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import has set it to that of the second name
+        module.__spec__ = self._spec  # the import has set it to that of the alias

@@ -1,4 +1,4 @@
-"""What the views are told: frozen snapshots and events, plain data that any face (text, HTML, widget, panel) can draw."""
+"""Snapshots and events for views: frozen plain data that any front end (text, HTML, widget, panel) can draw."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class HostView:
     Attributes:
         number: of the host in its session.
         name: of the machine; empty while it is not up.
-        state: ``lost`` means that it has ended, was given up, or never came; ``released`` that it was given back.
-        why: how it was lost, in words.
-        log: the last lines of a lost one.
-        is_unheard: whether it was given up because nothing was ever heard of it, and its engine knows of nothing wrong.
+        state: ``lost`` means that it has ended, was given up, or never came up; ``released`` that it was given back.
+        why: how it was lost, as text.
+        log: the last lines of the log of a lost host.
+        is_unheard: whether it was given up because it never sent anything, although its engine reports no problem.
     """
 
     number: int
@@ -53,9 +53,9 @@ class HostsView:
     """A mesh of hosts as the controller sees it now.
 
     Attributes:
-        engine: who has given them, such as ``Slurm``; empty for this machine itself.
+        engine: the engine that provides them, such as ``Slurm``; empty for this machine itself.
         hosts: by flat rank.
-        waits_for: what the engine says of those that are not up yet, such as ``Slurm: Resources``; empty for nothing.
+        waits_for: what the engine reports about hosts that are not up yet, such as ``Slurm: Resources``; empty if nothing.
     """
 
     engine: str
@@ -63,12 +63,12 @@ class HostsView:
     waits_for: str = ""
 
     def count(self, state: HostState) -> int:
-        """How many are in a state."""
+        """Count the hosts in a state."""
         return sum(host.state == state for host in self.hosts)
 
 
 class RankView(NamedTuple):
-    """One rank as the controller sees it now; a tuple, for it is made a thousand times in an update of a large mesh.
+    """One rank as the controller sees it now; a tuple, since an update of a large mesh makes a thousand of them.
 
     Attributes:
         rank: flat rank in its mesh.
@@ -81,14 +81,14 @@ class RankView(NamedTuple):
         device: ``cpu``, ``cuda:0`` ...
         rss_nbytes: resident memory at the last reading; 0 if unknown.
         cpu_percent: processor use at the last reading, 100 is one core.
-        last_error: headline of its last failure since its last success; for a dead rank how it died.
+        last_error: headline of its last failure since its last success; for a dead rank, how it died.
         last_line: the last line it wrote.
-        restarts: how many processes were in this place before.
-        in_bytes_per_s: how fast it takes bytes in, from other processes, as the last second had it.
-        out_bytes_per_s: how fast it sends them out.
-        gpu_nbytes: memory of its GPU that is taken, by whomever, at the last reading.
-        gpu_total_nbytes: memory that this GPU has; 0 if it has none, or nothing is known.
-        gpu_percent: of the time, that in which something ran on it.
+        restarts: how many processes the rank had before.
+        in_bytes_per_s: bytes that it received from other processes in the last second.
+        out_bytes_per_s: bytes that it sent in the last second.
+        gpu_nbytes: memory of its GPU in use, by any process, at the last reading.
+        gpu_total_nbytes: total memory of this GPU; 0 if there is no GPU, or nothing is known.
+        gpu_percent: percentage of the time in which something ran on the GPU.
     """
 
     rank: int
@@ -112,7 +112,7 @@ class RankView(NamedTuple):
 
 
 class KnobView(NamedTuple):
-    """A knob of a loop; ``low`` and ``high`` are None where it has no such bound."""
+    """A knob of a live loop; ``low`` and ``high`` are None if it has no such bound."""
 
     name: str
     value: int | float | str | bool | None
@@ -121,13 +121,13 @@ class KnobView(NamedTuple):
 
 
 class CurvePoint(NamedTuple):
-    """Some steps of a curve.
+    """One point of a curve, which stands for one or more steps.
 
     Attributes:
-        step: the last of them.
-        mean: over steps and ranks; nan if no value was a number.
-        least: the least value of a rank, each a mean over its steps where it has told only that.
-        most: the greatest.
+        step: the last of its steps.
+        mean: the mean over steps and ranks; nan if no value was a number.
+        least: the least value of a rank; for a rank that reports only means, the mean over its steps.
+        most: the greatest value of a rank, likewise.
     """
 
     step: int
@@ -137,15 +137,15 @@ class CurvePoint(NamedTuple):
 
 
 class CurveView(NamedTuple):
-    """What was logged under a name.
+    """The values logged under one name.
 
     Attributes:
-        name: of it.
-        last: mean over ranks of what each has logged last; nan if one has logged that.
-        by_rank: flat rank and what it has logged last.
-        points: few enough to draw; of a long curve one stands for several steps.
-        ends: the ranks with the least and the greatest value in the last step that is known of all, with these; one rank
-            alone, if it has logged no finite number; none, if all have logged the same, or no such step is known.
+        name: the name.
+        last: mean over ranks of the last value of each; nan if one of them is.
+        by_rank: flat rank and its last value.
+        points: few enough to draw; a point of a long curve stands for several steps.
+            ends: the ranks with the least and the greatest value in the last step known for all ranks, and these values; only
+                one rank if it has logged no finite number; empty if all have logged the same, or no such step is known.
     """
 
     name: str
@@ -156,21 +156,21 @@ class CurveView(NamedTuple):
 
 
 class LoopView(NamedTuple):
-    """A loop that is steered, as the controller sees it now.
+    """A live loop, as the controller sees it now.
 
     Attributes:
-        key: request and number, which tell loops apart.
-        mesh: name of the mesh of its ranks.
-        where: in which it runs, such as ``cell [5]``.
-        step: that the slowest rank is at; of a loop that is over how many were begun.
-        steps: how many there are; None if it has no end.
-        state: ``running``, ``paused`` (then all ranks stand before the same step, or will) or ``over``.
-        age_s: how long ago it was begun.
-        step_s: seconds that a step takes the slowest rank.
-        knobs: that can be turned.
-        curves: what is logged.
-        per_s: ``samples``, ``tokens`` and ``flops`` that all ranks together do in a second, where they are logged.
-        mfu: model FLOP utilisation: these ``flops`` as a part of what the devices can do; None where that is not known.
+            key: request and number, which distinguish loops.
+            mesh: name of the mesh of its ranks.
+            where: the cell or call in which it runs, such as ``cell [5]``.
+            step: the step of the slowest rank; for a loop that is over, the number of steps started.
+            steps: how many there are; None if it has no end.
+            state: ``running``, ``paused`` (then all ranks wait before the same step, or will) or ``over``.
+            age_s: how long ago it started.
+            step_s: seconds that a step takes the slowest rank.
+            knobs: that can be turned.
+            curves: what is logged.
+            per_s: ``samples``, ``tokens`` and ``flops`` that all ranks together do in a second, if they are logged.
+            mfu: model FLOP utilisation: these ``flops`` as a part of what the devices can do; None if that is not known.
     """
 
     key: tuple[int, int]
@@ -197,9 +197,9 @@ class MeshView:
         ranks: by flat rank.
         where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
         age_s: seconds since it was brought up.
-        lost_hosts: those of its hosts that are lost, by what they are called.
-        strangers: where connections of strangers were refused, and how many; the controller's machine is "".
-        loops: that its ranks are in, without the points of their curves; if they are in none, the last one.
+        lost_hosts: its lost hosts, by name.
+        strangers: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
+        loops: the loops that its ranks run, without the points of their curves; if they run none, the last one.
     """
 
     name: str
@@ -214,15 +214,15 @@ class MeshView:
 
 @dataclass(frozen=True, slots=True)
 class DetachedView:
-    """A mesh that outlives its kernels.
+    """A detached mesh, which outlives its kernels.
 
     Attributes:
         name: of the mesh.
         axes: axis and size, in order.
-        runs: for each rank the cell it runs, empty if none; None if it is dead. None at all where that is not known.
+        runs: for each rank the cell it runs, empty if none; None if it is dead. Empty tuple if that is not known.
         detached_s: how long it has had no kernel, in seconds.
-        owner: pid of the kernel that has it; 0 if none has.
-        where: what is known instead of ``runs``, in words.
+        owner: pid of the kernel that is attached to it; 0 if there is none.
+        where: what is known instead of ``runs``, as text.
     """
 
     name: str
@@ -241,7 +241,7 @@ class OutputEvent:
         request: id of the cell or call that was running when it was written; 0 if none was.
         rank: flat rank in its mesh.
         stream: ``stdout`` or ``stderr``.
-        text: what was written, any number of lines, perhaps not ending in one.
+        text: any number of lines; the last may be incomplete.
         dropped_lines: lines left out before ``text`` because the rank wrote faster than can be shown.
         mesh: name of the rank's mesh.
     """
@@ -256,10 +256,10 @@ class OutputEvent:
 
 @dataclass(frozen=True, slots=True)
 class KeptError:
-    """A failure whose frames a rank keeps for a post-mortem.
+    """A failure whose frames a rank keeps for post-mortem debugging.
 
     Attributes:
-        request: that failed.
+        request: the request that failed.
         kind: as in `Failure`.
         headline: the error in one line.
         where: the innermost line of the user's own code, such as ``cell [5], line 3``.
@@ -273,21 +273,21 @@ class KeptError:
 
 @dataclass(frozen=True, slots=True)
 class StopEvent:
-    """The code that a rank runs for a request stands still in the debugger, and waits for a line of input.
+    """A stop in the debugger: the code that a rank runs for a request has stopped, and waits for a line of input.
 
     Attributes:
         proc: number of the rank's process.
         rank: flat rank in its mesh.
         mesh: name of the mesh.
-        request: that stands still.
-        note: what that is, such as ``cell [5]`` or ``counter.add``.
+        request: the request whose code has stopped.
+        note: description of the request, such as ``cell [5]`` or ``counter.add``.
         turn: number of the prompt.
-        where: the line that comes next.
-        text: what the debugger has said.
-        prompt: that it shows.
-        begins: whether the code ran until now, and is not between two commands.
+        where: the next line to run.
+        text: output of the debugger.
+        prompt: the prompt that it shows.
+        begins: whether the code has just stopped, rather than being between two commands.
         since: when it stopped, on the controller's monotonic clock.
-        is_waiting: whether it waits for a line, and does not carry out the last one.
+        is_waiting: whether it waits for a line, rather than executing the last one.
     """
 
     proc: int
@@ -306,12 +306,12 @@ class StopEvent:
 
 @dataclass(frozen=True, slots=True)
 class ThroughputEvent:
-    """How fast bytes go to and from ranks of a mesh; told while they do, about twice a second, and once more when none do.
+    """Throughput of the ranks of a mesh; sent about twice a second while bytes flow, and once more when they stop.
 
     Attributes:
         mesh: name of the mesh; empty for the program itself.
-        ranks: flat rank -> bytes a second that it has taken in and sent out, for each of the last 60 seconds, oldest first.
-            The last is how fast they go now. Ranks where it is all the same as before, that is 0, are not in it.
+        ranks: flat rank -> bytes that it has received and sent in each of the last 60 seconds, oldest first.
+            The last pair is the current throughput. Ranks whose values are all unchanged, that is 0, are left out.
     """
 
     mesh: str

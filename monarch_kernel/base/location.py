@@ -7,4 +7,4 @@ import os
 __all__ = ["PACKAGE"]
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""The directory of the package, with a separator at the end: what the files of its code begin with."""
+"""The directory of the package, with a separator at the end: the prefix of the names of its source files."""

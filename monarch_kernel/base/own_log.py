@@ -41,7 +41,7 @@ class LogFileHandler(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s pid %(process)d: %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; one that can't be written is lost, for `sys.stderr` belongs to the user's code."""
+        """Write a record; a record that can't be written is lost, since `sys.stderr` belongs to the user's code."""
         try:
             os.write(self._fd, f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
         except OSError:  # the disk is full, or the user's code has closed the descriptor
@@ -49,10 +49,10 @@ class LogFileHandler(logging.Handler):
 
 
 def take_log(handler: logging.Handler) -> Callable[[], None]:
-    """Give a handler, and nothing else, the records of the package and the exceptions that end its threads.
+    """Send the records of the package, and the exceptions that end its threads, to a handler and nowhere else.
 
     Returns:
-        A function that undoes it.
+        A function that undoes this.
     """
     log, before = logging.getLogger(_LOGGER), threading.excepthook
 

@@ -1,6 +1,6 @@
-"""Tables as text and as static HTML: for terminals, saved notebooks and screen readers; and how figures are written in them.
+"""Tables as text and as static HTML, for terminals, saved notebooks and screen readers; and the format of figures in them.
 
-The HTML takes its colours from JupyterLab's theme where there is one, and else from the page, so it fits light and dark.
+The HTML takes its colours from JupyterLab's theme, or else from the page, so it fits light and dark themes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from html import escape
 __all__ = ["Column", "aligned", "format_nbytes", "format_seconds", "html_table", "last_line", "plain"]
 
 Column = tuple[str, list[str], bool]
-"""Its title, its cells, and whether it is aligned to the right."""
+"""Title, cells, and whether the column is aligned to the right."""
 
 _CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -47,7 +47,7 @@ def format_nbytes(nbytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a duration with two figures that matter: ``0.3 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``."""
+    """Write a duration with two significant figures: ``0.3 s``, ``12 s``, ``4 min 05 s``, ``2 h 03 min``."""
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -62,14 +62,14 @@ def format_seconds(seconds: float) -> str:
 
 
 def plain(text: str) -> str:
-    """Text without colours and other terminal controls; newlines and tabs stay."""
+    """Remove colours and other terminal controls from a text; newlines and tabs stay."""
     return _CONTROL.sub("", text)
 
 
 def last_line(text: str) -> str:
-    """The last line with something in it, as a terminal would show it; of a progress bar its last state.
+    """Return the last non-empty line, as a terminal would show it; of a progress bar its last state.
 
-    It is cut after 200 characters, and of a long text only the end is looked at.
+    It is cut after 200 characters, and only the end of a long text is searched.
     """
     for line in reversed(re.split(r"[\r\n]", text[-_LOOKED_AT:])):
         if shown := plain(line).strip():
@@ -78,7 +78,7 @@ def last_line(text: str) -> str:
 
 
 def aligned(columns: Sequence[Column]) -> list[str]:
-    """The lines of a table, the titles first."""
+    """Return the lines of a table, titles first."""
     padded = []
     for title, cells, is_right in columns:
         width = max(len(cell) for cell in (title, *cells))
@@ -94,14 +94,14 @@ def html_table(
     mark: Callable[[int, str, str], str] = lambda row, title, content: content,
     wraps: Collection[str] = (),
 ) -> str:
-    """A table as HTML that needs neither script nor style sheet.
+    """Return a table as HTML that needs neither script nor style sheet.
 
     Args:
-        caption: what stands before its first colon is printed in bold.
-        columns: of equal length; the first one has the names of the rows.
-        below: lines that stand below.
-        mark: gives the HTML of a cell, of its row, the title of its column, and its content, which is escaped.
-        wraps: titles of the columns in which text may be broken.
+        caption: the text before its first colon is bold.
+        columns: of equal length; the first column has the names of the rows.
+        below: lines below the table.
+        mark: returns the HTML of a cell, given its row, the title of its column, and its escaped content.
+        wraps: titles of the columns whose text may wrap.
     """
     name, colon, more = escape(caption).partition(":")
     rows: list[str] = []

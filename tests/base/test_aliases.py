@@ -1,4 +1,4 @@
-"""Public modules have a second, shorter name, and are one module by both."""
+"""Public modules have a second, shorter name; both names give the same module."""
 
 from __future__ import annotations
 

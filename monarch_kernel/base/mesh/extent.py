@@ -1,6 +1,6 @@
-"""Named axes with their sizes, and places along them.
+"""Named axes with their sizes, and points along them.
 
-An ``Extent`` names the axes of a mesh and their sizes. A ``Point`` is one place in it. Everything is row-major: the
+An ``Extent`` names the axes of a mesh and their sizes. A ``Point`` is one position in it. Everything is row-major: the
 last axis varies fastest.
 """
 
@@ -19,16 +19,16 @@ class Extent(Mapping[str, int]):
     has one element.
 
     Args:
-        sizes: axis -> size, or pairs of them.
+        sizes: axis -> size, or pairs of axis and size.
 
     Raises:
-        ValueError: an axis is no identifier or named twice, or a size is no int of at least 1.
+        ValueError: an axis is not an identifier or is named twice, or a size is not an int of at least 1.
     """
 
     __slots__ = ("_hash", "_sizes", "_strides", "nelements")
 
     nelements: int
-    """How many points there are."""
+    """The number of points."""
 
     def __init__(self, sizes: Mapping[str, int] | Iterable[tuple[str, int]] = ()) -> None:
         pairs = list(sizes.items() if isinstance(sizes, Mapping) else sizes)
@@ -91,7 +91,7 @@ class Extent(Mapping[str, int]):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Extent):
-            # The order of the axes decides which rank stands where, so it counts.
+            # The order of the axes decides which rank is at which point, so it counts.
             return self is other or tuple(self._sizes.items()) == tuple(other._sizes.items())
         return self._sizes == other if isinstance(other, dict) else NotImplemented
 
@@ -102,24 +102,24 @@ class Extent(Mapping[str, int]):
         return repr(self._sizes)
 
     def __reduce__(self) -> tuple[type[Extent], tuple[dict[str, int]]]:
-        # The hash depends on the process (hashes of strings are randomised), so it must not travel.
+        # The hash depends on the process (hashes of strings are randomised), so it must not be pickled.
         return (Extent, (self._sizes,))
 
 
 class Point(Mapping[str, int]):
-    """One place in an extent, a mapping axis -> coordinate; immutable and hashable.
+    """One point in an extent, a mapping axis -> coordinate; immutable and hashable.
 
     Equal to another point of an equal extent with the same rank, and to a dict with the same coordinates.
 
     Args:
         rank: flat rank, row-major.
-        extent: the axes it is a point of.
+        extent: the extent it is a point of.
 
     Raises:
         IndexError: the extent has no such rank.
     """
 
-    # Made once for each rank of each call: coordinates are computed when they are asked for.
+    # Made once for each rank of each call: coordinates are computed on demand.
     __slots__ = ("_extent", "_rank")
 
     def __init__(self, rank: int, extent: Extent) -> None:
@@ -136,7 +136,7 @@ class Point(Mapping[str, int]):
 
     @property
     def extent(self) -> Extent:
-        """The axes it is a point of, with their sizes."""
+        """The extent it is a point of."""
         return self._extent
 
     def __getitem__(self, axis: str) -> int:
@@ -170,7 +170,7 @@ def as_index(extent: Extent, axis: str, value: int, *, from_end: bool = False) -
     """Check a coordinate along an axis; ``from_end`` lets negative ones count from the end."""
     size = extent[axis]
     try:
-        if isinstance(value, bool):  # an int by inheritance only: here it is a slip, or meant as a mask
+        if isinstance(value, bool):  # an int only by inheritance: here a mistake, or meant as a mask
             raise TypeError("a bool")
         position = index(value)
     except TypeError as error:
@@ -193,7 +193,7 @@ def as_size(axis: str, size: int) -> int:
 
 
 def list_axes(extent: Extent) -> str:
-    """Say in words which axes there are."""
+    """List the axes as text."""
     sizes = ", ".join(f"{axis}={size}" for axis, size in extent.items())
     return f"the axes are {sizes}" if sizes else "there are no axes"
 

@@ -1,7 +1,7 @@
-"""The ranks along named axes, and the algebra that slices and reshapes them.
+"""Ranks along named axes, and the algebra that slices and reshapes them.
 
-A ``Region`` is an extent with the ranks of a base mesh that stand at its points: slicing a mesh gives a new region of
-the same base, so that a slice of a slice still knows which processes it means. Everything is row-major: the last axis
+A ``Region`` is an extent with the ranks of a base mesh at its points: slicing a mesh gives a new region of
+the same base, so a slice of a slice still refers to the right processes. Everything is row-major: the last axis
 varies fastest.
 """
 
@@ -26,14 +26,14 @@ ShapedT = TypeVar("ShapedT", bound="Shaped")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Some ranks of a base mesh, arranged along named axes; what every mesh handle is a view through.
+    """Some ranks of a base mesh, arranged along named axes; every mesh handle is a view through a region.
 
     Attributes:
         extent: the axes.
         ranks: ranks in the base mesh, by position in ``extent``, row-major; a ``range`` where they are evenly spaced.
 
     Raises:
-        ValueError: the number of ranks is not that of the extent, or a rank is negative or stands twice.
+        ValueError: the number of ranks is not that of the extent, or a rank is negative or occurs twice.
     """
 
     extent: Extent
@@ -47,7 +47,7 @@ class Region:
         if min(ranks[0], ranks[-1]) < 0 if isinstance(ranks, range) else min(ranks) < 0:
             raise ValueError(f"ranks are counted from 0, but {min(ranks)} was given")
         if not isinstance(ranks, range) and len(set(ranks)) != len(ranks):
-            raise ValueError(f"a rank can stand in a region once only: {ranks}")
+            raise ValueError(f"a rank can occur in a region only once: {ranks}")
         object.__setattr__(self, "ranks", ranks)
 
     @classmethod
@@ -62,7 +62,7 @@ class Region:
         Bounds of a slice are those of Python: they may be left out, negative, or past the end.
 
         Raises:
-            TypeError: an axis is unknown, or what is given for it is neither an int nor a slice.
+            TypeError: an axis is unknown, or its value is neither an int nor a slice.
             IndexError: an int is negative or out of range, or a slice selects nothing.
             ValueError: the step of a slice is not at least 1.
         """
@@ -88,10 +88,10 @@ class Region:
         """Split axes into several: ``split(gpus=("dp", "tp"), tp=2)``; one size of each split axis may be left out.
 
         Args:
-            axes: for an axis that is split the names of the new axes, outermost first; for a new axis its size.
+            axes: for an axis to split, the names of the new axes, outermost first; for a new axis, its size.
 
         Raises:
-            TypeError: an axis that is split is unknown, or a size is given for an axis that no split makes.
+            TypeError: an axis to split is unknown, or a size is given for an axis that no split makes.
             ValueError: sizes do not multiply to the size of the split axis, more than one is left out, or an axis is
                 named twice.
         """
@@ -116,10 +116,10 @@ class Region:
         return Region(Extent(sizes), self.ranks)
 
     def flatten(self, name: str) -> Region:
-        """Make one axis of all axes; the order of the ranks stays.
+        """Merge all axes into one; the order of the ranks stays.
 
         Raises:
-            ValueError: the name is no identifier.
+            ValueError: the name is not an identifier.
         """
         return Region(Extent({name: len(self)}), self.ranks)
 
@@ -128,7 +128,7 @@ class Region:
 
         Raises:
             TypeError: an axis is unknown.
-            ValueError: two axes would have the same name, or a name is no identifier.
+            ValueError: two axes would have the same name, or a name is not an identifier.
         """
         self._check_axes("rename", names)
         return Region(Extent([(names.get(axis, axis), size) for axis, size in self.extent.items()]), self.ranks)
@@ -146,7 +146,7 @@ class Region:
         return self.extent[axis]
 
     def locate(self, base_rank: int) -> Point | None:
-        """Give the point of this region at which a rank of the base mesh stands; None if it is not in the region."""
+        """Give the point of this region where a rank of the base mesh is; None if it is not in the region."""
         if isinstance(self.ranks, range):
             return Point(self.ranks.index(base_rank), self.extent) if base_rank in self.ranks else None
         positions = self._positions
@@ -164,7 +164,7 @@ class Region:
 
     @classmethod
     def unpack(cls, packed: Sequence[object]) -> Region:
-        """Make a region of what ``pack`` gave; lists may stand for its tuples.
+        """Make a region from the result of ``pack``; lists may replace its tuples.
 
         Raises:
             ValueError: it does not describe a region.
@@ -203,9 +203,9 @@ class Region:
 
 
 class Shaped(ABC):
-    """What all meshes share (of hosts, processes, actors, values): a shape, and views through slices of it.
+    """Base of all meshes (of hosts, processes, actors, values): a shape, and views through slices of it.
 
-    A subclass sets ``_region`` and says in ``_with_region`` how to make the same mesh seen through another region.
+    A subclass sets ``_region`` and defines ``_with_region``, which makes a view of the same mesh through another region.
     """
 
     __slots__ = ()
@@ -214,7 +214,7 @@ class Shaped(ABC):
 
     @abstractmethod
     def _with_region(self: ShapedT, region: Region) -> ShapedT:
-        """Give the same mesh, seen through another region of the same base."""
+        """Give a view of the same mesh through another region of the same base."""
 
     @property
     def extent(self) -> Extent:
@@ -239,7 +239,7 @@ class Shaped(ABC):
         return self._with_region(self._region.split(**axes))
 
     def flatten(self: ShapedT, name: str) -> ShapedT:
-        """Make one axis of all axes."""
+        """Merge all axes into one."""
         return self._with_region(self._region.flatten(name))
 
     def rename(self: ShapedT, /, **names: str) -> ShapedT:
@@ -251,7 +251,7 @@ class Shaped(ABC):
 
 
 def _extent_of(labels: Sequence[object], sizes: Sequence[object]) -> Extent:
-    """Make an extent of unchecked data: its own checks do."""
+    """Make an extent from unchecked data, which ``Extent`` checks."""
     return Extent(zip(cast("Sequence[str]", labels), cast("Sequence[int]", sizes), strict=True))
 
 
@@ -290,7 +290,7 @@ def _split_axis(axis: str, size: int, names: tuple[str, ...], given: Mapping[str
 
 
 def _pick(extent: Extent, axis: str, value: AxisIndex, *, from_end: bool = False) -> int | range:
-    """Turn what was given for an axis into a checked position, or a checked range of positions."""
+    """Turn the index of an axis into a checked position, or a checked range of positions."""
     if not isinstance(value, slice):
         return as_index(extent, axis, value, from_end=from_end)
     size = extent[axis]

@@ -17,13 +17,13 @@ T = TypeVar("T")
 ValueMeshT = TypeVar("ValueMeshT", bound="ValueMesh[object]")
 
 _SHOWN_CHARS = 200
-"""How much of one value a repr shows."""
+"""How many characters of one value a repr shows."""
 
 _SHOWN_GROUPS = 20
 """How many distinct values a repr shows."""
 
 _SCALARS = frozenset({int, float, bool, str, bytes, type(None)})
-"""Types whose equal values can stand for each other; exact types, since a subclass may carry more than its value."""
+"""Types whose equal values are interchangeable; exact types, since a subclass may carry more than its value."""
 
 
 class ValueMesh(Shaped, Generic[T]):
@@ -33,7 +33,7 @@ class ValueMesh(Shaped, Generic[T]):
     Two meshes are equal if their extents and their values are.
 
     Args:
-        shape: a region or an extent; of a region only the extent counts, ranks are counted within this mesh.
+        shape: a region or an extent; only the extent of a region matters, since ranks count within this mesh.
         values: one for each rank, by rank.
 
     Raises:
@@ -43,7 +43,7 @@ class ValueMesh(Shaped, Generic[T]):
     __slots__ = ("_region", "_store")
 
     def __init__(self, shape: Region | Mapping[str, int], values: Iterable[T]) -> None:
-        # Made once for each call, so no values are compared here; equal ones are folded when the mesh is pickled.
+        # Made once for each call, so values are not compared here; equal ones are merged when the mesh is pickled.
         region = shape if isinstance(shape, Region) else Region.whole(shape)
         store = tuple(values)
         if len(store) != len(region):
@@ -59,7 +59,7 @@ class ValueMesh(Shaped, Generic[T]):
         return view
 
     def item(self, /, **point: int) -> T:
-        """Give the value at one point; every axis is needed.
+        """Give the value at one point; every axis is required.
 
         Raises:
             KeyError: an axis is missing or unknown.
@@ -114,7 +114,7 @@ def _text_of(value: object) -> str:
 
 
 def _fold(values: tuple[T, ...]) -> tuple[tuple[T, ...], tuple[int, ...]]:
-    """Give the distinct values, and for each value its place among them."""
+    """Give the distinct values, and for each value its index among them."""
     distinct: dict[object, tuple[int, T]] = {}
     places = tuple(distinct.setdefault(_identity(value), (len(distinct), value))[0] for value in values)
     return tuple(value for _, value in distinct.values()), places
@@ -123,12 +123,12 @@ def _fold(values: tuple[T, ...]) -> tuple[tuple[T, ...], tuple[int, ...]]:
 def _unfold(
     cls: type[ValueMesh[T]], extent: Mapping[str, int], distinct: tuple[T, ...], places: tuple[int, ...]
 ) -> ValueMesh[T]:
-    """Make a mesh of what ``_fold`` gave."""
+    """Make a mesh from the result of ``_fold``."""
     return cls(extent, (distinct[place] for place in places))
 
 
 def _identity(value: object) -> object:
-    """Give a key that is equal for two values only if one can be stored in place of the other."""
+    """Give a key that is equal for two values only if one can replace the other."""
     if type(value) not in _SCALARS:
         return id(value)
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Extents and points: mappings, with the coordinates that NumPy gives."""
+"""Extents and points are mappings, with the coordinates that NumPy gives."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_hash_of_an_unpickled_extent_is_that_of_the_process() -> None:
         "e, p = pickle.load(sys.stdin.buffer); mine = Extent({'hosts': 2, 'gpus': 4});"
         "assert e in {mine} and p in {mine.point(5)}"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "12345"}  # ours is random, or another
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}  # the hash seed of this process differs
     subprocess.run(
         [sys.executable, "-c", code],
         input=pickle.dumps((extent, extent.point(5))),
@@ -87,7 +87,7 @@ def test_the_empty_extent_has_one_element() -> None:
 
 def test_equality_tells_apart_what_differs() -> None:
     extent = Extent({"hosts": 2, "gpus": 4})
-    assert extent != Extent({"gpus": 4, "hosts": 2})  # other ranks at the same coordinates
+    assert extent != Extent({"gpus": 4, "hosts": 2})  # different ranks at the same coordinates
     assert extent == {"gpus": 4, "hosts": 2}  # a dict has no order to compare
     assert extent != {"hosts": 2}
     assert extent != "hosts"

@@ -25,7 +25,7 @@ extents = st.lists(st.sampled_from(AXES), unique=True, max_size=4).flatmap(
 
 
 class Model:
-    """A region as NumPy sees it."""
+    """A model of a region as a NumPy array."""
 
     def __init__(self, names: tuple[str, ...], ranks: np.ndarray) -> None:
         self.names = names
@@ -42,7 +42,7 @@ class Model:
         return Model(kept, np.asarray(self.ranks[full]))
 
     def check(self, region: Region) -> None:
-        """Compare all that a region tells with this model."""
+        """Compare everything that a region reports with this model."""
         flat = [int(rank) for rank in self.ranks.ravel()]
         assert region.extent.labels == self.names
         assert region.extent.sizes == self.ranks.shape
@@ -74,13 +74,13 @@ def slices(draw: st.DrawFn, size: int) -> slice:
 
 
 def indices(size: int) -> st.SearchStrategy[int | slice]:
-    """Whatever a position along an axis of this size can be written as."""
+    """All ways to write a position along an axis of this size."""
     return st.integers(-size, -1) | st.integers(0, size - 1) | slices(size)
 
 
 @st.composite
 def steps(draw: st.DrawFn, region: Region, model: Model) -> tuple[Region, Model]:
-    """One operation, done to the region and to the model."""
+    """One operation, applied to the region and to the model."""
     extent = region.extent
     unused = [name for name in ["a", "b", "c", "d", *AXES] if name not in extent]
     operation = draw(st.sampled_from(["slice", "index", "split", "flatten", "rename"]))
@@ -310,8 +310,8 @@ def test_a_rank_out_of_range_stands_nowhere(rank: int) -> None:
         (range(-1, 3), "ranks are counted from 0, but -1 was given"),
         (range(2, -2, -1), "ranks are counted from 0, but -1 was given"),
         ((3, 1, -7, 2), "ranks are counted from 0, but -7 was given"),
-        ((0, 1, 5, 1), "a rank can stand in a region once only: (0, 1, 5, 1)"),
-        ((2, 2, 2, 2), "a rank can stand in a region once only: (2, 2, 2, 2)"),
+        ((0, 1, 5, 1), "a rank can occur in a region only once: (0, 1, 5, 1)"),
+        ((2, 2, 2, 2), "a rank can occur in a region only once: (2, 2, 2, 2)"),
     ],
 )
 def test_a_region_of_bad_ranks_is_refused(ranks: tuple[int, ...], text: str) -> None:
@@ -355,7 +355,7 @@ def test_a_packed_region_that_is_none_is_a_value_error(packed: tuple[object, ...
 
 
 class Handle(Shaped):
-    """The least that a mesh must be."""
+    """The smallest possible mesh."""
 
     def __init__(self, region: Region, name: str = "h") -> None:
         self._region = region

@@ -1,4 +1,4 @@
-"""ValueMesh: values by point, views that share them, and what pickling and showing fold."""
+"""ValueMesh: values by point, views that share them, and equal values merged by pickling and repr."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_the_repr_is_bounded() -> None:
     assert re.fullmatch(r"ValueMesh \{'gpus': 2\}: \[0-1\] 'a+ \.\.\. a+b'", one)
     assert len(one) < 250
     assert repr(ValueMesh({"gpus": 1}, [np.eye(2)])) == "ValueMesh {'gpus': 1}: [0] array([[1., 0.], [0., 1.]])"
-    # Values that differ only where the repr is cut are still two.
+    # Values that differ only where the repr is cut still count as two.
     apart = repr(ValueMesh({"gpus": 2}, ["a" * 500 + "b" + "a" * 500, "a" * 1001]))
     assert len(apart.splitlines()) == 3
     many = repr(ValueMesh({"gpus": 1000}, range(1000))).splitlines()
