@@ -43,7 +43,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
-    """Take the magics away, and end the meshes: ``%unload_ext monarch_kernel``."""
+    """Remove the magics, and end the meshes: ``%unload_ext monarch_kernel``."""
     from monarch_kernel.notebook.magics.magics import unload
 
     unload(shell)

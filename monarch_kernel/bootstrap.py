@@ -1,6 +1,6 @@
-"""Composition: the roles that a process of ours can have, and what each is made of.
+"""Composition: the roles of the package's processes, and the parts of each role.
 
-``python -m monarch_kernel.bootstrap agent`` and ``... zygote FD`` are started by the program itself, never by users.
+``python -m monarch_kernel.bootstrap agent`` and ``... zygote FD`` are started by the package itself, never by users.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "run_light_rank", "run_rank"]
 
-# What features do on a rank; each registers itself (`runtime.worker.extensions`).
+# The features of a rank; each registers itself (`runtime.worker.extensions`).
 _FEATURES = (
     "monarch_kernel.features.debugging.worker",
     "monarch_kernel.features.editing.worker",
@@ -38,7 +38,7 @@ _FEATURES = (
     "monarch_kernel.train.snapshots.buddy_store",
 )
 _PRELOAD = (
-    "monarch_kernel.net.transport.forks",  # first: its functions for forks come before those of others
+    "monarch_kernel.net.transport.forks",  # first: its fork functions come before those of other modules
     "torch",
     "torch.distributed",
     "monarch_kernel.actor.hosting.install",
@@ -51,7 +51,7 @@ _PRELOAD_LATER = (
     "monarch_kernel.train.process_group.worker",
     *_FEATURES,
 )
-# All that `run_rank` imports: what each rank would import by itself would be in the memory of each.
+# All that `run_rank` imports: a module that each rank imported itself would take memory in each.
 _PRELOAD_LIGHT = (
     "monarch_kernel.net.transport.forks",
     "monarch_kernel.actor.hosting.install",
@@ -67,11 +67,11 @@ _PRELOAD_LIGHT = (
 
 
 def run_agent() -> None:
-    """Be a host agent; configured by standard input."""
+    """Run a host agent, configured by standard input."""
     from monarch_kernel.runtime.host.processes import raise_descriptor_limit
     from monarch_kernel.runtime.host.zygote import Zygote
 
-    raise_descriptor_limit()  # each rank takes several, and so do strangers that knock
+    raise_descriptor_limit()  # each rank takes several, and so do unauthenticated connections
     config = agent_config(os.environ, sys.stdin.buffer.read)
     address = config.addresses[0] if config.addresses and config.addresses[0].startswith("ipc://") else ""
     addresses = address, f"ipc://{config.directory}/{host_peer(config.host).decode()}"
@@ -82,37 +82,37 @@ def run_agent() -> None:
         leftover = config.directory if config.has_own_directory else ""
         return Zygote(entry, preload, later, addresses, config.token, config.log, leftover)
 
-    first = [] if config.is_idle else [make_zygote()]  # before anything else is imported: it takes the longest
+    first = [] if config.is_idle else [make_zygote()]  # before other imports: it takes the longest
     from monarch_kernel.runtime.host.agent import HostAgent
 
     HostAgent(config, lambda: first.pop() if first else make_zygote()).run()
 
 
 def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes]) -> AgentConfig:
-    """What an agent was told: in its environment, which it does not pass on, or by what ``read`` gives.
+    """Read the configuration of an agent: from its environment, which does not pass it on, or from ``read``.
 
     Raises:
-        SystemExit: it was told nothing that it understands.
+        SystemExit: there is no valid configuration.
     """
     told = environment.pop(AGENT_VARIABLE, "").encode() or read()
     try:
         config = AgentConfig.decode(told)
         if config.number_from:
             config = config.numbered(int(environment[config.number_from]))
-    except (ValueError, KeyError) as error:  # without its text: there are secrets in it
-        raise SystemExit(f"this is no configuration of a host agent: {type(error).__name__}") from None
+    except (ValueError, KeyError) as error:  # without its text, which contains secrets
+        raise SystemExit(f"this is not a configuration of a host agent: {type(error).__name__}") from None
     return config if config.directory else config.placed(tempfile.mkdtemp(prefix="monarch-"))
 
 
 def run_light_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str) -> None:
-    """Be a rank that has neither torch nor IPython, until the user's code imports them."""
+    """Run a rank that has neither torch nor IPython until the user's code imports them."""
     run_rank(spec, addresses, token, helper, secret, is_light=True)
 
 
 def run_rank(
     spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str, *, is_light: bool = False
 ) -> None:
-    """Be a rank, in a process that was just forked from the zygote."""
+    """Run a rank, in a process that was just forked from the zygote."""
     from monarch_kernel.actor.hosting.install import host_actors
     from monarch_kernel.actor.proc_mesh import ProcMesh
     from monarch_kernel.base.mesh import Extent, Region
@@ -156,7 +156,7 @@ def run_rank(
 
 
 def main() -> None:
-    """Be what the command line says."""
+    """Run the role that the command line names."""
     role = sys.argv[1]
     if role == "agent":
         run_agent()

@@ -1,9 +1,9 @@
 """The command line: ``monarch-kernel``, which is also ``python -m monarch_kernel``.
 
-``install`` tells Jupyter about the kernel of this very interpreter. A wheel already brings a kernelspec, but its ``python``
+``install`` registers the kernel of this interpreter with Jupyter. A wheel already contains a kernelspec, but its ``python``
 means the interpreter of the Jupyter server. Where the server lives in another environment than the kernel, ``install`` writes
-one with the absolute path, and copies the extension of JupyterLab to where that server looks for it. ``doctor`` says whether
-all is there that the package needs. Nothing here loads torch or ipykernel, so that ``--help`` and ``--version`` answer at once.
+one with the absolute path, and copies the JupyterLab extension to where that server looks for it. ``doctor`` checks whether
+the package has everything it needs. This module loads neither torch nor ipykernel, so ``--help`` and ``--version`` are quick.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def install(
 
     Args:
         name: what ``jupyter --kernel`` calls it: ASCII letters, digits, ``-``, ``.`` and ``_``.
-        display_name: what a launcher shows; by default the template's, or ``name`` where that is not the default one.
-        user: write below the user's home. With neither ``user`` nor ``prefix`` it is written for the whole machine.
+        display_name: what a launcher shows; by default the template's, or ``name`` if that is not the default.
+        user: write below the user's home. With neither ``user`` nor ``prefix``, write for the whole machine.
         prefix: write below this folder, such as ``sys.prefix``.
         env: variables to set in the kernel's environment.
 
@@ -58,7 +58,7 @@ def install(
     """
     from jupyter_client.kernelspec import KernelSpecManager
 
-    if not name.strip("."):  # Jupyter's own check lets "" and ".." through, and would replace the folder they denote
+    if not name.strip("."):  # Jupyter's own check accepts "" and "..", and would replace the folder they denote
         raise ValueError(f"Invalid kernel name {name!r}.")
     spec: dict[str, Any] = json.loads((TEMPLATE / "kernel.json").read_text(encoding="utf-8"))
     spec["argv"][0] = sys.executable
@@ -76,10 +76,10 @@ def install(
 
 
 def install_extension(data: Path) -> Path | None:
-    """Copy the extension of JupyterLab that came with this package into a data folder of Jupyter.
+    """Copy the JupyterLab extension of this package into a data folder of Jupyter.
 
     Returns:
-        Its folder there, also where that is the one it came in; None where this package was installed without it.
+        Its folder there, even if that is where it was installed; None if this package was installed without it.
 
     Raises:
         OSError: the destination cannot be written.
@@ -101,7 +101,7 @@ def install_extension(data: Path) -> Path | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 could not be done, 2 asked wrongly."""
+    """Run the command line and return its exit code: 0 for success, 1 for a failure, 2 for wrong arguments."""
     parser = _parser()
     options = parser.parse_args(argv)
     if options.command is None:
@@ -127,9 +127,9 @@ def _install(options: argparse.Namespace) -> int:
         return _fail(f"cannot write what Jupyter needs: {error}{hint}", 1)
     print(f"Installed kernelspec {folder.name} in {folder}")
     if extension is not None:
-        print(f"Installed the extension of JupyterLab in {extension}")
+        print(f"Installed the JupyterLab extension in {extension}")
     else:
-        print("This package was installed without the extension of JupyterLab (there was no node): no panel, no menu")
+        print("This package was installed without the JupyterLab extension (there was no node): no panel, no menu")
     return 0
 
 
@@ -138,7 +138,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from monarch_kernel.doctor.report import as_json, exit_code, finding_text, summary
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # of a terminal that has no sign for it; the word stands beside it
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack a sign; the word is beside it
     width = min(120, shutil.get_terminal_size((100, 24)).columns)
     findings = []
     try:
@@ -148,7 +148,7 @@ def _doctor(options: argparse.Namespace) -> int:
                 print(finding_text(finding, ITEM_WIDTH, width), flush=True)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # whoever reads has seen enough, and nothing may be written when we end
+    except BrokenPipeError:  # the reader has closed the pipe: write nothing at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if options.json:
@@ -174,9 +174,9 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "install",
-        help="tell Jupyter about the kernel of this interpreter",
-        description="Write a kernelspec that starts the kernel with this interpreter, and copy the extension of JupyterLab. "
-        "With none of --user, --sys-prefix and --prefix it is written for the whole machine.",
+        help="register the kernel of this interpreter with Jupyter",
+        description="Write a kernelspec that starts the kernel with this interpreter, and copy the JupyterLab extension. "
+        "With none of --user, --sys-prefix and --prefix, the destination is the whole machine.",
     )
     place = command.add_mutually_exclusive_group()
     place.add_argument("--user", action="store_true", help="for the current user")
@@ -201,23 +201,23 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "doctor",
-        help="say whether all is there that the kernel needs, and what to do where it is not",
-        description="Look at this interpreter, this machine and Jupyter, and say for each item what was found, whether it is "
-        "good, and what to do where it is not. The exit code is 1 if there is a problem; warnings allow 0.",
+        help="check whether the kernel has everything it needs, and say what to do if not",
+        description="Check this interpreter, this machine and Jupyter, and say for each item what was found, whether it is "
+        "good, and what to do if it is not. The exit code is 1 if there is a problem; warnings allow 0.",
     )
-    command.add_argument("--quick", action="store_true", help="bring no rank up, which takes seconds")
+    command.add_argument("--quick", action="store_true", help="do not bring a rank up, which takes seconds")
     command.add_argument("--json", action="store_true", help="print JSON, for other programs")
     return parser
 
 
 def _folder(text: str) -> str:
-    if not text:  # as of a variable that is not set; for Jupyter that is the whole machine
-        raise argparse.ArgumentTypeError("an empty name is no folder")
+    if not text:  # such as an unset variable; for Jupyter that means the whole machine
+        raise argparse.ArgumentTypeError("an empty name is not a folder")
     return text
 
 
 def _prog() -> str:
-    """How we were called: by the name of the console script, or as a module."""
+    """Return the name of the command: the console script, or the module."""
     name = Path(sys.argv[0]).name
     return name if name == "monarch-kernel" else "python -m monarch_kernel"
 

@@ -11,19 +11,19 @@ The tree::
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
     │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
     ├── DeadlockError              actors wait for each other in a circle
-    ├── EditError                  an edit can't be taken over by what lives; nothing has changed
-    ├── AttachError                a mesh that outlived its kernel can't be taken up, or a new one can't be kept
+    ├── EditError                  edited code can't be applied to live actors and modules; nothing has changed
+    ├── AttachError                the kernel can't attach to a detached mesh, or can't detach a new one
     ├── LaunchError                a host or its ranks did not come up
-    ├── MoveError                  what a mesh has does not fit what is wanted of it elsewhere, or was changed meanwhile
+    ├── MoveError                  tensors can't be moved between meshes as they are
     ├── PayloadError               also a TypeError: a value cannot be sent
-    ├── PlanError                  a model can't be spread over ranks as it is, or as was asked for
-    ├── CheckpointError            a checkpoint could not be saved, is none, or does not fit
+    ├── PlanError                  a model can't be spread over ranks as it is, or as requested
+    ├── CheckpointError            a checkpoint could not be saved, does not exist, or does not fit
     ├── SnapshotError              there is no snapshot to go back to
-    ├── BufferGoneError            memory of another process is no longer there to be read or written
+    ├── BufferGoneError            memory of another process can't be read or written any more
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down
 
-Errors say who erred, on which ranks and host, and what to do next; each can be pickled. Misuse that is found before
+Errors say what failed, on which ranks and host, and what to do next; each can be pickled. Misuse that is found before
 anything is sent raises the built-in exception that a local call would raise (``TypeError``, ``ValueError``,
 ``IndexError``, ``KeyError``).
 """
@@ -69,7 +69,7 @@ FailureKind = Literal["exception", "interrupted", "lost", "released", "stopped"]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a remote traceback.
+    """One frame of a remote traceback.
 
     Attributes:
         file: file name, or ``<remote cell [n]>`` for code of a cell.
@@ -78,7 +78,7 @@ class Frame:
         source: a few lines of source around ``line``; empty where there is no source.
         first_line: the line number of ``source[0]``.
         user: whether this is the user's code (a cell, ``__main__`` or a file outside site-packages).
-        variables: name and short description (shape, dtype, device or value) of what the line mentions.
+        variables: name and short description (shape, dtype, device or value) of the variables in the line.
     """
 
     file: str
@@ -90,7 +90,7 @@ class Frame:
     variables: tuple[tuple[str, str], ...] = ()
 
 
-# What Python writes between the tracebacks of chained exceptions, and what it means, read from the later one.
+# Lines that Python writes between the tracebacks of chained exceptions -> how the later exception relates to the earlier.
 _CHAINS = {
     "The above exception was the direct cause of the following exception:": "caused by",
     "During handling of the above exception, another exception occurred:": "raised while handling",
@@ -107,7 +107,7 @@ class Cause:
     Attributes:
         link: ``caused by`` or ``raised while handling``.
         headline: class and text, in one line.
-        place: file and line where it was raised; empty where its traceback says none.
+        place: file and line where it was raised; empty if its traceback has none.
     """
 
     link: str
@@ -116,7 +116,7 @@ class Cause:
 
     @classmethod
     def of(cls, link: str, traceback: str) -> Cause:
-        """Read it from its part of a traceback."""
+        """Make a cause from its part of a traceback."""
         headlines, places = _HEADLINE.findall(traceback), _PLACE.findall(traceback)
         outer = [line for line in traceback.splitlines() if line[:1].strip()]
         headline = headlines[-1] if headlines else outer[-1] if outer else "another exception"
@@ -124,17 +124,17 @@ class Cause:
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
-        """Equal for causes that differ in their texts at most."""
+        """Key that is equal for causes that differ only in their texts."""
         return (self.link, self.headline.partition(":")[0], self.place)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What one rank reports of one failure; travels as a message, so it holds plain data only.
+    """What one rank reports about one failure; sent as a message, so it contains only plain data.
 
     Attributes:
         kind: ``exception`` (user code raised), ``interrupted`` (stopped on request, state kept), ``lost`` (the process
-            died), ``released`` (freed from a collective because another rank had failed: a consequence, not a
+            died), ``released`` (removed from a collective because another rank had failed: a consequence, not a
             cause), ``stopped`` (the actor or mesh had been stopped).
         etype: name of the exception's class, such as ``ZeroDivisionError``.
         message: ``str(exception)``, or for a lost rank the exit code or signal with its meaning.
@@ -144,10 +144,10 @@ class Failure:
         pid: process id there.
         exception: the pickled exception; empty where it can't be pickled.
         last_lines: for a lost rank, the last lines it wrote.
-        exit_code: for a lost rank that ended by itself, with what; else None.
+        exit_code: the exit code of a lost rank that ended by itself; else None.
         signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
-        python: for an import that failed, the interpreter there; hosts may have different ones.
-        notes: more about the place, in lines: in a model which module, what it was given, its parameters.
+        python: for a failed import, the interpreter of the rank; hosts may have different ones.
+        notes: further lines about the place: for a model the module, its inputs and its parameters.
     """
 
     kind: FailureKind
@@ -166,7 +166,7 @@ class Failure:
 
     @property
     def user_frame(self) -> Frame | None:
-        """The innermost frame that is the user's own code."""
+        """The innermost frame of the user's own code."""
         return next((frame for frame in reversed(self.frames) if frame.user), None)
 
     @property
@@ -177,12 +177,13 @@ class Failure:
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
-        """Equal for failures that should be shown as one: same error, same text, same lines of the user's code, same chain.
+        """Key that is equal for failures to show as one: same error, same text, same lines of the user's code, same chain.
 
-        Texts of causes are not in it: ranks that read different files have one error, with causes that differ by rank.
+        It does not contain the texts of causes: ranks that read different files have one error, with causes that differ by
+        rank.
         """
         path = [frame for frame in self.frames if frame.user]
-        if self.kind != "exception":  # where else a rank stood when it was ended says little
+        if self.kind != "exception":  # the outer frames of an ended rank say little
             path = path[-1:]
         elif not path:
             path = list(self.frames[-1:])
@@ -207,17 +208,17 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MeshFailure:
-    """What has failed in a mesh of actors, as its owner is told of it by ``__supervise__``; plain data.
+    """The failure of a mesh of actors, as passed to ``__supervise__`` of its owner; plain data.
 
-    Ranks count within the mesh as it was spawned. ``host``, ``exit_code``, ``signal`` and ``last_lines`` are those of
-    the report that says most.
+    Ranks count within the mesh as it was spawned. ``host``, ``exit_code``, ``signal`` and ``last_lines`` come from
+    the primary report.
 
     Attributes:
         mesh_name: as given to ``spawn``.
         reports: rank -> how its actor ended.
-        causes: rank -> what failed below it, and was not handled there; without the ranks that failed by themselves.
-        actor: number of the spawn in its session.
-        mesh: the mesh, where the owner is told; None in what other processes report.
+        causes: rank -> the failure below it that was not handled there; without the ranks that failed by themselves.
+        actor: number of the actor mesh in its session.
+        mesh: the mesh, in the failure that the owner receives; None in reports of other processes.
     """
 
     mesh_name: str
@@ -238,12 +239,12 @@ class MeshFailure:
 
     @property
     def cause(self) -> MeshFailure | None:
-        """What failed below the lowest rank that has failed because of something else."""
+        """The failure below the lowest rank that failed because of another failure."""
         return self.causes[min(self.causes)] if self.causes else None
 
     @property
     def root_cause(self) -> MeshFailure:
-        """What failed first, as far down as it is known; this one, if nothing else is its cause."""
+        """The first failure, as far down as it is known; this one, if it has no cause."""
         found = self
         while (below := found.cause) is not None:
             found = below
@@ -261,7 +262,7 @@ class MeshFailure:
 
     @property
     def exit_code(self) -> int | None:
-        """With what the process ended; None if that is not what failed, or if it was a signal."""
+        """The exit code of the process; None if it did not end by itself, or was killed by a signal."""
         return self.primary.exit_code
 
     @property
@@ -275,7 +276,7 @@ class MeshFailure:
         return self.primary.last_lines
 
     def without_mesh(self) -> MeshFailure:
-        """For another process, to which the mesh means nothing."""
+        """Return a copy for another process, where the mesh has no meaning."""
         return replace(self, mesh=None)
 
     def headline(self) -> str:
@@ -286,7 +287,7 @@ class MeshFailure:
         return self.report()
 
     def report(self) -> str:
-        """The failure in full: what failed where, and under it what that was caused by."""
+        """The failure in full: what failed where, and below it the causes."""
         lines: list[str] = []
         for failure, ranks in _grouped(self.reports):
             lines.append(f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}")
@@ -309,7 +310,7 @@ def _grouped(reports: Mapping[int, Failure]) -> list[tuple[Failure, tuple[int, .
 
 
 def _details(reports: Mapping[int, Failure]) -> list[str]:
-    """Where something failed, why, and the last that was written there, of ranks that have the same error."""
+    """Where something failed, why, and the last lines written there, for ranks that have the same error."""
     failure = next(iter(reports.values()))
     lines = []
     where = failure.user_frame
@@ -325,7 +326,7 @@ def _details(reports: Mapping[int, Failure]) -> list[str]:
 
 
 def _last_lines(reports: Mapping[int, Failure]) -> list[str]:
-    """The last lines of the lowest rank; with its number, if others wrote something else."""
+    """The last lines of the lowest rank; with its number, if other ranks wrote something else."""
     rank, failure = next(iter(reports.items()))
     whose = f"{format_ranks([rank])} " if len({each.last_lines for each in reports.values()}) > 1 else ""
     return [f"    {whose}| {line}" for line in failure.last_lines[-5:]]
@@ -358,7 +359,7 @@ def _python(failure: Failure) -> str:
 
 
 _MAX_TEXTS = 4
-"""Causes that differ by rank; of more the ranks are told."""
+"""Number of causes that differ by rank to show; for further ones only the ranks are shown."""
 
 _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 4}
 """Causes before consequences."""
@@ -367,9 +368,10 @@ _BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|
 
 
 def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
-    """A rank that ends, or aborts its group, breaks the connections of the others, whose errors are then consequences.
+    """Mark errors of broken connections as consequences if a rank ended, or aborted its group, which breaks connections.
 
-    The others may see that before they are told: a rank that came late to a collective is released after those that wait.
+    The other ranks may see that before they are released: a rank that came late to a collective is released after those that
+    wait.
     """
     if not {"lost", "interrupted", "released"}.intersection(failure.kind for failure in reports.values()):
         return reports
@@ -386,11 +388,11 @@ class MonarchError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: value for name, value in vars(self).items() if name != "_render_traceback_"}
-        return type(self), self.args, state  # without the way in which a notebook has shown it
+        return type(self), self.args, state  # without the notebook's renderer
 
 
 class RanksError(MonarchError):
-    """Something failed on some ranks; the others' results are kept.
+    """Something failed on some ranks; the results of the others are kept.
 
     Attributes:
         reports: ``Point -> Failure``, the reports as the ranks made them.
@@ -445,7 +447,7 @@ class RanksError(MonarchError):
             head, *rest = failure.headline().split("\n")
             lines.append(f"{format_ranks(ranks)} {head}{place}")
             lines.extend(f"    {line}" for line in rest)
-            if failure.host:  # else none has come
+            if failure.host:  # otherwise no report has come
                 pid = f", pid {failure.pid}" if failure.pid else ""
                 lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
             if where and where.source:
@@ -458,11 +460,11 @@ class RanksError(MonarchError):
 
 
 class ActorError(RanksError):
-    """An endpoint raised on at least one rank, or its result could not be sent; the actors live on."""
+    """An endpoint raised on at least one rank, or its result could not be sent; the actors are still alive."""
 
 
 class RemoteError(RanksError):
-    """A cell, a push or a pull failed on at least one rank; the ranks live on."""
+    """A cell, a push or a pull failed on at least one rank; the ranks are still alive."""
 
 
 class SupervisionError(RanksError):
@@ -473,7 +475,7 @@ class RemoteInterrupt(KeyboardInterrupt):
     """Work on ranks was interrupted; the text says which ranks stopped, with their state kept, and which did not."""
 
     def _render_traceback_(self) -> list[str]:
-        """For IPython: the text alone, for there is nothing to find in the frames."""
+        """Show only the text in IPython, as the frames say nothing about the cause."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -482,17 +484,17 @@ class LaunchError(MonarchError):
 
 
 class EditError(MonarchError):
-    """Edited code can't be taken over by what lives (actors, modules); the text says why, and nothing has changed."""
+    """Edited code can't be applied to live actors and modules; the text says why, and nothing has changed."""
 
 
 class AttachError(MonarchError):
-    """A mesh that outlived its kernel can't be taken up (or one can't be brought up as such); the text says what to do."""
+    """The kernel can't attach to a detached mesh, or can't detach a new one; the text says what to do."""
 
 
 class DeadlockError(MonarchError):
     """Actors wait for each other in a circle, which the text names; raised where one of them waits.
 
-    An actor handles one message at a time, so one that waits for an answer does not answer meanwhile.
+    An actor handles one message at a time, so an actor that waits for an answer does not answer other calls.
     """
 
     def __init__(self, circle: str) -> None:
@@ -502,7 +504,7 @@ class DeadlockError(MonarchError):
     def __str__(self) -> str:
         return (
             f"calls wait for each other in a circle: {self.circle}; an actor handles one message at a time: "
-            "call back with broadcast(), or let the endpoint that waits be a @concurrent_endpoint"
+            "call back with broadcast(), or make the waiting endpoint a @concurrent_endpoint"
         )
 
 
@@ -519,7 +521,7 @@ class MoveError(MonarchError):
 
 
 class CheckpointError(MonarchError):
-    """A checkpoint could not be saved, there is none, or it does not fit; the text says which, why, and what is left."""
+    """A checkpoint could not be saved, does not exist, or does not fit; the text says which, why, and what is left."""
 
 
 class SnapshotError(MonarchError):
@@ -527,11 +529,11 @@ class SnapshotError(MonarchError):
 
 
 class PlanError(MonarchError):
-    """A model can't be spread over ranks as it is, or as was asked for; the text says why, and what to write instead."""
+    """A model can't be spread over ranks as it is, or as requested; the text says why, and what to write instead."""
 
 
 class ForkedError(MonarchError):
-    """A process that was forked from a rank, or from the program, is no part of the mesh, and can ask nobody there."""
+    """A process that was forked from a rank, or from the program, has used a handle: it is not part of the mesh."""
 
     def __init__(self, parent: int) -> None:
         super().__init__(parent)
@@ -539,8 +541,8 @@ class ForkedError(MonarchError):
 
     def __str__(self) -> str:
         return (
-            f"this process was forked from process {self.parent} of the mesh, and can't talk to the mesh itself: hand what "
-            "is to be asked to that process (by a pipe, or a multiprocessing.Queue), or ask there before the fork"
+            f"this process was forked from process {self.parent} of the mesh, and can't talk to the mesh itself: pass "
+            "the request to that process (by a pipe, or a multiprocessing.Queue), or make it before the fork"
         )
 
 
@@ -549,17 +551,17 @@ class MeshDownError(MonarchError):
 
 
 def rebuild_exception(failure: Failure) -> BaseException:
-    """Make an exception object of a report: the original where it can be unpickled, else a RuntimeError that names it."""
+    """Make an exception object of a report: the original if it can be unpickled, else a RuntimeError that names it."""
     import pickle
 
     error: BaseException
     try:
         error = pickle.loads(failure.exception) if failure.exception else RuntimeError(failure.headline())
-    except Exception:  # an exception class that does not survive pickling is the user's, and must not hide the failure
+    except Exception:  # a user's exception class that can't be unpickled must not hide the failure
         error = RuntimeError(failure.headline())
     if not isinstance(error, BaseException):
         error = RuntimeError(failure.headline())
     if failure.traceback and not getattr(error, "__notes__", None):
         note = f"Traceback on the rank:\n{failure.traceback.rstrip()}"
-        error.__notes__ = [note]  # what add_note does; Python 3.10 has no add_note
+        error.__notes__ = [note]  # like add_note(), which Python 3.10 does not have
     return error

@@ -1,8 +1,8 @@
-"""Memory of other processes, read and written one-sidedly: the owner takes no part in it, and may be busy.
+"""Reads and writes memory of other processes one-sidedly: the owner takes no part in it, and may be busy.
 
-The names are those of PyTorch Monarch's ``monarch.rdma``. A buffer is a small handle, which travels as an argument or a
-result; the bytes take the shortest road there is between the two processes, which each `Transfer` names. What is `shared`
-needs no transfer: processes of a machine have the same memory.
+The names are those of PyTorch Monarch's ``monarch.rdma``. A buffer is a small handle, which can be sent as an argument or a
+result. The bytes take the fastest data path between the two processes, which each `Transfer` names. A `shared` tensor needs no
+transfer: processes of a machine have the same memory.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TensorT = TypeVar("TensorT")
 
 
 class Buffer(Handle):
-    """A handle on memory of the process that makes it; can be passed on to any process, as an argument or inside of one.
+    """A handle on memory of the process that makes it, which can be sent to any process, as an argument or inside of one.
 
-    The memory stays where it is until `drop` is called anywhere, the actor that made it ends, or its process does; of a
-    handle that was never passed on, until that is garbage. What is read is what the memory holds at that moment: whoever
-    writes to it meanwhile sees to the order.
+    The memory stays in place until `drop` is called in any process, the actor that made the buffer ends, or its process ends;
+    for a handle that was never sent, until it is garbage-collected. A read returns what the memory holds at that moment: the
+    program must order it with concurrent writes.
 
     Args:
         thing: a tensor on the CPU or a CUDA device, a NumPy array, or anything with the buffer protocol; of any shape, dtype
-            and strides. Of a device: what the calling thread has asked of it, on its current stream, is waited for.
+            and strides. For a device, this waits for the work that the calling thread has queued on its current stream.
 
     Raises:
-        TypeError: it has no memory that can be read as it is; the text says what to pass instead.
+        TypeError: its memory can't be read as it is; the text says what to pass instead.
     """
 
     def __init__(self, thing: Any) -> None:
@@ -61,7 +61,7 @@ class Buffer(Handle):
     def _settle(self, asker: Asker, loan: Loan, ending: Any = None) -> None:
         self._asker = asker
         self._loan = loan
-        self._ending = ending  # what ends the loan with this handle, unless that is passed on
+        self._ending = ending  # ends the loan with this handle, unless the handle is sent
         self._whole: Buffer | None = None
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Buffer(Handle):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes, as of a tensor."""
+        """Sizes of the axes, as for a tensor."""
         return self._loan.layout.shape
 
     @property
@@ -97,7 +97,7 @@ class Buffer(Handle):
         return self.shape[0]
 
     def __getitem__(self, part: slice) -> Buffer:
-        """A part along the first axis, such as ``buf[10:20]``; it ends with the whole."""
+        """Return a part along the first axis, such as ``buf[10:20]``; it ends with the whole."""
         if not isinstance(part, slice) or part.step not in (None, 1):
             raise TypeError(f"a part of a buffer is buf[start:stop], not {part!r}")
         start, stop, _ = part.indices(len(self))
@@ -108,57 +108,61 @@ class Buffer(Handle):
         return other
 
     def read_into(self, dst: Any) -> Future[Transfer]:
-        """Copy what the memory holds into ``dst``.
+        """Copy the memory into ``dst``.
 
         Args:
-            dst: a tensor, array or memoryview of the same dtype and shape, or flat with as many elements; or of bytes, as many.
-                It holds nothing to be relied on until the future has ended, and after an error.
+            dst: a tensor, array or memoryview of the same dtype and shape, or flat with as many elements, or as many bytes. Its
+                content is undefined until the future has completed, and after an error.
 
         Raises:
-            TypeError: ``dst`` is of another dtype, or can't be written to.
-            ValueError: it is of another shape, or has several elements at one place.
+            TypeError: ``dst`` has another dtype, or is read-only.
+            ValueError: it has another shape, or several elements share an address.
         """
         return self._begin(self._memory(dst, is_write=False), is_write=False)
 
     def write_from(self, src: Any) -> Future[Transfer]:
-        """Copy what ``src`` holds into the memory; arguments and errors as those of `read_into`."""
+        """Copy ``src`` into the memory; arguments and errors are those of `read_into`."""
         return self._begin(self._memory(src, is_write=True), is_write=True)
 
     def _begin(self, here: Memory, *, is_write: bool) -> Future[Transfer]:
         return carry(self._asker, self._loan, here, is_write=is_write, keeper=self._whole or self)
 
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
-        """The memory of the other end, if it fits."""
+        """Return the memory of the other end, if it fits."""
         here = memory_of(thing)
         settle(here)
         ours, theirs = here.layout, self._loan.layout
         what = "src" if is_write else "dst"
         if not is_write and here.is_readonly:
-            raise TypeError("dst can only be read: pass memory that can be written to")
+            raise TypeError("dst is read-only: pass writable memory")
         if is_write and self._loan.is_readonly:
-            raise TypeError("the buffer is of memory that can only be read")
+            raise TypeError("the memory of the buffer is read-only")
         if (theirs if is_write else ours).overlaps:
             which = "the buffer" if is_write else "dst"
-            raise ValueError(f"{which} has several elements at one place, as an expanded tensor: pass a .clone() of it")
+            raise ValueError(
+                f"several elements of {which} share an address, as in an expanded tensor: pass a .clone() of it"
+            )
         if "uint8" in (ours.dtype, theirs.dtype):
             if ours.nbytes != theirs.nbytes:
-                raise ValueError(f"{what} has {ours.nbytes:,} bytes, the buffer {theirs.nbytes:,}")
+                raise ValueError(f"{what} has {ours.nbytes:,} bytes, the buffer has {theirs.nbytes:,}")
             return here
         if ours.dtype != theirs.dtype:
-            raise TypeError(f"{what} is of {ours.dtype}, the buffer of {theirs.dtype}: convert it, or pass its bytes")
+            raise TypeError(
+                f"{what} has dtype {ours.dtype}, the buffer has {theirs.dtype}: convert it, or pass its bytes"
+            )
         is_flat = len(ours.shape) == 1 and ours.nbytes == theirs.nbytes
         if ours.shape != theirs.shape and not is_flat:
-            raise ValueError(f"{what} is of shape {list(ours.shape)}, the buffer of {list(theirs.shape)}")
+            raise ValueError(f"{what} has shape {list(ours.shape)}, the buffer has {list(theirs.shape)}")
         return here
 
     def drop(self) -> Future[bool]:
-        """End the loan: the memory is let go when no transfer goes on any more. Gives False if that was done before."""
+        """End the loan: the memory is released after the last transfer. The result is False if the loan had ended."""
         loan = self._loan
         asker = self._asker
 
         def finish(answers: Sequence[Answer]) -> bool:
             (answer,) = answers
-            if isinstance(answer, Failure):  # its owner has ended, and its memory with it
+            if isinstance(answer, Failure):  # the owner has ended, and the memory with it
                 return False
             return bool(load(answer.payload, answer.frames))
 
@@ -171,30 +175,30 @@ class Buffer(Handle):
 
 
 class RDMABuffer(Buffer):
-    """A `Buffer` by the name that it has in Monarch."""
+    """A `Buffer`, under its name in Monarch."""
 
 
 class RDMAAction:
-    """Several transfers that are begun together."""
+    """Several transfers that start together."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Buffer, Any, bool]] = []
 
     def read_into(self, src: Buffer, dst: Any) -> RDMAAction:
-        """Add a read; arguments as those of `Buffer.read_into`."""
+        """Add a read; arguments are those of `Buffer.read_into`."""
         self._steps.append((src, dst, False))
         return self
 
     def write_from(self, dst: Buffer, src: Any) -> RDMAAction:
-        """Add a write; arguments as those of `Buffer.write_from`."""
+        """Add a write; arguments are those of `Buffer.write_from`."""
         self._steps.append((dst, src, True))
         return self
 
     def submit(self) -> Future[list[Transfer]]:
-        """Begin all of them; gives their transfers, in order. The first error is raised when all have ended.
+        """Start all transfers; the result lists them, in order. The first error is raised when all have completed.
 
         Raises:
-            TypeError: one can't be done as it is; then none is begun. So with ValueError.
+            TypeError: a transfer is invalid; then none is started. The same holds for ValueError.
         """
         steps = [
             (buffer, buffer._memory(thing, is_write=is_write), is_write) for buffer, thing, is_write in self._steps
@@ -211,29 +215,30 @@ def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: i
 
 
 def shared(tensor: TensorT) -> TensorT:
-    """A copy of a tensor in memory that others share: whom it is sent to, or a view of it, writes where we do.
+    """Copy a tensor into memory that other processes share: a receiver of it, or of a view, writes to the same memory.
 
-    That is the processes of this machine to which this process sends it, as an argument, a result, a variable, or inside of
-    one. What they pass on are copies, like all that is not shared. The memory is let go when the last of them has no tensor in
-    it; that a process ends, or is killed, takes it from nobody else. Who writes when is for the program to order.
+    The memory is shared by the processes of this machine to which this process sends the tensor, as an argument, a result, a
+    variable, or inside of one. What these send on are copies, like everything that is not shared. The memory is released when
+    the last of them has no tensor in it; a process that ends, or is killed, takes it from no other. The program must order the
+    writes.
 
     Args:
-        tensor: on the CPU, strided, of any dtype; its elements come one after the other.
+        tensor: on the CPU, strided, of any dtype; its copy is contiguous.
 
     Raises:
-        TypeError: it is no such tensor; the text says what to pass instead.
-        MemoryError: there is no room for it; the text has the figures.
-        PayloadError: where it is received: that process can't have the memory, as on another host of a mesh.
+        TypeError: it is not such a tensor; the text says what to pass instead.
+        MemoryError: there is not enough memory; the text has the figures.
+        PayloadError: raised in a receiver that can't share the memory, such as one on another host of a mesh.
     """
     value: Any = tensor
     if not hasattr(value, "untyped_storage"):
         raise TypeError(
-            f"shared() takes a tensor, not {type(tensor).__name__}: of an array torch.from_numpy(array); .numpy() of what it "
-            "gives is an array in the same memory"
+            f"shared() takes a tensor, not {type(tensor).__name__}: for an array pass torch.from_numpy(array); .numpy() of the "
+            "result is an array in the same memory"
         )
     memory = memory_of(value)
     if memory.device:
-        raise TypeError(f"the tensor is on {memory.device}, and shared memory is memory of the CPU: pass tensor.cpu()")
+        raise TypeError(f"the tensor is on {memory.device}, and shared memory is on the CPU: pass tensor.cpu()")
     if value.is_quantized:
         raise TypeError("the tensor is quantized: pass tensor.int_repr(), and its scales")
     source = value.detach().contiguous()

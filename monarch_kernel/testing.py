@@ -1,6 +1,6 @@
-"""Fakes to test with, ours and users': a network in memory, hosts that are nothing, and ranks that do as they are told.
+"""Fakes for tests of this package and of users: an in-memory network, hosts without machines, and ranks that a test controls.
 
-All speak the real protocol, so the controller can't tell. A rank that answers::
+All speak the real protocol, so the controller can't tell the difference. A rank that answers::
 
     hub = MemoryHub()
     runtime = Runtime(hub.connect(), token="t")
@@ -76,7 +76,7 @@ def rank_spec(proc: int, *, rank: int = 0, world_size: int = 1, mesh: str = "pro
 
 
 class FakeHost:
-    """Handle of a host that is not there; it runs until `end`.
+    """Handle of a host without a machine; it runs until `end`.
 
     Attributes:
         token: what the agent would present.
@@ -92,24 +92,24 @@ class FakeHost:
         self._reason: str | None = None
 
     def end(self, reason: str) -> None:
-        """From now on the host has ended, for this reason."""
+        """End the host, for this reason."""
         self._reason = reason
 
     def poll(self) -> str | None:
-        """None until `end`; then its reason."""
+        """Return None until `end`; then its reason."""
         return self._reason
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines of a log that nobody writes."""
+        """Return the last lines of the log, which is empty."""
         return ()
 
     def close(self, timeout_s: float) -> None:
-        """Note that the handle was released."""
+        """Record that the handle was released."""
         self.closed = True
 
 
 class FakeLauncher:
-    """Obtains hosts that are not there.
+    """Launches hosts without machines.
 
     Attributes:
         hosts: number of the host -> its handle.
@@ -121,12 +121,12 @@ class FakeLauncher:
     name = "fake"
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[FakeHost]:
-        """Give handles; no agent comes up unless the test makes one."""
+        """Return handles; no agent comes up unless the test makes one."""
         self.hosts |= {config.host: FakeHost(config.token) for config in configs}
         return [self.hosts[config.host] for config in configs]
 
     def progress(self) -> str:
-        """Nothing."""
+        """Return an empty text."""
         return ""
 
     def close(self, timeout_s: float) -> None:
@@ -136,12 +136,12 @@ class FakeLauncher:
 
 
 def add_host(runtime: Runtime, launcher: Launcher, token: str = "t") -> int:
-    """Have a launcher launch the agent of one host; gives its number."""
+    """Launch the agent of one host; returns the number of the host."""
     return runtime.fleet.add(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
 
 
 class FakePeer:
-    """Somebody on the network who sends whatever the test wants.
+    """A peer on the network that sends whatever the test wants.
 
     Args:
         hub: the network.
@@ -158,7 +158,7 @@ class FakePeer:
         self._frames: dict[int, tuple[Frame, ...]] = {}
 
     def send_raw(self, *parts: Frame) -> None:
-        """Send frames as they are, be they a message or not."""
+        """Send frames as they are, even if they are not a message."""
         self.transport.send(CONTROLLER, parts)
 
     def send(self, message: Message, frames: tuple[Frame, ...] = ()) -> None:
@@ -166,7 +166,7 @@ class FakePeer:
         self.send_raw(*join([pack(message, frames)]))
 
     def receive(self) -> list[Message]:
-        """Take what has been delivered since the last time; does not wait."""
+        """Return the messages delivered since the last call; does not wait."""
         new: list[Message] = []
         while (received := self.transport.recv()) is not None:
             for message, frames in split(received[1]):
@@ -176,10 +176,10 @@ class FakePeer:
         return new
 
     def receive_some(self, timeout_s: float = 10.0) -> list[Message]:
-        """Wait until something is delivered, and take it.
+        """Wait until messages are delivered, and return them.
 
         Raises:
-            TimeoutError: nothing came.
+            TimeoutError: no message arrived.
         """
         deadline = time.monotonic() + timeout_s
         while not (new := self.receive()):
@@ -209,7 +209,7 @@ class FakeRank(FakePeer):
         self._token = token
 
     def hello(self) -> None:
-        """Say that the process is up."""
+        """Report that the process is up."""
         self.send(Hello(self._token, self.proc, os.getpid(), "cpu"))
 
     def answer(
@@ -255,7 +255,7 @@ class FakeAgent(FakePeer):
         self._token = token
 
     def hello(self) -> None:
-        """Say that the agent is up."""
+        """Report that the agent is up."""
         self.send(HostHello(self._token, self.host, f"fake{self.host}", os.getpid(), 1, 0))
 
     def lost(

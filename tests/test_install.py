@@ -152,10 +152,10 @@ def test_an_installed_wheel_brings_the_extension_to_another_environment(site: Pa
     there = tmp_path / "share" / "jupyter" / "labextensions" / LAB_EXTENSION
     run = _install("--prefix", str(tmp_path), **_with(site))
     if not came.exists():
-        assert "without the extension of JupyterLab" in run.stdout
+        assert "without the JupyterLab extension" in run.stdout
         assert not there.exists()
         return
-    assert f"Installed the extension of JupyterLab in {there}\n" in run.stdout
+    assert f"Installed the JupyterLab extension in {there}\n" in run.stdout
     for _ in range(2):
         assert _tree(there) == _tree(came)
         (there / "old.js").touch()

@@ -163,12 +163,12 @@ def test_a_batch_starts_all_transfers_or_none(stores: tuple[Any, Any]) -> None:
 @pytest.mark.parametrize(
     ("dst", "error", "what"),
     [
-        (torch.zeros(4, dtype=torch.float64), TypeError, "dst is of float64, the buffer of float32"),
-        (torch.zeros(5), ValueError, r"shape \[5\], the buffer of \[2, 2\]"),
+        (torch.zeros(4, dtype=torch.float64), TypeError, "dst has dtype float64, the buffer has float32"),
+        (torch.zeros(5), ValueError, r"shape \[5\], the buffer has \[2, 2\]"),
         (torch.zeros(4, 1), ValueError, r"shape \[4, 1\]"),
-        (torch.zeros(1, 1).expand(2, 2), ValueError, "several elements at one place"),
-        (bytearray(15), ValueError, "15 bytes, the buffer 16"),
-        (b"0123456789abcdef", TypeError, "only be read"),
+        (torch.zeros(1, 1).expand(2, 2), ValueError, "several elements of dst share an address"),
+        (bytearray(15), ValueError, "15 bytes, the buffer has 16"),
+        (b"0123456789abcdef", TypeError, "dst is read-only"),
         ([0.0] * 4, TypeError, "this list has no memory"),
     ],
 )
@@ -181,9 +181,9 @@ def test_an_unsuitable_target_is_refused_at_the_call(dst: Any, error: type[Excep
 
 
 def test_read_only_memory_is_not_written() -> None:
-    with pytest.raises(TypeError, match="only be read"):
+    with pytest.raises(TypeError, match="the memory of the buffer is read-only"):
         Buffer(b"abc").write_from(b"xyz")
-    with pytest.raises(ValueError, match="the buffer has several elements at one place"):
+    with pytest.raises(ValueError, match="several elements of the buffer share an address"):
         Buffer(torch.zeros(1).expand(6)).write_from(torch.arange(6.0))
 
 
