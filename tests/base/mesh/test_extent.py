@@ -85,7 +85,7 @@ def test_the_empty_extent_has_one_element() -> None:
     assert extent.rank_of({}) == 0
 
 
-def test_equality_tells_apart_what_differs() -> None:
+def test_different_extents_and_points_are_not_equal() -> None:
     extent = Extent({"hosts": 2, "gpus": 4})
     assert extent != Extent({"gpus": 4, "hosts": 2})  # different ranks at the same coordinates
     assert extent == {"gpus": 4, "hosts": 2}  # a dict has no order to compare

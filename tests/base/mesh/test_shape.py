@@ -298,7 +298,7 @@ def test_a_bad_name_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 8])
-def test_a_rank_out_of_range_stands_nowhere(rank: int) -> None:
+def test_a_rank_out_of_range_has_no_point(rank: int) -> None:
     assert MESH.locate(rank) is None
 
 
@@ -349,7 +349,7 @@ def test_packed_regions_are_small_plain_data() -> None:
         (["a"], [3], [0, 1, None]),
     ],
 )
-def test_a_packed_region_that_is_none_is_a_value_error(packed: tuple[object, ...]) -> None:
+def test_an_invalid_packed_region_raises_a_value_error(packed: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         Region.unpack(packed)
 
@@ -365,7 +365,7 @@ class Handle(Shaped):
         return Handle(region, self.name)
 
 
-def test_shaped_handles_give_views_of_their_own_kind() -> None:
+def test_slices_of_a_shaped_handle_have_its_type() -> None:
     handle = Handle(MESH, "trainers")
     assert handle.extent is MESH.extent
     assert handle.sizes == {"hosts": 2, "gpus": 4}

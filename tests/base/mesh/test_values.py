@@ -56,7 +56,7 @@ def test_pickling_keeps_every_value_exactly(mesh: ValueMesh[object]) -> None:
 
 
 @given(extents, st.data())
-def test_slices_hold_what_numpy_would_take(extent: Extent, data: st.DataObject) -> None:
+def test_slices_hold_the_values_that_numpy_selects(extent: Extent, data: st.DataObject) -> None:
     objects = [object() for _ in range(extent.nelements)]
     array = np.empty(extent.nelements, dtype=object)
     array[:] = objects
@@ -116,7 +116,7 @@ def test_ranks_of_a_sliced_region_are_counted_within_the_mesh() -> None:
     assert repr(mesh.slice(gpus=3)) == "ValueMesh {}: [0] 'd'"
 
 
-def test_every_axis_of_an_item_is_needed() -> None:
+def test_every_axis_of_an_item_is_required() -> None:
     mesh = ValueMesh({"hosts": 2, "gpus": 4}, range(8))
     has = re.escape("the axes are hosts=2, gpus=4")
     with pytest.raises(KeyError, match=rf"axis 'gpus' is missing; {has}"):
@@ -191,7 +191,7 @@ def test_large_buffers_travel_out_of_band() -> None:
     assert (pickle.loads(data, buffers=buffers).item(gpus=1) == array).all()
 
 
-def test_the_repr_folds_equal_values_by_ranks() -> None:
+def test_the_repr_merges_equal_values_by_ranks() -> None:
     assert repr(ValueMesh({"gpus": 4}, [6.0] * 4)) == "ValueMesh {'gpus': 4}: [0-3] 6.0"
     assert repr(ValueMesh({}, [None])) == "ValueMesh {}: [0] None"
     assert repr(ValueMesh({"gpus": 4}, [1, 2, 1, 1])) == "ValueMesh {'gpus': 4}:\n  [0,2-3] 1\n  [1] 2"

@@ -30,7 +30,7 @@ def nbytes(messages: Sequence[Sequence[Frame]]) -> int:
     return sum(len(frame) for parts in messages for frame in parts[1:])
 
 
-def test_pieces_are_messages_of_their_own_and_only_some_go_before_the_first_is_taken() -> None:
+def test_pieces_are_separate_messages_and_only_some_go_before_the_first_is_received() -> None:
     box = filled(100)
     messages = list(box.messages())
     assert [len(parts) for parts in messages] == [2] * len(messages), "an envelope and a piece"
@@ -42,7 +42,7 @@ def test_pieces_are_messages_of_their_own_and_only_some_go_before_the_first_is_t
     assert numbers(messages) + numbers(more) == list(range(1, len(messages) + len(more) + 1))
 
 
-def test_what_is_small_goes_in_one_message() -> None:
+def test_small_messages_share_one_envelope() -> None:
     box = Outbox()
     for i in range(50):
         box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1), [b"%d" % i])
@@ -50,7 +50,7 @@ def test_what_is_small_goes_in_one_message() -> None:
     assert numbers([parts]) == list(range(1, 51))
 
 
-def test_a_beat_overtakes_what_waits_and_does_not_count_it() -> None:
+def test_a_beat_overtakes_waiting_messages_and_does_not_count_them() -> None:
     box = filled(100)
     box.put_beat(Beat(1, 0, 0, 100, 7))
     first, *_ = box.messages()
@@ -61,7 +61,7 @@ def test_a_beat_overtakes_what_waits_and_does_not_count_it() -> None:
     assert open_envelope(alone).beats == [Beat(1, 0, 0, 0, 9, again=True)]
 
 
-def test_a_beat_comes_after_what_it_counts_where_nothing_waits() -> None:
+def test_a_beat_follows_the_messages_it_counts_if_none_wait() -> None:
     box = filled(1)
     box.put_beat(Beat(1, 0, 0, 1, 0))
     (parts,) = box.messages()
@@ -70,7 +70,7 @@ def test_a_beat_comes_after_what_it_counts_where_nothing_waits() -> None:
     assert envelope.beats == [Beat(1, 0, 0, 1, 0)]
 
 
-def test_as_much_is_on_its_way_as_is_taken_in_half_a_beat() -> None:
+def test_bytes_in_transit_are_limited_to_those_received_in_half_a_beat() -> None:
     box = filled(3000)
     given = taken = 0
     for rate in (40, 400, 400):  # pieces per beat
@@ -86,7 +86,7 @@ def test_as_much_is_on_its_way_as_is_taken_in_half_a_beat() -> None:
     assert list(box.messages()) == []
 
 
-def test_what_was_lost_counts_as_taken_when_something_later_comes() -> None:
+def test_lost_bytes_count_as_received_when_a_later_message_arrives() -> None:
     there, here = filled(100), Outbox()
     while there.waits:
         assert list(there.messages())  # all of it is lost with the connection
@@ -99,14 +99,14 @@ def test_what_was_lost_counts_as_taken_when_something_later_comes() -> None:
     assert not there.waits
 
 
-def test_a_neighbour_that_says_to_have_taken_more_than_it_was_given_gains_nothing() -> None:
+def test_acknowledging_more_than_was_sent_has_no_effect() -> None:
     box = filled(100)
     list(box.messages())
     box.hear(10**15, 10**15)
     assert nbytes(list(box.messages())) < 1 << 20
 
 
-def test_who_waits_behind_a_large_message_of_another_host_is_heard() -> None:
+def test_a_small_message_is_not_stuck_behind_a_large_one_of_another_host() -> None:
     controller, first, second = Relay(0), Relay(1, default=0), Relay(2, default=1)
     first.greet(0)
     second.greet(0)
@@ -122,7 +122,7 @@ def test_who_waits_behind_a_large_message_of_another_host_is_heard() -> None:
     assert 2 in controller.heard
 
 
-def test_what_waits_takes_another_way_when_there_is_one() -> None:
+def test_waiting_messages_move_to_another_path() -> None:
     relay = Relay(1, default=0)
     relay.send(b"R1", b"R2", 2, [bytes(10 << 20)])
     went = numbers([parts for neighbour, parts in relay.flush() if neighbour == 0])
@@ -132,7 +132,7 @@ def test_what_waits_takes_another_way_when_there_is_one() -> None:
     assert not relay._outboxes[0].waits
 
 
-def test_what_has_very_many_receivers_goes_as_several_frames_none_of_which_is_too_large() -> None:
+def test_a_message_with_very_many_receivers_is_split_into_bounded_frames() -> None:
     box = Outbox()
     box.put(
         Entry([Leg(0, host, 1, 0, [C], [b"R%d" % rank for rank in range(500)]) for host in range(1, 401)], 1), [b"x"]

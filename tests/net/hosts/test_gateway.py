@@ -96,7 +96,7 @@ def answer(host: Host, *ranks: Peer) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_answers_wait_until_the_last_has_come_and_go_up_as_one(host: Host) -> None:
+def test_answers_wait_until_the_last_has_arrived_and_go_up_as_one(host: Host) -> None:
     for _ in range(3):
         host.ask(*RANKS)
         answer(host, *RANKS[:3])
@@ -110,7 +110,7 @@ def test_answers_wait_until_the_last_has_come_and_go_up_as_one(host: Host) -> No
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_rank_that_owes_nothing_is_not_held_up(host: Host) -> None:
+def test_a_rank_that_owes_no_answer_is_not_delayed(host: Host) -> None:
     host.ask(*RANKS[:3])
     answer(host, RANKS[0])
     for _ in range(20):
@@ -122,7 +122,7 @@ def test_a_rank_that_owes_nothing_is_not_held_up(host: Host) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_rank_that_has_ended_is_not_waited_for(host: Host) -> None:
+def test_answers_do_not_wait_for_a_rank_that_has_ended(host: Host) -> None:
     host.ask(*RANKS)
     answer(host, *RANKS[:3])
     host.ranks[RANKS[3]].send([CONTROLLER, b"the last"])
@@ -131,7 +131,7 @@ def test_a_rank_that_has_ended_is_not_waited_for(host: Host) -> None:
     assert (RANKS[3], b"the last") in host.came
 
 
-def test_an_answer_that_stays_alone_is_not_held_up_for_long(host: Host, bar: Bar) -> None:
+def test_a_single_answer_is_not_delayed_for_long(host: Host, bar: Bar) -> None:
     host.ask(*RANKS)
     with bar.below(5.0, "three answers"):
         for i, name in enumerate(RANKS[:3]):
@@ -139,7 +139,7 @@ def test_an_answer_that_stays_alone_is_not_held_up_for_long(host: Host, bar: Bar
             host.until(lambda i=i: len(host.came) == 1 + i)  # type: ignore[misc]
 
 
-def test_one_that_speaks_for_another_or_for_nobody_is_cut_off(host: Host) -> None:
+def test_a_connection_with_an_unknown_or_taken_name_is_closed(host: Host) -> None:
     before = host.gateway.refused
     for name in (RANKS[0], rank_peer(99)):
         stranger = PacketSocket.connect(host.gateway.address.removeprefix("ipc://"))

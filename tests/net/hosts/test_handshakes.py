@@ -116,14 +116,16 @@ def open_here() -> int:
 
 
 @pytest.mark.parametrize("door", [1000], indirect=True)
-def test_a_connection_that_says_nothing_is_closed_after_a_while(door: Door) -> None:
+def test_a_silent_connection_is_closed_after_a_while(door: Door) -> None:
     with socket.create_connection(("127.0.0.1", door.port), LONG_S) as silent:
         door.turn_until(lambda: door.strangers.refused)
         assert silent.recv(1000)[:1] in (b"\xff", b"")
     assert not door.strangers._waiting
 
 
-def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+def test_the_number_of_waiting_connections_is_limited(
+    door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
+) -> None:
     before = open_here()
     friends(b"first")
     door.turn_until(lambda: b"first" in door.heard)
@@ -137,7 +139,7 @@ def test_of_many_that_wait_only_so_many_stay(door: Door, friends: Callable[[byte
     assert len(door.heard) == 2
 
 
-def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
+def test_peers_with_the_keys_are_never_refused(door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]) -> None:
     """This holds even if other connections arrive between their connection and their handshake."""
     with besieged("nothing", [door.port], 300, waits=True) as besieger:
         ends = [friends(b"%d" % i) for i in range(40)]
@@ -152,7 +154,7 @@ def test_peers_that_have_the_keys_are_never_refused(door: Door, friends: Callabl
 
 
 @pytest.mark.parametrize("door", [HANDSHAKE_MS], indirect=True)
-def test_hundreds_that_have_the_keys_may_come_at_once(
+def test_hundreds_of_peers_with_the_keys_may_connect_at_once(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
 ) -> None:
     ends = [friends(bytes(10_000)) for _ in range(200)]  # more than may wait; with many more the last might time out
@@ -164,7 +166,7 @@ def test_hundreds_that_have_the_keys_may_come_at_once(
     assert door.strangers.refused == 0
 
 
-def test_a_peer_that_comes_in_while_we_look_at_the_others_is_no_stranger(
+def test_a_peer_authenticated_while_others_are_checked_is_not_refused(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libzmq reports the second one while the bytes of the first one are read, and not before."""
@@ -193,7 +195,7 @@ def test_a_peer_that_comes_in_while_we_look_at_the_others_is_no_stranger(
     assert (door.strangers._waiting, door.strangers._leaving) == ({}, set())
 
 
-def test_a_connection_that_goes_while_we_look_at_it_is_not_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_ends_while_it_is_checked_is_not_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third check of the monitor finds an event: the connection has closed."""
     found = iter([False, False, True, False])
     ended: list[int] = []
@@ -208,7 +210,7 @@ def test_a_connection_that_goes_while_we_look_at_it_is_not_closed(door: Door, mo
     assert door.strangers.refused == 1
 
 
-def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_little(
+def test_at_the_limit_of_descriptors_authenticated_peers_stay_and_others_cost_little(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]], few_descriptors: Callable[[int], None], bar: Bar
 ) -> None:
     friend = friends(b"first")
@@ -225,7 +227,7 @@ def test_at_the_limit_of_descriptors_those_who_are_in_stay_and_the_others_cost_l
     door.turn_until(lambda: b"second" in door.heard)
 
 
-def test_with_no_descriptor_left_strangers_are_sent_away_unaccepted(
+def test_with_no_descriptor_left_strangers_are_refused_from_the_queue(
     door: Door, few_descriptors: Callable[[int], None], bar: Bar
 ) -> None:
     with besieged("nothing", [door.port], 50, waits=True) as besieger:
@@ -236,7 +238,7 @@ def test_with_no_descriptor_left_strangers_are_sent_away_unaccepted(
         bar.check(door.busy_s(), 0.25, "half a second")
 
 
-def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
+def test_descriptors_of_other_files_are_never_shut_down(door: Door) -> None:
     """A descriptor may refer to another file by the time that the monitor reports it."""
     with ExitStack() as stack:
         ours, theirs = map(stack.enter_context, socket.socketpair())
@@ -253,7 +255,7 @@ def test_no_descriptor_of_anybody_else_is_ever_shut(door: Door) -> None:
 
 
 @pytest.mark.parametrize("door", [60_000], indirect=True)
-def test_a_peer_that_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) -> None:
+def test_a_peer_that_gives_up_during_a_pause_is_not_counted_as_refused(door: Door) -> None:
     """It may have the keys: this process was stopped, or its interpreter blocked."""
     with ExitStack() as stack:
         patient = stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
@@ -274,7 +276,7 @@ def test_a_peer_that_gives_up_while_nobody_looks_is_no_stranger_yet(door: Door) 
         assert door.strangers.refused == 1
 
 
-def test_a_flood_that_is_not_looked_at_holds_up_nobody(
+def test_an_unread_flood_of_events_blocks_no_connection(
     door: Door, friends: Callable[[bytes], zmq.Socket[bytes]]
 ) -> None:
     """Otherwise libzmq's thread would wait until its monitor is read, and all connections with it."""

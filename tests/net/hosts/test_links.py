@@ -91,7 +91,7 @@ def test_a_host_that_dials_is_known_by_its_number_and_answered(ends: Callable[..
     assert not controller.links.send(4, [b"nobody"])
 
 
-def test_the_first_address_that_answers_is_taken_though_others_lead_nowhere(ends: Callable[..., End]) -> None:
+def test_the_first_address_that_answers_is_used_though_others_lead_nowhere(ends: Callable[..., End]) -> None:
     controller, agent = ends(0), ends(1)
     port = controller.links.listen()
     with socket.create_server(("127.0.0.1", 0)) as mute:
@@ -112,7 +112,7 @@ def test_the_first_address_that_answers_is_taken_though_others_lead_nowhere(ends
     assert agent.links.new_connections() == []
 
 
-def test_a_better_address_is_preferred_to_one_that_answers_sooner(ends: Callable[..., End]) -> None:
+def test_a_better_address_is_preferred_to_a_quicker_one(ends: Callable[..., End]) -> None:
     controller, agent = ends(0), ends(1)
     port = controller.links.listen()
     agent.links.dial(0, [f"tcp://localhost:{port}", f"tcp://127.0.0.1:{port}"])
@@ -121,7 +121,7 @@ def test_a_better_address_is_preferred_to_one_that_answers_sooner(ends: Callable
     assert b"localhost" in taken.socket.getsockopt(zmq.LAST_ENDPOINT)  # type: ignore[operator]
 
 
-def test_another_host_that_listens_there_is_not_taken_for_the_one(ends: Callable[..., End]) -> None:
+def test_another_host_at_the_address_is_not_mistaken_for_the_dialled_one(ends: Callable[..., End]) -> None:
     wrong, right, agent = ends(7), ends(8), ends(1)
     addresses = [f"tcp://127.0.0.1:{end.links.listen()}" for end in (wrong, right)]
     agent.links.dial(8, addresses)
@@ -156,7 +156,9 @@ def strangers(kind: str, context: zmq.Context[zmq.Socket[bytes]], port: int, key
 
 
 @pytest.mark.parametrize("kind", ["garbage", "no CURVE", "its own keys", "another's keys"])
-def test_a_stranger_is_refused_counted_and_not_heard(kind: str, ends: Callable[..., End], keys: LinkKeys) -> None:
+def test_a_stranger_is_refused_and_counted_and_its_messages_are_dropped(
+    kind: str, ends: Callable[..., End], keys: LinkKeys
+) -> None:
     controller, agent = ends(0), ends(2)
     port = controller.links.listen()
     agent.links.dial(0, [f"tcp://127.0.0.1:{port}"])
@@ -172,7 +174,7 @@ def test_a_stranger_is_refused_counted_and_not_heard(kind: str, ends: Callable[.
         context.destroy(linger=0)
 
 
-def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[..., End]) -> None:
+def test_announcing_a_frame_of_a_gigabyte_takes_no_memory(ends: Callable[..., End]) -> None:
     controller, agent = ends(0), ends(2)
     port = controller.links.listen()
     before = psutil.Process().memory_info().rss
@@ -194,7 +196,7 @@ def test_a_frame_of_a_gigabyte_that_is_announced_takes_no_memory(ends: Callable[
     turn_until(lambda: controller.got, controller, agent)
 
 
-def test_a_host_that_has_proved_that_it_has_the_keys_is_let_in_when_there_is_time(ends: Callable[..., End]) -> None:
+def test_a_host_with_a_proof_is_admitted_after_a_busy_time(ends: Callable[..., End]) -> None:
     """This host has to check the proof, and may be busy while strangers connect."""
     controller, agent = ends(0), ends(2)
     port = controller.links.listen()
@@ -208,7 +210,7 @@ def test_a_host_that_has_proved_that_it_has_the_keys_is_let_in_when_there_is_tim
     assert controller.links.refused == 400
 
 
-def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., End]) -> None:
+def test_a_reconnected_host_is_recognised(ends: Callable[..., End]) -> None:
     controller, agent = ends(0), ends(2)
     port = controller.links.listen()
     for i in range(3):
@@ -222,7 +224,7 @@ def test_a_connection_that_is_made_again_is_the_same_host(ends: Callable[..., En
     assert controller.links.refused == 0
 
 
-def test_a_peer_that_is_gone_is_tried_often_then_seldom_and_found_when_it_is_there_again(
+def test_a_lost_peer_is_dialled_often_then_seldom_and_found_when_it_returns(
     ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
     often_s = 1.0

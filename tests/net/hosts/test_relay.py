@@ -103,7 +103,7 @@ def test_a_broadcast_travels_once_per_host_and_reaches_each_rank_once() -> None:
     assert sum(len(envelope.entries) for envelope in net.envelopes(0, 1)) == 1
 
 
-def test_equal_answers_become_one_and_each_still_has_its_sender() -> None:
+def test_equal_answers_are_folded_and_keep_their_senders() -> None:
     net = star(1)
     for rank in (b"R1", b"R2", b"R3"):
         net[1].send(rank, C, 0, [b"the answer is 42"])
@@ -123,7 +123,7 @@ def test_folding_never_lets_a_message_overtake_another_of_the_same_sender() -> N
     assert net.received(0, C, b"R2") == [b"b", b"a"]
 
 
-def test_the_same_frames_sent_twice_come_twice() -> None:
+def test_the_same_frames_sent_twice_arrive_twice() -> None:
     net = star(1)
     frames = [b"again"]
     net[0].send(C, b"R1", 1, frames)
@@ -132,7 +132,7 @@ def test_the_same_frames_sent_twice_come_twice() -> None:
     assert net.received(1, b"R1", C) == [b"again", b"again"]
 
 
-def test_what_a_broken_connection_has_lost_is_sent_again_in_order() -> None:
+def test_messages_lost_with_a_connection_are_sent_again_in_order() -> None:
     net = star(1)
     net[0].send(C, b"R1", 1, [b"0"])
     net.step()
@@ -169,7 +169,7 @@ def test_the_last_piece_of_a_large_message_costs_no_more_than_others() -> None:
     assert costs[-1] < 0.1 * sum(costs)
 
 
-def test_no_envelope_becomes_larger_than_a_connection_lets_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_envelope_exceeds_the_limit_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_control, "MAX_NAMES", 100)
     net = star(1)
     for i in range(500):
@@ -189,7 +189,7 @@ def test_the_last_message_is_not_lost_either() -> None:
     assert net.received(0, C, b"R1") == [b"the only one"]
 
 
-def test_a_host_that_takes_another_way_loses_and_repeats_nothing() -> None:
+def test_a_host_that_changes_its_path_loses_and_repeats_nothing() -> None:
     net = star(1, 2)
     net.join(1, 2)
     for i in range(20):
@@ -228,7 +228,7 @@ def test_answers_of_followers_are_folded_on_the_way_up() -> None:
     assert sum(len(envelope.entries) for envelope in net.envelopes(1, 0)) == 1
 
 
-def test_what_is_passed_on_is_folded_without_changing_the_order_of_any_host() -> None:
+def test_forwarded_messages_are_folded_and_keep_the_order_of_each_host() -> None:
     net = Net([(0, 1), (1, 2), (1, 3)])
     for host in (2, 3):
         net[host].lead_by(0, 1)
@@ -248,7 +248,7 @@ def test_what_is_passed_on_is_folded_without_changing_the_order_of_any_host() ->
         assert [leg.number for entry in entries for leg in entry.legs if leg.source == host] == [1, 2]
 
 
-def test_ranks_of_two_hosts_talk_by_way_of_the_controller_until_they_are_connected() -> None:
+def test_ranks_of_two_hosts_communicate_through_the_controller_until_they_are_connected() -> None:
     net = star(1, 2)
     for i in range(3):
         net[1].send(b"R1", b"R2", 2, [b"%d" % i])
@@ -278,7 +278,7 @@ def test_ranks_of_two_hosts_talk_by_way_of_the_controller_until_they_are_connect
         [PIECE_NBYTES - 10, 11, 3],
     ],
 )
-def test_a_large_message_travels_in_pieces_and_comes_whole(sizes: list[int]) -> None:
+def test_a_large_message_travels_in_pieces_and_arrives_whole(sizes: list[int]) -> None:
     net = star(1)
     frames = [bytes([i]) * size for i, size in enumerate(sizes)]
     net[0].send(C, b"R1", 1, frames)
@@ -292,7 +292,7 @@ def test_a_large_message_travels_in_pieces_and_comes_whole(sizes: list[int]) -> 
     assert biggest >= min(sum(sizes), MAX_FOLD_NBYTES) or not sum(sizes)
 
 
-def test_a_message_for_nobody_who_is_known_waits_for_a_way() -> None:
+def test_a_message_for_an_unknown_host_waits_for_a_path() -> None:
     net = Net([(0, 1)])
     net[0].send(C, b"R1", 1, [b"early"])
     net.flush()
@@ -302,7 +302,7 @@ def test_a_message_for_nobody_who_is_known_waits_for_a_way() -> None:
     assert net.received(1, b"R1", C) == [b"early"]
 
 
-def test_a_host_that_was_given_up_is_told_to_end_and_not_heard() -> None:
+def test_a_host_that_was_given_up_is_ordered_to_end_and_its_messages_are_dropped() -> None:
     net = star(1)
     net[0].give_up(1)
     net[1].send(b"R1", C, 0, [b"I was only asleep"])
@@ -312,7 +312,7 @@ def test_a_host_that_was_given_up_is_told_to_end_and_not_heard() -> None:
     assert not star(1)[1].is_given_up
 
 
-def test_a_new_controller_begins_anew() -> None:
+def test_a_new_controller_starts_a_new_epoch() -> None:
     net = star(1)
     net[0].send(C, b"R1", 1, [b"of the old one"])
     net[1].send(b"R1", C, 0, [b"for the old one"])
@@ -349,7 +349,9 @@ _GOES_AND_COMES_BACK = [(1, 2, "send"), (2, 0, "send"), (2, 1, "move"), (0, 0, "
 
 @example([(message, 0, 0) for message in _GOES_AND_COMES_BACK])
 @given(st.lists(st.tuples(messages, st.integers(0, 3), st.integers(0, 2)), max_size=60))
-def test_whatever_breaks_all_comes_once_and_in_order(script: list[tuple[tuple[int, int, str], int, int]]) -> None:
+def test_all_messages_arrive_once_and_in_order_whatever_breaks(
+    script: list[tuple[tuple[int, int, str], int, int]],
+) -> None:
     """A star of three hosts, each of which may change its path to go through another; connections break, and lose messages."""
     net = star(1, 2, 3)
     for one, other in [(1, 2), (2, 3), (1, 3)]:

@@ -61,7 +61,7 @@ def agent(router: ZmqRouter) -> Iterator[Agent]:
 
 
 @pytest.mark.parametrize("after", range(6))
-def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
+def test_a_message_of_another_machine_during_a_check_is_not_missed(
     router: ZmqRouter, agent: Agent, after: int, monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
     """The number of checks before does not matter, although any check clears the signal."""
@@ -90,7 +90,7 @@ def test_what_comes_from_another_machine_while_it_looks_is_not_missed(
     bar.check(time.monotonic() - said_at, 2.5, "a message from another machine")
 
 
-def test_what_comes_from_here_and_from_elsewhere_takes_turns(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
+def test_messages_of_this_and_of_other_machines_take_turns(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
     rank = ZmqRank(f"ipc://{tmp_path}/c", rank_peer(1), f"ipc://{tmp_path}/R1")
     try:
         for i in range(1000):
@@ -107,7 +107,7 @@ def test_what_comes_from_here_and_from_elsewhere_takes_turns(router: ZmqRouter, 
         rank.close()
 
 
-def test_interrupts_do_not_strike_while_something_is_taken(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
+def test_interrupts_lose_no_message(router: ZmqRouter, agent: Agent, tmp_path: Path) -> None:
     """A wait, which may be interrupted, leaves all messages in place."""
     rank = ZmqRank(f"ipc://{tmp_path}/c", rank_peer(1), f"ipc://{tmp_path}/R1")
     try:
@@ -122,7 +122,7 @@ def test_interrupts_do_not_strike_while_something_is_taken(router: ZmqRouter, ag
         rank.close()
 
 
-def test_strangers_are_tended_while_there_are_hosts(router: ZmqRouter, agent: Agent) -> None:
+def test_the_limits_for_strangers_are_updated_while_there_are_hosts(router: ZmqRouter, agent: Agent) -> None:
     """Otherwise nothing would notice when few descriptors are left."""
     assert router._links is not None
     strangers = router._links._strangers

@@ -46,7 +46,7 @@ def stays_free(end: socket.socket, looks: int) -> bool:
     return not any(over.wait(0.01) or tcp.is_stuck(end.fileno()) for _ in range(looks))
 
 
-def test_nothing_gets_through_where_the_network_is_cut(
+def test_a_connection_is_stuck_while_the_network_is_cut(
     host: BedHost, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     ours, theirs = ends
@@ -62,7 +62,7 @@ def test_nothing_gets_through_where_the_network_is_cut(
     wait_until(lambda: not tcp.is_stuck(ours.fileno()), "the connection to be free")
 
 
-def test_who_does_not_read_is_there(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_peer_that_does_not_read_is_not_stuck(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = ends
     ours.setblocking(False)
     with suppress(BlockingIOError):
@@ -71,7 +71,7 @@ def test_who_does_not_read_is_there(ends: tuple[socket.socket, socket.socket]) -
     assert stays_free(ours, 100)
 
 
-def test_how_long_it_takes_there_and_back(host: BedHost, ends: tuple[socket.socket, socket.socket], bar: Bar) -> None:
+def test_the_round_trip_time_is_measured(host: BedHost, ends: tuple[socket.socket, socket.socket], bar: Bar) -> None:
     ours, theirs = ends
     host.suffer(delay_s=0.05)
     for _ in range(20):
@@ -84,7 +84,7 @@ def test_how_long_it_takes_there_and_back(host: BedHost, ends: tuple[socket.sock
     bar.check(tcp.round_trip_s(ours.fileno()), 0.2, "a round trip")
 
 
-def test_of_what_is_no_connection_nothing_is_known() -> None:
+def test_other_descriptors_are_not_connections() -> None:
     one, other = socket.socketpair()
     with one as local, other, open(os.devnull) as file:
         for fd in (local.fileno(), file.fileno(), 99_999):

@@ -9,7 +9,7 @@ from monarch_kernel.net.memory.shared_blocks import Blocks
 from monarch_kernel.net.wire.messages import Carried
 
 
-def test_what_has_changed_is_told_once_and_as_it_is_now() -> None:
+def test_changes_are_reported_once_with_current_values() -> None:
     meters = Meters(1)
     meters.count(2, 1, "memory", 100, seconds=0.5)
     meters.count(2, 1, "memory", 20, operations=0, seconds=0.25)
@@ -24,7 +24,7 @@ def test_what_has_changed_is_told_once_and_as_it_is_now() -> None:
     assert set(meters.changes()[0]) == {Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 8, 2, 0.0)}
 
 
-def test_news_are_told_once_until_there_are_none() -> None:
+def test_news_are_reported_once_until_there_are_none() -> None:
     meters, calls = Meters(1), []
     meters.on_news = lambda: calls.append(len(calls))
     for _ in range(3):
@@ -43,7 +43,7 @@ def test_news_are_told_once_until_there_are_none() -> None:
     assert calls == [0, 1]
 
 
-def test_many_threads_lose_nothing() -> None:
+def test_counts_of_many_threads_are_exact() -> None:
     meters = Meters(1)
     begin = threading.Barrier(4)
 
@@ -63,7 +63,7 @@ def test_many_threads_lose_nothing() -> None:
     assert (row.nbytes, row.operations) == (24_000, 8_000)
 
 
-def test_frames_of_a_message_by_how_they_went() -> None:
+def test_frames_of_a_message_are_counted_by_data_path() -> None:
     meters = Meters(1)
     header, small, large = b"header", memoryview(bytes(10)), memoryview(bytes(1000))
     meters.sent(2, [header, small, large], [header, small, large])

@@ -66,7 +66,7 @@ def test_a_part_of_a_block_may_have_elements_of_another_size() -> None:
     assert bytes(devices.fetch(part).keeper.numpy()) == words.numpy().view("i2")[3:15].reshape(3, 4)[:, :2].tobytes()
 
 
-def test_what_is_neither_of_the_cpu_nor_of_cuda_is_refused() -> None:
+def test_memory_of_other_devices_than_cpu_and_cuda_is_refused() -> None:
     with pytest.raises(TypeError, match=r"is on meta, and only memory of the CPU and of CUDA devices"):
         memory_of(torch.zeros(3, device="meta"))
 

@@ -44,14 +44,14 @@ def test_any_strides_are_copied_into_any_others(data: st.DataObject) -> None:
     assert sum(nbytes for _, nbytes in runs_of(memory_of(source).place)) == source.nbytes
 
 
-def test_long_rows_of_gaps_are_copied_by_rows() -> None:
+def test_long_rows_with_gaps_are_copied_row_by_row() -> None:
     source = np.arange(3_000_000, dtype="f8").reshape(1000, 3000)[:, ::3]
     into = np.zeros((1000, 1000), "f8").T
     copy(memory_of(into).place, memory_of(source).place)
     assert np.array_equal(into, source)
 
 
-def test_elements_that_lie_anywhere_are_copied_too() -> None:
+def test_unaligned_elements_are_copied_too() -> None:
     source = np.arange(30, dtype="u1").view([("a", "u1"), ("b", "<u2")])["b"]  # at odd addresses
     into = np.zeros(10, "<u2")
     copy(memory_of(into).place, memory_of(source).place)
@@ -101,11 +101,11 @@ def test_two_lists_of_runs_are_cut_at_the_same_places(ours: list[int], theirs: l
         (torch.zeros(1, 0).expand(6, 0), False),
     ],
 )
-def test_elements_at_one_place_are_seen(tensor: torch.Tensor, overlaps: bool) -> None:
+def test_elements_that_share_an_address_are_detected(tensor: torch.Tensor, overlaps: bool) -> None:
     assert memory_of(tensor).layout.overlaps == overlaps
 
 
-def test_what_is_flat_or_bytes_is_seen_as_the_other_is() -> None:
+def test_a_flat_layout_or_bytes_take_the_shape_of_the_other() -> None:
     shaped = Layout("float32", 4, (2, 3), (4, 8))
     flat = Layout("float32", 4, (6,), (12,))
     raw = Layout("uint8", 1, (24,), (1,))
@@ -123,7 +123,7 @@ def test_what_is_flat_or_bytes_is_seen_as_the_other_is() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
-def test_tensors_of_every_kind_are_seen_as_torch_sees_them(dtype: torch.dtype) -> None:
+def test_layouts_of_tensors_agree_with_torch(dtype: torch.dtype) -> None:
     tensor = torch.zeros(4, 6, dtype=dtype)[::2, 1:].t()
     address, layout, is_readonly, _, device = memory_of(tensor)
     assert address == tensor.data_ptr()
@@ -155,6 +155,6 @@ def test_bytes_can_only_be_read_and_bytearrays_can_be_written() -> None:
         (np.zeros(2, "f4,i4"), "does not hold numbers"),
     ],
 )
-def test_what_has_no_plain_memory_is_refused_with_what_to_do(thing: object, what: str) -> None:
+def test_unsupported_memory_is_refused_with_advice(thing: object, what: str) -> None:
     with pytest.raises(TypeError, match=what):
         memory_of(thing)

@@ -25,7 +25,7 @@ def table() -> Iterator[Table]:
     os.close(table._fd)
 
 
-def test_a_table_is_closed_when_nobody_needs_it(table: Table) -> None:
+def test_a_table_is_closed_when_it_is_no_longer_needed(table: Table) -> None:
     before = open_descriptors()
     of = TableOf(table.lent)
     with of.held(table.lend()) as is_lent:
@@ -35,7 +35,7 @@ def test_a_table_is_closed_when_nobody_needs_it(table: Table) -> None:
     assert not open_descriptors() - before
 
 
-def test_what_is_no_table_is_not_taken_for_one(table: Table) -> None:
+def test_other_files_are_not_mistaken_for_a_table(table: Table) -> None:
     with socket.socket() as other, open(__file__) as text:
         before = open_descriptors()
         for fd in (other.fileno(), text.fileno(), 100_000):
@@ -68,7 +68,7 @@ except OSError as error:
 """
 
 
-def test_the_table_of_a_process_that_is_ending_is_gone_and_not_forbidden() -> None:
+def test_the_table_of_a_process_that_is_ending_is_reported_as_gone() -> None:
     done = subprocess.run(
         [sys.executable, "-c", OF_ONE_THAT_ENDED], cwd=Path(__file__).parents[3], capture_output=True, text=True
     )

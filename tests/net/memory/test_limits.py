@@ -33,18 +33,18 @@ def unified(root: Path, path: str, top: str = "sys/fs/cgroup", **files: str) -> 
         put(root / top / path / f"memory.{name}", text)
 
 
-def test_without_limits_it_is_what_the_machine_has(root: Path) -> None:
+def test_without_limits_the_memory_of_the_machine_counts(root: Path) -> None:
     assert room(root) == Room(8 * GIB, "free memory")
 
 
-def test_this_machine_has_some() -> None:
+def test_this_machine_has_free_memory() -> None:
     found = room()
     assert 0 < found.nbytes <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @pytest.mark.parametrize("top", ["sys/fs/cgroup", "sys/fs/cgroup/unified"])
 @pytest.mark.parametrize("name", ["max", "high"])
-def test_of_control_groups_files_in_the_cache_do_not_count(root: Path, name: str, top: str) -> None:
+def test_cached_files_of_control_groups_do_not_count(root: Path, name: str, top: str) -> None:
     put(root / "proc/self/cgroup", "0::/jobs/mine\n")
     unified(root, "jobs/mine", top, current=f"{3 * GIB}\n", stat=f"anon 5\ninactive_file {GIB}\n")
     unified(root, "jobs/mine", top, max="max\n", high="max\n")
@@ -59,13 +59,13 @@ def test_outer_groups_count_too(root: Path) -> None:
     assert room(root).nbytes == GIB
 
 
-def test_a_group_that_is_over_its_limit_leaves_nothing(root: Path) -> None:
+def test_a_group_above_its_limit_leaves_nothing(root: Path) -> None:
     put(root / "proc/self/cgroup", "0::/\n")
     unified(root, "", current=f"{5 * GIB}\n", high=f"{4 * GIB}\n", stat="")
     assert room(root).nbytes == 0
 
 
-def test_in_a_container_the_group_is_where_it_is_seen(root: Path) -> None:
+def test_in_a_container_the_group_is_found_by_the_visible_path(root: Path) -> None:
     put(root / "proc/self/cgroup", "9:name=systemd:/docker/1f\n4:cpu,memory:/docker/1f\n0::/docker/1f\n")
     memory = root / "sys/fs/cgroup/memory"
     put(memory / "memory.limit_in_bytes", f"{2 * GIB}\n")
@@ -74,24 +74,24 @@ def test_in_a_container_the_group_is_where_it_is_seen(root: Path) -> None:
     assert room(root) == Room(GIB + GIB // 2, "free memory within memory.limit_in_bytes (2.0 GiB) of the control group")
 
 
-def test_no_limit_of_version_1_is_none(root: Path) -> None:
+def test_the_large_number_of_version_1_is_no_limit(root: Path) -> None:
     put(root / "proc/self/cgroup", "4:memory:/\n")
     put(root / "sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n")
     put(root / "sys/fs/cgroup/memory/memory.usage_in_bytes", "100\n")
     assert room(root).nbytes == 8 * GIB
 
 
-def test_where_memory_must_be_promised_the_promises_count(root: Path) -> None:
+def test_committed_memory_counts_where_overcommit_is_off(root: Path) -> None:
     put(root / "proc/sys/vm/overcommit_memory", "2\n")
     put(root / "proc/meminfo", "MemAvailable: 9000000 kB\nCommitLimit: 3072 kB\nCommitted_AS: 1024 kB\n")
     assert room(root) == Room(2048 * 1024, "memory that may still be committed")
 
 
-def test_where_nothing_is_known_nothing_is_refused(tmp_path: Path) -> None:
+def test_unknown_limits_refuse_nothing(tmp_path: Path) -> None:
     assert room(tmp_path).nbytes > 1 << 50
 
 
-def test_a_quota_of_time_is_fewer_cores(root: Path) -> None:
+def test_a_cpu_quota_reduces_the_cores(root: Path) -> None:
     put(root / "proc/self/cgroup", "0::/jobs/mine\n")
     put(root / "sys/fs/cgroup/jobs/mine/cpu.max", "max 100000\n")
     assert cores(root) == len(os.sched_getaffinity(0))
@@ -109,7 +109,7 @@ def test_a_quota_of_version_1_counts_too(root: Path) -> None:
     assert cores(root) == 0.25
 
 
-def test_of_processes_what_the_tightest_group_leaves(root: Path) -> None:
+def test_the_tightest_group_limits_the_processes(root: Path) -> None:
     assert processes(root) is None
     put(root / "proc/self/cgroup", "0::/jobs/mine\n")
     put(root / "sys/fs/cgroup/jobs/mine/pids.max", "max\n")

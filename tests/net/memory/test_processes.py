@@ -22,7 +22,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_descriptor_tells_the_end_of_its_process(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_descriptor_signals_the_end_of_its_process(sleeper: subprocess.Popen[bytes]) -> None:
     fd = open_pidfd(sleeper.pid)
     try:
         assert not select.select([fd], [], [], 0)[0]
@@ -44,7 +44,7 @@ def test_a_zombie_has_a_descriptor(sleeper: subprocess.Popen[bytes]) -> None:
     os.close(open_pidfd(sleeper.pid))
 
 
-def test_a_pid_that_a_thread_has_by_now_is_no_process() -> None:
+def test_a_pid_that_belongs_to_a_thread_is_not_a_process() -> None:
     over = threading.Event()
     thread = threading.Thread(target=over.wait)
     thread.start()

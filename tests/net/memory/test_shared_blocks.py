@@ -54,7 +54,7 @@ def refer(blocks: Blocks, view: memoryview, reader: str = "reader") -> Reference
     return reference
 
 
-def test_a_block_holds_what_the_frame_was(blocks: Blocks) -> None:
+def test_a_block_holds_the_content_of_the_frame(blocks: Blocks) -> None:
     source = bytearray(frame_of(1))
     view = blocks.store([memoryview(source)])
     source[:] = frame_of(2)
@@ -70,7 +70,7 @@ def test_readers_do_not_see_what_others_write(blocks: Blocks) -> None:
     assert (one[6], two[6], view[6]) == (1, 9, 1)
 
 
-def test_a_block_is_used_again_when_nobody_uses_it(blocks: Blocks) -> None:
+def test_a_block_is_reused_when_it_is_unused(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     refer(blocks, view, "other")
@@ -89,14 +89,14 @@ def test_a_block_is_used_again_when_nobody_uses_it(blocks: Blocks) -> None:
     assert (third[0], fourth[0], len(fourth)) == (3, 4, (1 << 20) - 5)
 
 
-def test_blocks_that_are_much_too_large_are_not_taken(blocks: Blocks) -> None:
+def test_much_larger_blocks_are_not_reused(blocks: Blocks) -> None:
     blocks.store([frame_of(1, 4 << 20)])
     small = blocks.store([frame_of(2, 1 << 20)])
     assert len(blocks) == 2
     assert small == frame_of(2)
 
 
-def test_of_blocks_that_nobody_uses_few_are_kept(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_unused_blocks_are_kept(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_idle_most", 3 << 20)
     before = open_descriptors()
     held = [blocks.store([frame_of(i)]) for i in range(8)]
@@ -107,7 +107,7 @@ def test_of_blocks_that_nobody_uses_few_are_kept(blocks: Blocks, monkeypatch: py
     assert len(open_descriptors() - before) == 4 * 2
 
 
-def test_what_a_child_may_still_read_is_not_used_again(blocks: Blocks) -> None:
+def test_a_block_that_a_child_may_still_read_is_not_reused(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     read = open_block(refer(blocks, view))
     begin, end = os.pipe()
@@ -135,7 +135,7 @@ def test_values_that_are_larger_than_the_memory_are_refused_with_figures(
     blocks.check(1020 << 20)  # the blocks that are kept for the next value count as free
 
 
-def test_what_is_kept_gives_way_to_what_has_no_room(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unused_blocks_make_room_for_a_new_value(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks.store([frame_of(1, 16 << 20)])
     blocks.store([frame_of(1, 4 << 20)])
     monkeypatch.setattr(blocks_module, "room", lambda: Room(1 << 20, "free memory"))
@@ -144,7 +144,7 @@ def test_what_is_kept_gives_way_to_what_has_no_room(blocks: Blocks, monkeypatch:
     assert view.nbytes == 64 << 20
 
 
-def test_no_file_for_it_is_an_error_with_the_reason(blocks: Blocks) -> None:
+def test_a_failure_to_make_a_file_is_an_error_with_the_reason(blocks: Blocks) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 29, limits[1]))
     try:
@@ -156,7 +156,7 @@ def test_no_file_for_it_is_an_error_with_the_reason(blocks: Blocks) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_sender_that_is_gone_is_an_error_of_the_system(blocks: Blocks) -> None:
+def test_a_sender_that_has_ended_raises_an_os_error(blocks: Blocks) -> None:
     reference = refer(blocks, blocks.store([frame_of(1)]))
     with pytest.raises(OSError, match="sender has ended"):
         open_block(
@@ -166,7 +166,7 @@ def test_a_sender_that_is_gone_is_an_error_of_the_system(blocks: Blocks) -> None
         open_block(Reference(1 << 22, reference.fd, reference.inode, reference.nbytes, reference.turn))
 
 
-def test_frames_without_a_block_travel_themselves(blocks: Blocks) -> None:
+def test_frames_without_a_block_are_sent_themselves(blocks: Blocks) -> None:
     assert blocks.refer(frame_of(1), "reader") is None
     view = blocks.store([frame_of(1)])
     references = [blocks.refer(view, "reader") for _ in range(5000)]
@@ -194,7 +194,7 @@ def test_threads_store_and_read_at_the_same_time(blocks: Blocks) -> None:
     assert len(blocks) <= 12
 
 
-def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
+def test_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     del view  # the sender releases it before the message arrives
@@ -205,7 +205,7 @@ def test_who_is_the_only_reader_writes_without_a_copy(blocks: Blocks) -> None:
 
 
 @pytest.mark.parametrize("kept", ["the sender keeps it", "there is another reader", "one is done before the other"])
-def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: str) -> None:
+def test_a_reader_that_may_not_be_the_only_one_writes_to_a_copy(blocks: Blocks, kept: str) -> None:
     view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     others = [view] if kept == "the sender keeps it" else [open_block(refer(blocks, view, "other"))]
@@ -218,7 +218,7 @@ def test_who_may_not_be_the_only_reader_writes_to_a_copy(blocks: Blocks, kept: s
     assert others[0][7] == 1
 
 
-def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
+def test_a_frame_that_is_sent_again_is_unchanged(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])  # like a spawn, which is kept for a replacement of the process
     first = open_block(refer(blocks, view))
     first[0] = 9
@@ -226,7 +226,7 @@ def test_what_is_sent_again_is_what_was_sent_first(blocks: Blocks) -> None:
     assert open_block(refer(blocks, view, "its next incarnation")) == frame_of(1)
 
 
-def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
+def test_a_mapping_is_reused_and_shows_the_new_content(blocks: Blocks) -> None:
     for byte in range(1, 6):
         view = blocks.store([frame_of(byte)])
         reference = refer(blocks, view)
@@ -241,7 +241,7 @@ def test_a_mapping_is_used_again_and_shows_what_is_new(blocks: Blocks) -> None:
     assert len(blocks) == 1
 
 
-def test_pages_that_are_there_need_no_faults_the_next_time(blocks: Blocks) -> None:
+def test_reused_pages_cause_no_faults(blocks: Blocks) -> None:
     def read_one(is_sole: bool) -> int:
         view = blocks.store([frame_of(1, 16 << 20)])
         reference = refer(blocks, view)
@@ -257,9 +257,7 @@ def test_pages_that_are_there_need_no_faults_the_next_time(blocks: Blocks) -> No
         assert again < first / 4
 
 
-def test_memory_is_given_back_while_readers_keep_their_mappings(
-    blocks: Blocks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_freed_while_readers_keep_their_mappings(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     view = blocks.store([frame_of(1, 8 << 20)])
     reference = refer(blocks, view)
     del view
@@ -272,7 +270,7 @@ def test_memory_is_given_back_while_readers_keep_their_mappings(
     os.close(fd)
 
 
-def test_a_fork_makes_private_what_only_one_has_read(blocks: Blocks) -> None:
+def test_a_fork_makes_shared_mappings_private(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     reference = refer(blocks, view)
     del view
@@ -297,7 +295,7 @@ def test_a_fork_makes_private_what_only_one_has_read(blocks: Blocks) -> None:
         os.close(fd)
 
 
-def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
+def test_the_parent_keeps_a_block_that_a_child_releases(blocks: Blocks) -> None:
     view = blocks.store([frame_of(1)])
     kept = blocks.store([frame_of(2)])
     reference = refer(blocks, kept)
@@ -317,14 +315,14 @@ def test_what_a_child_lets_go_of_its_parent_has_still(blocks: Blocks) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"nbytes": 2 << 20}, {"turn": 0}, {"turn": mmap.PAGESIZE}, {"nbytes": -1}])
-def test_a_reference_that_can_not_be_is_refused(blocks: Blocks, wrong: dict[str, int]) -> None:
+def test_an_invalid_reference_is_refused(blocks: Blocks, wrong: dict[str, int]) -> None:
     view = blocks.store([frame_of(1)])
     with pytest.raises(OSError, match="points outside its file"):
         open_block(refer(blocks, view)._replace(**wrong))
 
 
 @pytest.mark.parametrize("last", ["reader", "sender"])
-def test_what_is_too_large_to_be_kept_is_emptied_by_who_uses_it_last(
+def test_a_block_too_large_to_keep_is_emptied_by_its_last_user(
     blocks: Blocks, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     for module in (blocks_module, mappings_module):

@@ -148,7 +148,7 @@ class TestTransport:
             assert isinstance(header, bytes)
             assert not any(memoryview(frame).readonly for frame in frames)
 
-    def test_what_is_received_is_a_copy(self, net: Net) -> None:
+    def test_received_frames_are_copies(self, net: Net) -> None:
         peer = net.peer(b"R1")
         data = bytearray(b"before")
         assert peer.send(CONTROLLER, [b"header", memoryview(data)])
@@ -157,18 +157,18 @@ class TestTransport:
         assert peer.send(CONTROLLER, [b"header", memoryview(data)])
         assert receive(net.controller)[1] == [b"header", b"after."]
 
-    def test_an_unknown_peer(self, net: Net) -> None:
+    def test_sending_to_an_unknown_peer_fails(self, net: Net) -> None:
         peer = net.peer(b"R1")
         assert net.controller.send(b"R2", [b"x", b"y"]) is False
         assert peer.send(b"R2", [b"x"]) is False
         assert net.controller.send(b"R1", [b"next"])
         assert receive(peer) == (CONTROLLER, [b"next"])
 
-    def test_a_peer_that_has_left(self, net: Net) -> None:
+    def test_sending_to_a_peer_that_has_left_fails(self, net: Net) -> None:
         net.peer(b"R1").close()
         net.wait_until_gone(b"R1")
 
-    def test_after_a_peer_has_left_another_takes_its_place(self, net: Net) -> None:
+    def test_a_peer_can_replace_one_that_has_left(self, net: Net) -> None:
         """It has another name: ZeroMQ takes a while to forget a name, and meanwhile ignores a new peer of that name."""
         net.peer(rank_peer(1)).close()
         net.wait_until_gone(rank_peer(1))
@@ -191,7 +191,7 @@ class TestTransport:
             net.controller.wait(timeout_s)
         assert net.controller.recv() is None
 
-    def test_wait_ends_when_a_message_comes(self, net: Net, bar: Bar) -> None:
+    def test_wait_ends_when_a_message_arrives(self, net: Net, bar: Bar) -> None:
         peer = net.peer(b"R1")
         sender = threading.Thread(target=lambda: peer.send(CONTROLLER, [b"x"]))
         with bar.below(SOON_S, "a message"):
@@ -199,7 +199,7 @@ class TestTransport:
             assert receive(net.controller) == (b"R1", [b"x"])
         sender.join()
 
-    def test_wait_returns_while_a_message_is_not_read(self, net: Net, bar: Bar) -> None:
+    def test_wait_returns_while_a_message_is_unread(self, net: Net, bar: Bar) -> None:
         peer = net.peer(b"R1")
         for i in range(3):
             assert peer.send(CONTROLLER, [b"%d" % i])
@@ -282,7 +282,7 @@ class TestTransport:
             transport.close()
             transport.wake()
 
-    def test_what_was_sent_before_close_arrives(self, net: Net) -> None:
+    def test_messages_sent_before_close_arrive(self, net: Net) -> None:
         peer = net.peer(b"R1")
         for i in range(100):
             assert peer.send(CONTROLLER, [b"%d" % i])
@@ -338,7 +338,7 @@ class TestTransport:
 class TestMemory:
     """Features of the memory transport only."""
 
-    def test_delivery_by_hand(self) -> None:
+    def test_manual_delivery(self) -> None:
         hub = MemoryHub(manual=True)
         controller, one, two = hub.connect(), hub.connect(b"R1"), hub.connect(b"R2")
         for peer in (b"R1", b"R2"):
@@ -354,7 +354,7 @@ class TestMemory:
         assert one.recv() == (CONTROLLER, [b"b"])
         assert hub.waiting == [(CONTROLLER, b"R2")]
 
-    def test_a_cut_peer_is_gone_with_what_was_under_way(self) -> None:
+    def test_a_disconnected_peer_loses_the_messages_in_transit(self) -> None:
         hub = MemoryHub(manual=True)
         controller, one = hub.connect(), hub.connect(b"R1")
         assert controller.send(b"R1", [b"a"])

@@ -170,7 +170,7 @@ def test_round_trips(caller: Caller) -> None:
     assert caller.handled == caller.answered == list(range(1, 300))
 
 
-def test_what_is_submitted_is_sent_without_any_wait(caller: Caller, echo: Echo) -> None:
+def test_submitted_items_are_sent_without_a_wait(caller: Caller, echo: Echo) -> None:
     for id in range(1, 20):
         caller.submit(id)
         until(lambda id=id: id in echo.seen)  # type: ignore[misc]
@@ -178,7 +178,7 @@ def test_what_is_submitted_is_sent_without_any_wait(caller: Caller, echo: Echo) 
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["just after a wait", "when nobody has waited for long"])
-def test_the_background_serves_what_nobody_waits_for(caller: Caller, idle: bool, bar: Bar) -> None:
+def test_the_background_thread_serves_messages_without_a_waiter(caller: Caller, idle: bool, bar: Bar) -> None:
     for id in range(1, 100, 2):
         assert caller.call(id)
         if idle:
@@ -244,7 +244,7 @@ def test_a_burst_travels_in_one_message(
     assert echo.batches == 2
 
 
-def test_the_foreground_takes_over_from_the_background(caller: Caller, bar: Bar) -> None:
+def test_the_foreground_takes_over_from_the_background_thread(caller: Caller, bar: Bar) -> None:
     for id in range(1, 50):
         until(lambda: background_leads(caller))
         with bar.below(5.0, "a call"):
@@ -264,7 +264,7 @@ def test_a_wait_that_submits_nothing_takes_over_too(caller: Caller) -> None:
     run_all(lambda: caller.driver.wait(waiter, LONG_S), act)
 
 
-def test_a_wait_that_is_over_before_it_begins(caller: Caller) -> None:
+def test_a_wait_for_a_ready_waiter_returns_at_once(caller: Caller) -> None:
     waiter = Waiter()
     waiter.set()
     assert caller.driver.wait(waiter, 0)
@@ -295,7 +295,7 @@ def test_a_thread_that_sets_a_waiter_and_submits_ends_the_wait(caller: Caller) -
     assert waiter.ready
 
 
-def test_ticks_come_whoever_leads(ends: tuple[Transport, Transport], echo: Echo) -> None:
+def test_ticks_come_from_any_leader(ends: tuple[Transport, Transport], echo: Echo) -> None:
     ticks: list[str] = []
     caller = Caller(ends[0], lambda now: ticks.append(threading.current_thread().name), tick_s=0.01)
     try:
@@ -327,7 +327,7 @@ def test_ticks_come_while_only_submits_keep_the_driver_busy(
 # -- many at a time
 
 
-def test_several_waiters_each_get_theirs(caller: Caller) -> None:
+def test_each_of_several_waiters_gets_its_message(caller: Caller) -> None:
     barrier = threading.Barrier(6)
 
     def work(thread: int) -> None:
@@ -470,7 +470,7 @@ def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
         caller.driver.close()
 
 
-def test_calls_one_after_the_other_stop_the_alarm_of_the_background(
+def test_successive_calls_stop_the_alarm(
     manual: tuple[Caller, ManualAlarm, list[str]],
 ) -> None:
     caller, alarm, _ = manual
@@ -480,7 +480,7 @@ def test_calls_one_after_the_other_stop_the_alarm_of_the_background(
 
 
 @pytest.mark.timing
-def test_waits_one_after_the_other_do_not_wake_the_background(caller: Caller) -> None:
+def test_successive_waits_do_not_wake_the_background_thread(caller: Caller) -> None:
     """On a busy machine more than a tick may pass between two waits, and then the background thread has to check."""
     caller.call(1)
     before = thread_switches(caller.driver._background)
@@ -512,7 +512,7 @@ def test_close_ends_the_waits(ends: tuple[Transport, Transport], echo: Echo, cou
     assert results == [False] * count
 
 
-def test_close_sends_what_was_submitted(ends: tuple[Transport, Transport], echo: Echo) -> None:
+def test_close_sends_submitted_items(ends: tuple[Transport, Transport], echo: Echo) -> None:
     caller = Caller(ends[0])
     assert caller.call(1)
     for id in range(2, 200):
@@ -522,7 +522,7 @@ def test_close_sends_what_was_submitted(ends: tuple[Transport, Transport], echo:
     until(lambda: echo.seen == list(range(1, 200)))
 
 
-def test_what_is_submitted_after_close_is_dropped(ends: tuple[Transport, Transport], echo: Echo) -> None:
+def test_items_submitted_after_close_are_dropped(ends: tuple[Transport, Transport], echo: Echo) -> None:
     caller = Caller(ends[0])
     caller.call(1)
     caller.driver.close()
@@ -558,7 +558,7 @@ def test_closing_while_others_submit_and_wait(tmp_path: Path) -> None:
         echo.close()
 
 
-def test_an_error_in_a_callback_reaches_who_leads_and_breaks_nothing(ends: tuple[Transport, Transport]) -> None:
+def test_an_error_in_a_callback_reaches_the_leader_and_breaks_nothing(ends: tuple[Transport, Transport]) -> None:
     def fail(peer: Peer, parts: list[Frame]) -> None:
         raise ZeroDivisionError
 
@@ -685,7 +685,7 @@ def test_interrupts_at_any_moment_break_nothing(make: str, seed: int, tmp_path: 
     assert submitted >= 50
 
 
-def test_a_second_interrupt_does_not_strike_what_cleans_up_after_the_first() -> None:
+def test_a_second_interrupt_does_not_interrupt_the_cleanup_after_the_first() -> None:
     cleaned: list[int] = []
 
     class Struck(MemoryTransport):
@@ -704,7 +704,7 @@ def test_a_second_interrupt_does_not_strike_what_cleans_up_after_the_first() -> 
     driver.close()
 
 
-def test_an_interrupt_of_a_lead_that_is_not_asleep_is_not_lost(ends: tuple[Transport, Transport], echo: Echo) -> None:
+def test_an_interrupt_of_a_leader_during_a_callback_is_not_lost(ends: tuple[Transport, Transport], echo: Echo) -> None:
     """It arrives while a callback runs: the callback completes, and then the wait is interrupted."""
     finished: list[int] = []
 
@@ -730,7 +730,7 @@ def test_an_interrupt_of_a_lead_that_is_not_asleep_is_not_lost(ends: tuple[Trans
             driver.close()
 
 
-def test_an_interrupt_as_a_callback_fails_is_not_lost(ends: tuple[Transport, Transport]) -> None:
+def test_an_interrupt_while_a_callback_fails_is_not_lost(ends: tuple[Transport, Transport]) -> None:
     def fail(peer: Peer, parts: list[Frame]) -> None:
         signal.raise_signal(signal.SIGINT)
         raise ZeroDivisionError

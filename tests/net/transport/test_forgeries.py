@@ -22,7 +22,7 @@ def good() -> Envelope:
     return Envelope([Entry([Leg(1, 0, 1, 0, [b"H1"], [C])], 1)], [Beat(1, 0, 0, 1, 0)])
 
 
-def test_what_we_seal_can_be_opened() -> None:
+def test_a_sealed_envelope_can_be_opened() -> None:
     assert open_envelope(seal(good(), [b"frame"])) == good()
 
 
@@ -30,7 +30,7 @@ def test_what_we_seal_can_be_opened() -> None:
     "garbage",
     [[], [b""], [b"\x00"], [b"\xc1" * 100], [b"\x91" * 5000], [b"GET / HTTP/1.1\r\n\r\n"], [b"\x92\x90\x90", b"x"]],
 )
-def test_garbage_is_no_envelope(garbage: list[bytes]) -> None:
+def test_garbage_is_not_an_envelope(garbage: list[bytes]) -> None:
     with pytest.raises(WireError):
         open_envelope(garbage)
 
@@ -122,7 +122,7 @@ def assert_unharmed(controller: Relay, agent: Relay) -> None:
     assert not agent.is_given_up
 
 
-def test_a_host_that_nobody_knows_is_dropped_and_leaves_nothing() -> None:
+def test_messages_of_an_unknown_host_are_dropped_and_leave_nothing() -> None:
     controller, agent = pair()
     for host in range(2, 1000):
         said = Envelope([Entry([Leg(host, 0, 1, 0, [b"R9"], [C])], 1)], [Beat(host, 0, 0, 1, 0)])
@@ -135,7 +135,7 @@ def test_a_host_that_nobody_knows_is_dropped_and_leaves_nothing() -> None:
     assert_unharmed(controller, agent)
 
 
-def test_numbers_far_ahead_are_asked_for_once_and_take_no_memory() -> None:
+def test_numbers_far_ahead_are_requested_once_and_take_no_memory() -> None:
     controller, agent = pair()
     for i in range(100):
         said = Envelope([Entry([Leg(1, 0, 10**12 + i, 0, [b"R1"], [C])], 1)], [])
@@ -149,7 +149,7 @@ def test_numbers_far_ahead_are_asked_for_once_and_take_no_memory() -> None:
     assert_unharmed(controller, agent)
 
 
-def test_an_acknowledgement_of_what_was_never_sent_is_dropped_and_nothing_is_forgotten() -> None:
+def test_an_acknowledgement_of_unsent_messages_is_dropped() -> None:
     controller, agent = pair()
     controller.send(C, b"R1", 1, [b"lost on its way"])
     controller.flush()
@@ -173,14 +173,14 @@ def test_an_acknowledgement_of_what_was_never_sent_is_dropped_and_nothing_is_for
     ],
     ids=["end", "a new life", "words of a new life", "words"],
 )
-def test_nobody_speaks_for_the_controller(said: Envelope) -> None:
+def test_no_other_host_can_impersonate_the_controller(said: Envelope) -> None:
     controller, agent = pair()
     assert hear(agent, 2, seal(said, [b"do it"] if said.entries else [])) == []
     assert agent.dropped == 1
     assert_unharmed(controller, agent)
 
 
-def test_the_controller_may_speak_by_way_of_another_host_that_was_chosen() -> None:
+def test_messages_of_the_controller_may_come_through_the_chosen_parent() -> None:
     agent = Relay(3, default=0)
     agent.greet(0)
     agent.lead_by(0, 2)
@@ -200,7 +200,7 @@ envelopes = st.builds(Envelope, st.lists(entries, max_size=3), st.lists(beats, m
 
 
 @given(st.lists(st.tuples(envelopes, st.lists(st.binary(max_size=4), max_size=4)), max_size=6))
-def test_whatever_a_host_says_that_is_none_nobody_is_harmed(said: list[tuple[Envelope, list[bytes]]]) -> None:
+def test_messages_of_a_host_that_is_no_member_harm_no_other_host(said: list[tuple[Envelope, list[bytes]]]) -> None:
     """The host has the keys, but is no member. It does not use the name of a member, since it could then be that host."""
     controller, agent = pair()
     for envelope, frames in said:
@@ -214,9 +214,7 @@ def test_whatever_a_host_says_that_is_none_nobody_is_harmed(said: list[tuple[Env
 
 
 @given(st.lists(st.tuples(envelopes, st.lists(st.binary(max_size=4), max_size=4)), max_size=6), st.integers(0, 3))
-def test_whatever_comes_nothing_is_raised_but_that_it_is_no_message(
-    said: list[tuple[Envelope, list[bytes]]], neighbour: int
-) -> None:
+def test_only_wire_errors_are_raised_for_any_message(said: list[tuple[Envelope, list[bytes]]], neighbour: int) -> None:
     for relay in pair():
         for envelope, frames in said:
             with suppress(WireError):

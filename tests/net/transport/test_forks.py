@@ -68,7 +68,7 @@ def test_a_signal_while_functions_for_forks_run_ends_the_child(order: str, threa
     assert code_of(script, order, thread) == -signal.SIGTERM
 
 
-def test_a_handler_of_the_user_stays() -> None:
+def test_a_handler_of_the_user_is_kept() -> None:
     script = """
         def handle(number, frame):
             os._exit(7)
@@ -92,7 +92,7 @@ def test_a_handler_that_a_wait_shields_is_replaced() -> None:
     assert code_of(script) == 1
 
 
-def test_parent_and_child_block_what_they_did_before() -> None:
+def test_parent_and_child_restore_their_signal_masks() -> None:
     script = """
         signal.signal(signal.SIGTERM, Ours().handle)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])

@@ -48,7 +48,7 @@ def pair(make: Make, tmp_path: Path) -> tuple[PeerTransport, PeerTransport]:
     return a, b
 
 
-def test_one_asks_and_the_other_answers_on_the_same_link(pair: tuple[PeerTransport, PeerTransport]) -> None:
+def test_an_answer_takes_the_connection_of_the_request(pair: tuple[PeerTransport, PeerTransport]) -> None:
     a, b = pair
     for i in range(200):
         assert a.send(B, [b"%d" % i, b"frame"])
@@ -58,7 +58,7 @@ def test_one_asks_and_the_other_answers_on_the_same_link(pair: tuple[PeerTranspo
     assert [receive(a) for _ in range(200)] == [(B, [b"%d" % i]) for i in range(200)]
 
 
-def test_both_may_ask(pair: tuple[PeerTransport, PeerTransport], tmp_path: Path) -> None:
+def test_both_ranks_may_send_requests(pair: tuple[PeerTransport, PeerTransport], tmp_path: Path) -> None:
     a, b = pair
     b.connect(A, f"ipc://{tmp_path}/{A.decode()}")
     assert a.send(B, [b"from a"])
@@ -67,7 +67,7 @@ def test_both_may_ask(pair: tuple[PeerTransport, PeerTransport], tmp_path: Path)
     assert receive(a) == (B, [b"from b"])
 
 
-def test_what_a_rank_sends_to_itself_arrives_as_a_copy(make: Make) -> None:
+def test_a_message_to_itself_arrives_as_a_copy(make: Make) -> None:
     a = make(A)
     data = bytearray(b"as it was")
     assert a.send(A, [b"header", memoryview(data)])
@@ -76,12 +76,12 @@ def test_what_a_rank_sends_to_itself_arrives_as_a_copy(make: Make) -> None:
     assert receive(a) == (A, [b"header", b"as it was"])
 
 
-def test_nobody_is_reached_who_is_not_connected(make: Make) -> None:
+def test_a_peer_that_is_not_connected_cannot_be_reached(make: Make) -> None:
     a, _ = make(A), make(B)
     assert not a.send(rank_peer(3), [b"x"])
 
 
-def test_a_connection_that_was_given_up_holds_nothing_back(make: Make, tmp_path: Path) -> None:
+def test_a_closed_connection_delays_nothing(make: Make, tmp_path: Path) -> None:
     a = make(A)
     nobody = rank_peer(9)
     a.connect(nobody, f"ipc://{tmp_path}/{nobody.decode()}")
@@ -113,7 +113,7 @@ def test_a_flood_of_one_does_not_starve_the_others(make: Make, tmp_path: Path) -
         pytest.fail(f"it has not come with {LONG} messages of another")
 
 
-def test_what_a_rank_sends_to_itself_comes_before_what_others_send_because_of_it(
+def test_a_message_to_itself_arrives_before_messages_that_others_send_in_response(
     pair: tuple[PeerTransport, PeerTransport],
 ) -> None:
     """An actor that a rank spawns in its own process exists before a process that has learnt of it calls it."""

@@ -48,12 +48,12 @@ os.wait()
 """
 
 
-def test_the_parent_of_this_process_may_be_looked_at() -> None:
+def test_files_of_the_parent_of_this_process_may_be_opened() -> None:
     assert may_look_at_parent() == may_look_at(os.getppid())
 
 
 @pytest.mark.skipif(platform.machine() not in EXIT, reason="the number of a system call is not known")
-def test_a_parent_that_is_ending_is_not_taken_for_one_that_forbids_it() -> None:
+def test_a_parent_that_is_ending_is_not_mistaken_for_one_that_denies_access() -> None:
     code = SCRIPT.replace("EXIT", str(EXIT[platform.machine()]))
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["False", "True"], done.stderr

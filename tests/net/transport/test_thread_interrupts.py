@@ -48,7 +48,7 @@ def spin_until(event: threading.Event) -> None:
         pass
 
 
-def test_user_code_is_struck() -> None:
+def test_user_code_is_interrupted() -> None:
     inside = threading.Event()
 
     def work(thread: UserThread) -> None:
@@ -63,7 +63,7 @@ def test_user_code_is_struck() -> None:
     assert runner.end() == "struck"
 
 
-def test_other_code_is_not() -> None:
+def test_other_code_is_not_interrupted() -> None:
     go = threading.Event()
 
     def work(thread: UserThread) -> str:
@@ -79,7 +79,7 @@ def test_other_code_is_not() -> None:
     assert runner.end() == "whole"
 
 
-def test_whoever_holds_interrupts_back_counts_them() -> None:
+def test_interrupts_that_are_held_back_are_counted() -> None:
     inside, go, noted = threading.Event(), threading.Event(), []
 
     def work(thread: UserThread) -> str:
@@ -98,7 +98,7 @@ def test_whoever_holds_interrupts_back_counts_them() -> None:
     assert noted == [1, 1, 1]
 
 
-def test_a_shield_lets_it_through_where_it_is_exposed() -> None:
+def test_a_shield_lets_an_interrupt_through_where_it_is_exposed() -> None:
     inside, struck = threading.Event(), threading.Event()
 
     def work(thread: UserThread) -> str:
@@ -131,7 +131,7 @@ def test_a_shield_that_was_never_exposed_raises_at_its_end() -> None:
     assert runner.end() == "struck"
 
 
-def test_a_shield_raises_it_in_place_of_an_error() -> None:
+def test_a_shield_raises_the_interrupt_in_place_of_an_error() -> None:
     inside, struck = threading.Event(), threading.Event()
 
     def work(thread: UserThread) -> None:
@@ -147,7 +147,7 @@ def test_a_shield_raises_it_in_place_of_an_error() -> None:
     assert runner.end() == "struck"
 
 
-def test_what_came_before_the_users_code_strikes_it() -> None:
+def test_an_earlier_interrupt_applies_to_the_users_code() -> None:
     def work(thread: UserThread) -> None:
         thread.enter_user_code()
         thread.leave_user_code()
@@ -157,7 +157,7 @@ def test_what_came_before_the_users_code_strikes_it() -> None:
     assert Runner(work).end() == "struck"
 
 
-def test_what_the_users_code_has_caught_strikes_it_once() -> None:
+def test_an_interrupt_that_the_users_code_catches_is_raised_once() -> None:
     inside = threading.Event()
 
     def spin() -> None:
@@ -182,7 +182,7 @@ def test_what_the_users_code_has_caught_strikes_it_once() -> None:
     assert runner.end() == []
 
 
-def test_what_waits_in_an_event_loop_is_cancelled() -> None:
+def test_a_coroutine_in_an_event_loop_is_cancelled() -> None:
     cancelled = threading.Event()
 
     def work(thread: UserThread) -> str:
@@ -197,7 +197,7 @@ def test_what_waits_in_an_event_loop_is_cancelled() -> None:
     assert runner.end() == "cancelled"
 
 
-def test_a_late_strike_never_leaves_the_users_code() -> None:
+def test_a_late_interrupt_never_leaves_the_users_code() -> None:
     enough, hits = threading.Event(), []
 
     def work(thread: UserThread) -> str:
@@ -228,7 +228,7 @@ def test_a_late_strike_never_leaves_the_users_code() -> None:
     assert len(hits) >= 60
 
 
-def test_a_late_strike_leaves_no_trap_for_debuggers() -> None:
+def test_a_late_interrupt_leaves_no_trap_for_debuggers() -> None:
     """Until Python 3.12, an exception that was sent to a thread and taken back makes each trace function hang."""
     code = """
         import sys, threading

@@ -77,7 +77,7 @@ def test_a_message_of_any_size_arrives_whole(pair: tuple[PacketSocket, PacketSoc
         assert not sender.has_unsent
 
 
-def test_nobody_waits_for_who_does_not_read_and_order_is_kept(pair: tuple[PacketSocket, PacketSocket]) -> None:
+def test_a_sender_does_not_wait_for_the_reader_and_order_is_kept(pair: tuple[PacketSocket, PacketSocket]) -> None:
     a, b = pair
     sent = [parts for _ in range(2) for parts in MESSAGES]
     for parts in sent:
@@ -88,7 +88,7 @@ def test_nobody_waits_for_who_does_not_read_and_order_is_kept(pair: tuple[Packet
     assert not b.is_over
 
 
-def test_who_reads_as_fast_as_we_write_does_not_keep_us(
+def test_a_fast_reader_does_not_occupy_the_sender(
     pair: tuple[PacketSocket, PacketSocket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = pair
@@ -127,7 +127,7 @@ def test_frames_may_be_written_to_and_those_of_long_messages_are_aligned(
         assert ctypes.addressof(ctypes.c_char.from_buffer(frame)) % 16 == 0
 
 
-def test_the_end_of_one_is_seen_by_the_other_after_what_it_has_sent(pair: tuple[PacketSocket, PacketSocket]) -> None:
+def test_the_end_of_a_connection_is_reported_after_its_last_message(pair: tuple[PacketSocket, PacketSocket]) -> None:
     a, b = pair
     a.send([b"the last"])
     a.close()
@@ -139,7 +139,7 @@ def test_the_end_of_one_is_seen_by_the_other_after_what_it_has_sent(pair: tuple[
 
 
 @pytest.mark.parametrize("has_unread", [False, True], ids=["closed", "reset"])
-def test_one_that_ends_in_the_middle_of_a_message_is_over(
+def test_a_connection_that_ends_in_the_middle_of_a_message_is_over(
     pair: tuple[PacketSocket, PacketSocket], has_unread: bool
 ) -> None:
     a, b = pair
@@ -155,7 +155,7 @@ def test_one_that_ends_in_the_middle_of_a_message_is_over(
     pump_until(lambda: b.is_over, look, "the end to be known")
 
 
-def test_what_is_none_of_ours_is_told(tmp_path: Path, listener: PacketListener) -> None:
+def test_an_invalid_packet_raises_a_wire_error(tmp_path: Path, listener: PacketListener) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
         stranger.connect(f"{tmp_path}/listener")
         end = listener.accept()
@@ -169,7 +169,7 @@ def test_what_is_none_of_ours_is_told(tmp_path: Path, listener: PacketListener) 
         end.close()
 
 
-def test_only_its_user_may_connect_and_nobody_where_nobody_listens(tmp_path: Path, listener: PacketListener) -> None:
+def test_only_the_same_user_can_connect_and_only_to_a_listener(tmp_path: Path, listener: PacketListener) -> None:
     assert stat.S_IMODE(os.stat(tmp_path / "listener").st_mode) == 0o600
     assert listener.accept() is None
     with pytest.raises(FileNotFoundError):
@@ -190,7 +190,7 @@ def rank(tmp_path: Path, listener: PacketListener) -> Iterator[tuple[ZmqRank, Pa
     rank.close()
 
 
-def test_a_rank_without_a_controller_here_talks_by_way_of_its_agent(rank: tuple[ZmqRank, PacketSocket]) -> None:
+def test_a_rank_of_another_host_reaches_the_controller_through_its_agent(rank: tuple[ZmqRank, PacketSocket]) -> None:
     end, agent = rank
     assert end.send(CONTROLLER, [b"hello", b"frame"])
     assert next_of(agent) == [CONTROLLER, b"hello", b"frame"]
@@ -205,7 +205,7 @@ def test_a_rank_without_a_controller_here_talks_by_way_of_its_agent(rank: tuple[
     assert end.recv() is None
 
 
-def test_what_an_agent_does_not_read_at_once_is_sent_while_the_rank_waits(
+def test_packets_that_the_agent_does_not_read_at_once_are_sent_while_the_rank_waits(
     rank: tuple[ZmqRank, PacketSocket], bar: Bar
 ) -> None:
     end, agent = rank
@@ -225,7 +225,7 @@ def test_what_an_agent_does_not_read_at_once_is_sent_while_the_rank_waits(
     bar.check_above(time.monotonic() - begin, 0.04, "a wait of a rank that can write, and has nothing to write,")
 
 
-def test_a_rank_whose_agent_is_gone_sleeps(rank: tuple[ZmqRank, PacketSocket], bar: Bar) -> None:
+def test_a_rank_whose_agent_has_ended_sleeps(rank: tuple[ZmqRank, PacketSocket], bar: Bar) -> None:
     end, agent = rank
     agent.close()
     wait_for_an_event(end)

@@ -144,7 +144,7 @@ def test_a_large_batch_survives() -> None:
 
 
 @pytest.mark.parametrize("text", ["\udc80", "file \udcff.txt", "\ud800\udc00", "fine\n\0é😀"])
-def test_text_that_is_no_unicode_travels_too(text: str) -> None:
+def test_text_that_is_not_unicode_is_sent_too(text: str) -> None:
     """``os.fsdecode`` returns lone surrogates for unusual file names, which then appear in error messages."""
     failure = Failure("exception", "FileNotFoundError", text, last_lines=(text,), exception=b"\x80")
     ((again, _),) = decode(join([pack(Failed(3, failure))]))
@@ -321,7 +321,7 @@ def test_tensors(make: Callable[[], torch.Tensor]) -> None:
     assert again[0].layout != torch.strided or again[0].stride() == tensor.stride()
 
 
-def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> None:
+def test_memory_of_tensors_travels_apart_and_is_writable_in_the_receiver() -> None:
     tensor = torch.zeros(1 << 16)
     payload, frames = dump({"a": tensor, "b": torch.nn.Linear(3, 4)})
     assert [len(frame) for frame in frames] == [tensor.nbytes]  # small ones do not
@@ -336,7 +336,7 @@ def test_memory_of_tensors_travels_apart_and_can_be_written_where_it_lands() -> 
     small.resize_(100)  # this memory belongs to torch
 
 
-def test_of_a_view_only_what_it_shows_travels() -> None:
+def test_only_the_elements_of_a_view_are_sent() -> None:
     view = torch.arange(100_000.0)[10:13]
     assert len(dump(view)[0].data) < 300
     assert travel(view).tolist() == [10, 11, 12]
@@ -367,7 +367,7 @@ def test_buffers_of_arrays_travel_apart() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [INLINE_NBYTES - 1000, INLINE_NBYTES + 1, 10 * INLINE_NBYTES])
-def test_large_pickles_travel_in_a_frame_of_their_own(nbytes: int) -> None:
+def test_large_pickles_travel_in_a_separate_frame(nbytes: int) -> None:
     value = ["x" * nbytes, np.arange(1000)]
     payload, frames = dump(value)
     assert (payload.data == b"") == (nbytes > INLINE_NBYTES)
@@ -422,7 +422,7 @@ for part in join([pack(Push(1, "x", payload), frames)]):
 """
 
 
-def test_what_belongs_to_main_travels_by_value() -> None:
+def test_objects_of_main_travel_by_value() -> None:
     run = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, check=False)
     assert run.returncode == 0, run.stderr.decode()
     rest, parts = run.stdout, []
@@ -469,7 +469,7 @@ def test_a_value_that_cannot_be_sent_is_named() -> None:
         dump(Unpicklable(), "the result")
 
 
-def test_a_call_comes_out_as_it_went_in() -> None:
+def test_a_call_survives_encoding() -> None:
     payload, frames = dump_call((1, np.arange(3)), {"k": "v"}, ("a", "b"))
     args, kwargs = load(payload, frames)
     assert args[0] == 1
@@ -481,7 +481,7 @@ def test_packed_is_a_plain_pair() -> None:
     assert pack(Ping(1)) == Packed(msgspec.msgpack.encode(Ping(1)), ())
 
 
-def test_what_has_no_room_is_refused_as_a_whole_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_does_not_fit_is_refused_before_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def check(nbytes: int) -> None:
