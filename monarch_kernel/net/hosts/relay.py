@@ -7,9 +7,10 @@ Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours
 A message for another host goes to the neighbour through which that host was last heard, or to the default neighbour if it
 never was. So hosts can form any graph: a star, a tree of agents, or pairs that bypass the controller.
 
-A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* for each host, and
-travel once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same receiver, are
-one draft with several senders: that is folding. A sender joins only a draft after its last one, so order per sender is kept.
+A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* (`Leg`) for each
+host, and travel once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same
+receiver, are one draft with several senders: that is folding. A sender joins only a draft after its last one, so order per
+sender is kept.
 `flush` numbers the drafts and returns the messages for each neighbour; the caller decides when, and so how long messages wait
 to be folded. Messages that are forwarded for other hosts are folded likewise, as one entry with the hops of several.
 
@@ -20,7 +21,8 @@ gap drops the messages after it and requests all from there; it drops duplicates
 A large message is cut into pieces: each piece that arrives shows that the host is alive, while a gigabyte in one frame would
 not. The `Outbox` of a neighbour limits how many pieces are in transit to it; the messages that wait there are numbered already.
 
-A new controller starts a new *epoch*: the numbers of the last one are void, and an agent that hears from it starts again, too.
+A new controller starts a new *epoch* (``life``): the numbers of the last one are void, and an agent that hears from it starts
+again, too.
 """
 
 from __future__ import annotations
