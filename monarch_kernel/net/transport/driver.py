@@ -208,13 +208,13 @@ class Driver(Generic[T]):
         self._on_tick = on_tick
         self._tick_s = tick_s
         self._next_tick = 0.0
-        self._baton = threading.Lock()
+        self._io_lock = threading.Lock()
         self._items: deque[T] = deque()
         self._outbox: dict[Peer, list[Packed]] = {}
         self._followers: deque[Waiter] = deque()
-        self._standing_by: set[Waiter] = set()
+        self._yielded: set[Waiter] = set()
         self._leader: Waiter | None = None
-        self._stand_by = False
+        self._must_yield = False
         self._polling = False
         self._wanted = False
         self._activity = 0
@@ -254,15 +254,17 @@ class Driver(Generic[T]):
         self._items.append(item)
         if self._polling:
             self._transport.wake()
-        elif not (self._background_leads or self._baton.locked() or time.perf_counter() - self._last_flush < _FLUSH_S):
+        elif not (
+            self._background_leads or self._io_lock.locked() or time.perf_counter() - self._last_flush < _FLUSH_S
+        ):
             # A single item is sent at once; of a quick succession the rest goes out as one batch, at the next wait or tick.
             with self._shield():
-                if self._baton.acquire(blocking=False):
+                if self._io_lock.acquire(blocking=False):
                     try:
                         self._activity += 1
                         self._flush()
                     finally:
-                        self._give_back()
+                        self._release()
 
     def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
         """Wait until ``waiter`` is ready, driving the transport meanwhile; returns False after ``timeout_s``.
@@ -277,19 +279,19 @@ class Driver(Generic[T]):
         if self._forks != _forks:
             raise ForkedError(self._pid)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        stands_by = False
+        yields = False
         with self._shield(waiter) as shield:
             while not waiter.ready and not self._closed:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
-                if stands_by or (patient and self._leader is not None):
-                    self._wait_standing_by(waiter, deadline, shield)
-                elif self._baton.acquire(blocking=False):
+                if yields or (patient and self._leader is not None):
+                    self._wait_yielded(waiter, deadline, shield)
+                elif self._io_lock.acquire(blocking=False):
                     try:
-                        stands_by = self._lead(waiter, deadline, shield)
+                        yields = self._lead(waiter, deadline, shield)
                     finally:
                         self._leader = None
-                        self._give_back()
+                        self._release()
                 else:
                     self._follow(waiter, deadline, shield)
         return waiter.ready
@@ -306,7 +308,7 @@ class Driver(Generic[T]):
                 self._alarm.set(0)
             if self._background.is_alive() and self._background is not threading.current_thread():
                 self._background.join()
-            with self._baton:
+            with self._io_lock:
                 while self._items or self._outbox:
                     self._flush()
                 self._over = True
@@ -314,7 +316,7 @@ class Driver(Generic[T]):
             with self._alarm_lock:
                 self._is_alarm_set = True  # stays True: a closed transport needs no timer
                 self._alarm.close()
-            for sleeper in [*self._followers, *self._standing_by]:
+            for sleeper in [*self._followers, *self._yielded]:
                 sleeper.nudge()
 
     # -- for callbacks, with the I/O lock held
@@ -323,7 +325,7 @@ class Driver(Generic[T]):
         """Set a thread's waiter ready, and leave leadership to that thread, which will soon wait here again."""
         waiter.set()
         if waiter is not self._leader and waiter.leads:
-            self._stand_by = True
+            self._must_yield = True
 
     def catch_up(self) -> None:
         """Handle the items submitted so far, before the message that is being handled."""
@@ -360,7 +362,7 @@ class Driver(Generic[T]):
     def _lead(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> bool:
         """Lead until ``waiter`` is ready or the time is up; returns True if this thread must yield to another."""
         self._leader = waiter
-        self._stand_by = False
+        self._must_yield = False
         self._activity += 1
         if self._is_alarm_set:
             self._stop_alarm()
@@ -373,7 +375,7 @@ class Driver(Generic[T]):
             self._receive(waiter)
             if self._items or self._outbox:
                 self._flush()
-            if self._stand_by and not waiter.ready:
+            if self._must_yield and not waiter.ready:
                 return True
         return False
 
@@ -431,8 +433,8 @@ class Driver(Generic[T]):
             self._transport.flush()
         self._last_flush = time.perf_counter()
 
-    def _give_back(self, tick_s: float = TICK_S) -> None:
-        self._baton.release()
+    def _release(self, tick_s: float = TICK_S) -> None:
+        self._io_lock.release()
         self._offer(tick_s)
 
     def _offer(self, tick_s: float = TICK_S) -> None:
@@ -443,15 +445,15 @@ class Driver(Generic[T]):
             if not self._is_alarm_set:
                 self._set_alarm(tick_s)
 
-    def _wait_standing_by(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
-        self._standing_by.add(waiter)
+    def _wait_yielded(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
+        self._yielded.add(waiter)
         try:
             if not waiter.ready and not self._closed:
                 shield.expose()
                 waiter.sleep(_until(deadline))
         finally:
             shield.open = False
-            self._standing_by.discard(waiter)
+            self._yielded.discard(waiter)
 
     def _follow(self, waiter: Waiter, deadline: float | None, shield: _Shield | ThreadShield) -> None:
         stays = False
@@ -460,14 +462,14 @@ class Driver(Generic[T]):
             if self._background_leads:
                 self._wanted = True
                 self._transport.wake()
-            if not waiter.ready and self._baton.locked() and not self._closed:
+            if not waiter.ready and self._io_lock.locked() and not self._closed:
                 shield.expose()
                 waiter.sleep(_until(deadline))
             stays = not waiter.ready and (deadline is None or time.monotonic() < deadline)
         finally:
             shield.open = False
             self._followers.remove(waiter)
-            if not stays and not self._baton.locked():
+            if not stays and not self._io_lock.locked():
                 self._offer()  # this thread may have been offered the lock, and does not want it
 
     # -- the background thread
@@ -492,7 +494,7 @@ class Driver(Generic[T]):
             with self._alarm_lock:
                 self._is_alarm_set = False
                 is_idle = self._activity == self._seen
-            if not self._baton.acquire(blocking=False):
+            if not self._io_lock.acquire(blocking=False):
                 continue
             try:
                 if is_idle:
@@ -505,12 +507,12 @@ class Driver(Generic[T]):
                     self._tick()  # else there would be no ticks during a series of calls that no thread waits for
             finally:
                 self._background_leads = False
-                self._give_back(tick_s)
+                self._release(tick_s)
 
     def _lead_in_background(self) -> None:
         self._background_leads = True
-        self._wanted = self._stand_by = False
-        while not (self._wanted or self._followers or self._stand_by or self._closed):
+        self._wanted = self._must_yield = False
+        while not (self._wanted or self._followers or self._must_yield or self._closed):
             self._flush()
             self._sleep(None, _NO_SHIELD)
             self._receive(None)

@@ -49,8 +49,8 @@ class UserThread:
         self._lock = threading.RLock()  # the main thread's handler may interrupt the main thread's handler
         self._in_user_code = False
         self._is_noted = False
-        self._struck = False
-        self._struck_at = 0.0
+        self._interrupted = False
+        self._interrupted_at = 0.0
         self._holders: list[Callable[[], object]] = []
         self._shields: list[ThreadShield] = []
 
@@ -63,9 +63,9 @@ class UserThread:
                 self._shields[-1].strike()
             elif self._in_user_code:
                 now = time.monotonic()
-                if self._struck and now < self._struck_at + _BURST_S:
+                if self._interrupted and now < self._interrupted_at + _BURST_S:
                     return  # a second one must not interrupt the handling of the first
-                self._struck, self._struck_at = True, now
+                self._interrupted, self._interrupted_at = True, now
                 _send(self._ident, KeyboardInterrupt)
             else:
                 self.note()
@@ -125,8 +125,8 @@ class UserThread:
 
     def _take_back(self) -> bool:
         """Take back an undelivered exception; returns whether there was one."""
-        struck, self._struck = self._struck, False
-        return struck and _take_back()
+        interrupted, self._interrupted = self._interrupted, False
+        return interrupted and _take_back()
 
 
 class ActorThread:
@@ -141,7 +141,7 @@ class ActorThread:
         self.ident = 0
         self.in_user_code = False
         self._lock = threading.Lock()
-        self._struck = False
+        self._interrupted = False
         self._shields: list[ThreadShield] = []
 
     def strike(self) -> None:
@@ -152,14 +152,14 @@ class ActorThread:
             if self._shields:
                 self._shields[-1].strike()
             else:
-                self._struck = True
+                self._interrupted = True
                 _send(self.ident, KeyboardInterrupt)
 
     def take_back(self) -> None:
         """Take back an undelivered exception; the thread itself calls this after it has left the user's code."""
         with self._lock:
-            struck, self._struck = self._struck, False
-            if struck:
+            interrupted, self._interrupted = self._interrupted, False
+            if interrupted:
                 _take_back()
 
     def shield(self, shield: ThreadShield) -> bool:

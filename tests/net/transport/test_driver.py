@@ -287,7 +287,7 @@ def test_a_thread_that_sets_a_waiter_and_submits_ends_the_wait(caller: Caller) -
     waiter = Waiter()
 
     def act() -> None:
-        until(lambda: caller.driver._baton.locked())
+        until(lambda: caller.driver._io_lock.locked())
         waiter.set()
         caller.driver.submit(1)
 
@@ -414,7 +414,7 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
     driver.submit(2)  # wakes the leader, which leaves and offers the lock to the late waiter
     leader.join()
     follower.join()
-    until(driver._baton.locked)
+    until(driver._io_lock.locked)
     patient.set()
     driver.submit(3)
     last.join(LONG_S)
@@ -425,22 +425,22 @@ def test_a_follower_that_gives_up_passes_its_offer_on(caller: Caller) -> None:
 
 
 class SlowAlarm(Alarm):
-    """An alarm that expires before `set` returns, once ``baton`` is set, and another thread has taken the lock by then."""
+    """An alarm that expires before `set` returns, once ``io_lock`` is set, and another thread has taken the lock by then."""
 
-    __slots__ = ("baton", "looked", "me")
+    __slots__ = ("io_lock", "looked", "me")
 
     def __init__(self) -> None:
         super().__init__()
-        self.baton: threading.Lock | None = None
+        self.io_lock: threading.Lock | None = None
         self.looked = threading.Event()
         self.me = threading.get_ident()
 
     def set(self, delay_s: float) -> None:
-        if self.baton is None or threading.get_ident() != self.me:
+        if self.io_lock is None or threading.get_ident() != self.me:
             super().set(delay_s)
             return
-        assert self.baton.acquire(timeout=LONG_S)
-        self.baton = None
+        assert self.io_lock.acquire(timeout=LONG_S)
+        self.io_lock = None
         self.looked.clear()
         super().set(delay_s)
         self.looked.wait(0.3)  # times out if the background thread can't check before set() returns
@@ -460,11 +460,11 @@ def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
     alarm = driver._alarm
     assert isinstance(alarm, SlowAlarm)
     try:
-        alarm.baton = driver._baton
+        alarm.io_lock = driver._io_lock
         assert caller.call(1)
-        assert alarm.baton is None
+        assert alarm.io_lock is None
         caller.submit(2)  # is left to the holder of the lock, which leaves it to the background thread
-        driver._give_back()
+        driver._release()
         until(lambda: 2 in caller.answered)
     finally:
         caller.driver.close()
@@ -505,7 +505,7 @@ def test_close_ends_the_waits(ends: tuple[Transport, Transport], echo: Echo, cou
     results: list[bool] = []
 
     def close() -> None:
-        until(lambda: caller.driver._baton.locked() and len(caller.driver._followers) >= count - 1)
+        until(lambda: caller.driver._io_lock.locked() and len(caller.driver._followers) >= count - 1)
         caller.driver.close()
 
     run_all(close, *[lambda: results.append(caller.driver.wait(Waiter(), None)) for _ in range(count)])
@@ -540,18 +540,18 @@ def test_closing_while_others_submit_and_wait(tmp_path: Path) -> None:
         echo = Echo(theirs)
         caller = Caller(ours)
         ids = itertools.count(1)  # next() is atomic
-        begun = threading.Event()
+        started = threading.Event()
 
-        def work(caller: Caller = caller, ids: Iterator[int] = ids, begun: threading.Event = begun) -> None:
+        def work(caller: Caller = caller, ids: Iterator[int] = ids, started: threading.Event = started) -> None:
             while True:
                 id = next(ids)
                 if id == 30:
-                    begun.set()
+                    started.set()
                 if not caller.call(id):
                     return
 
-        def close(caller: Caller = caller, begun: threading.Event = begun) -> None:
-            begun.wait(LONG_S)
+        def close(caller: Caller = caller, started: threading.Event = started) -> None:
+            started.wait(LONG_S)
             caller.driver.close()
 
         run_all(work, work, work, close)
@@ -660,7 +660,7 @@ INTERRUPTED = textwrap.dedent(
     assert set(submitted) <= set(handled)
     t.until(lambda: len(caller.answered) >= len(caller.handled))
     assert [id for id in caller.answered if id < 10**6] == handled, "not answered exactly once, in order"
-    assert not caller.driver._followers and not caller.driver._standing_by
+    assert not caller.driver._followers and not caller.driver._yielded
     assert signal.getsignal(signal.SIGINT) is on_interrupt
     caller.driver.close()
     echo.close()
@@ -700,7 +700,7 @@ def test_a_second_interrupt_does_not_interrupt_the_cleanup_after_the_first() -> 
     with pytest.raises(KeyboardInterrupt):
         driver.wait(Waiter(), LONG_S)
     assert cleaned == [1]
-    assert not driver._baton.locked()
+    assert not driver._io_lock.locked()
     driver.close()
 
 
@@ -722,7 +722,7 @@ def test_an_interrupt_of_a_leader_during_a_callback_is_not_lost(ends: tuple[Tran
         with pytest.raises(KeyboardInterrupt):
             driver.submit(2)
         assert finished == [1, 2]
-        assert not driver._baton.locked()
+        assert not driver._io_lock.locked()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         driver.start()
@@ -741,7 +741,7 @@ def test_an_interrupt_while_a_callback_fails_is_not_lost(ends: tuple[Transport, 
         with pytest.raises(KeyboardInterrupt) as caught:
             driver.wait(Waiter(), LONG_S)
         assert isinstance(caught.value.__context__, ZeroDivisionError)
-        assert not driver._baton.locked()
+        assert not driver._io_lock.locked()
     finally:
         driver.start()
         driver.close()
