@@ -37,12 +37,12 @@ class Changes(NamedTuple):
 
 
 class _Tally:
-    __slots__ = ("is_told", "nbytes", "operations", "seconds")
+    __slots__ = ("is_reported", "nbytes", "operations", "seconds")
 
     def __init__(self) -> None:
         self.nbytes = self.operations = 0
         self.seconds = 0.0
-        self.is_told = True
+        self.is_reported = True
 
 
 class Meters:
@@ -68,19 +68,19 @@ class Meters:
         self._lock = threading.Lock()
 
     def count(
-        self, source: int, target: int, road: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0
+        self, source: int, target: int, path: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0
     ) -> None:
         """Add bytes that went from one process to another.
 
         Args:
             source: number of the process from which the bytes came.
             target: number of the process to which they went.
-            road: name of the data path.
+            path: name of the data path.
             nbytes: number of bytes.
             operations: number of transfers, or of arrays of a value.
             seconds: duration; 0 if unknown.
         """
-        key = source, target, road
+        key = source, target, path
         with self._lock:
             tally = self._tallies.get(key)
             if tally is None:
@@ -88,8 +88,8 @@ class Meters:
             tally.nbytes += nbytes
             tally.operations += operations
             tally.seconds += seconds
-            if tally.is_told:
-                tally.is_told = False
+            if tally.is_reported:
+                tally.is_reported = False
                 self._changed.append(key)
             if not self._is_quiet:
                 return
@@ -114,7 +114,7 @@ class Meters:
             tally.nbytes += nbytes
             tally.operations += operations
             tally.seconds += seconds
-            tally.is_told = False
+            tally.is_reported = False
             if not self._is_quiet:
                 return
             self._is_quiet = False
@@ -157,12 +157,12 @@ class Meters:
             carried = []
             for key in changed:
                 tally = self._tallies[key]
-                tally.is_told = True
+                tally.is_reported = True
                 carried.append(Carried(*key, tally.nbytes, tally.operations, tally.seconds))
             collected = []
             for kind, tally in self._collected.items():
-                if not tally.is_told:
-                    tally.is_told = True
+                if not tally.is_reported:
+                    tally.is_reported = True
                     collected.append(Collected(*kind, tally.nbytes, tally.operations, tally.seconds))
             over_s, self._since = now - self._since, now
             self._is_quiet |= is_last and not carried and not collected
@@ -172,8 +172,8 @@ class Meters:
         """Make `changes` return all counts once more, for a new receiver that has none of them."""
         with self._lock:
             for key, tally in self._tallies.items():
-                if tally.is_told:
-                    tally.is_told = False
+                if tally.is_reported:
+                    tally.is_reported = False
                     self._changed.append(key)
             for tally in self._collected.values():
-                tally.is_told = False
+                tally.is_reported = False

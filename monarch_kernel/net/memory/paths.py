@@ -86,26 +86,26 @@ class Roads:
     """The data paths of a process.
 
     Args:
-        roads: the data paths, the best first.
+        paths: the data paths, the best first.
         meters: counters for what they transfer.
     """
 
-    def __init__(self, roads: Sequence[Road], meters: Meters) -> None:
-        self._roads = tuple(roads)
+    def __init__(self, paths: Sequence[Road], meters: Meters) -> None:
+        self._paths = tuple(paths)
         self._meters = meters
 
     def __getitem__(self, name: str) -> Road:
         """Return the data path of this name."""
-        return next(road for road in self._roads if road.name == name)
+        return next(path for path in self._paths if path.name == name)
 
     def close(self) -> None:
         """Release open resources; transfers in progress raise an error."""
-        for road in self._roads:
-            road.close()
+        for path in self._paths:
+            path.close()
 
     def are_direct(self, loan: Loan) -> bool:
         """Whether the best data path to the memory waits for no other process, as far as is known without trying."""
-        return next((road.is_direct for road in self._roads if road.leads_to(loan)), False)
+        return next((path.is_direct for path in self._paths if path.leads_to(loan)), False)
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> Transfer:
         """Copy by the first data path that can reach the memory; the arguments are those of `Road.carry`.
@@ -114,42 +114,42 @@ class Roads:
             Gone: the memory is no longer lent.
             NoRoad: no data path can reach it; the text gives the reason for each that was tried.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         why: list[str] = []
-        for road in self._roads:
-            if not road.leads_to(loan):
+        for path in self._paths:
+            if not path.leads_to(loan):
                 continue
             try:
-                self._carry(road, loan, here, is_write=is_write)
+                self._carry(path, loan, here, is_write=is_write)
             except NoRoad as error:
-                why.append(f"by {road.name}: {error}")
+                why.append(f"by {path.name}: {error}")
             else:
-                return Transfer(loan.layout.nbytes, time.perf_counter() - begun, road.name)
+                return Transfer(loan.layout.nbytes, time.perf_counter() - started, path.name)
         raise NoRoad("; ".join(why) or "no data path leads to it")
 
-    def _carry(self, road: Road, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def _carry(self, path: Road, loan: Loan, here: Memory, *, is_write: bool) -> None:
         """Copy by one data path, and count the bytes."""
         us, owner = self._meters.proc, loan.proc
         source, target = (us, owner) if is_write else (owner, us)
         left = loan.layout.nbytes
-        is_staged = bool(loan.device) != bool(here.device) or (bool(here.device) and not road.takes_devices)
-        for there, ours in _slabs(loan, here, SLAB_NBYTES if is_staged else road.slab_nbytes):
-            begun = time.perf_counter()
-            _carry(road, there, ours, is_write)
-            nbytes, seconds = there.layout.nbytes, time.perf_counter() - begun
+        is_staged = bool(loan.device) != bool(here.device) or (bool(here.device) and not path.takes_devices)
+        for there, ours in _slabs(loan, here, SLAB_NBYTES if is_staged else path.slab_nbytes):
+            started = time.perf_counter()
+            _carry(path, there, ours, is_write)
+            nbytes, seconds = there.layout.nbytes, time.perf_counter() - started
             left -= nbytes
-            self._meters.count(source, target, road.name, nbytes, operations=int(not left), seconds=seconds)
+            self._meters.count(source, target, path.name, nbytes, operations=int(not left), seconds=seconds)
 
 
-def _carry(road: Road, loan: Loan, here: Memory, is_write: bool) -> None:
+def _carry(path: Road, loan: Loan, here: Memory, is_write: bool) -> None:
     """Copy by one data path, staged in CPU memory if necessary."""
-    if not here.device or road.takes_devices:
-        road.carry(loan, here, is_write=is_write)
+    if not here.device or path.takes_devices:
+        path.carry(loan, here, is_write=is_write)
     elif is_write:
-        road.carry(loan, devices.fetch(here), is_write=True)
+        path.carry(loan, devices.fetch(here), is_write=True)
     else:
         block = devices.staging(here)
-        road.carry(loan, block, is_write=False)
+        path.carry(loan, block, is_write=False)
         devices.store(here, block)
 
 

@@ -117,9 +117,9 @@ class Always:
 
     is_direct = False
 
-    def __init__(self, road: paths.Road) -> None:
-        self.name, self.takes_devices = road.name, road.takes_devices
-        self.carry, self.close = road.carry, road.close
+    def __init__(self, path: paths.Road) -> None:
+        self.name, self.takes_devices = path.name, path.takes_devices
+        self.carry, self.close = path.carry, path.close
         self.slab_nbytes = SLAB_NBYTES
 
     def leads_to(self, loan: Loan) -> bool:
@@ -127,28 +127,28 @@ class Always:
 
 
 @pytest.mark.parametrize(("far", "near"), [("device", "device"), ("device", "plain"), ("plain", "device")])
-@pytest.mark.parametrize("road", ["process", "memory", "network", "messages"])
+@pytest.mark.parametrize("path", ["process", "memory", "network", "messages"])
 def test_each_end_may_be_on_a_device(
-    owners: dict[str, Any], road: str, far: str, near: str, monkeypatch: pytest.MonkeyPatch
+    owners: dict[str, Any], path: str, far: str, near: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(paths, "SLAB_NBYTES", SLAB_NBYTES)
-    owner = owners["here" if road == "process" else "there"]
+    owner = owners["here" if path == "process" else "there"]
     ways = asker_here().roads
     tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
     buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
     assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
-    if road == "memory" and far == "device":
-        assert not ways[road].leads_to(buffer._loan)
+    if path == "memory" and far == "device":
+        assert not ways[path].leads_to(buffer._loan)
         return
 
     def carry(mine: torch.Tensor, *, is_write: bool) -> None:
         memory = elsewhere(mine) if near == "device" else memory_of(mine)
-        only = paths.Roads((Always(ways[road]),), asker_here().meters)
-        assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, road)
+        only = paths.Roads((Always(ways[path]),), asker_here().meters)
+        assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, path)
 
     carry(into := torch.zeros(1200), is_write=False)
     assert torch.equal(into, tensor.reshape(-1))
-    if road != "memory":  # the owner writes elements that are not adjacent
+    if path != "memory":  # the owner writes elements that are not adjacent
         carry((tensor + 1).contiguous(), is_write=True)
         assert torch.equal(owner.holds.call_one().get(LONG_S), tensor + 1)
     ways.close()
