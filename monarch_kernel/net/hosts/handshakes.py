@@ -16,9 +16,9 @@ The monitor reports that a handshake succeeded, but not on which connection. Thi
 connection that has sent a proof, and corrects that when another connection sends more bytes than are possible before success.
 
 A client with the keys also gives up, and tries again, while this process is stopped (the lid of a laptop is closed) or its
-interpreter is blocked. So after a pause of more than `PATIENCE_S` between two calls of `Strangers.look`, connections that end
-then, or for as long after that, are not counted as refused: they may have waited for this process. A connection with another
-key is always counted.
+interpreter is blocked. So after a pause of more than `PATIENCE_S` between two calls of `HandshakeGuard.look`, connections that
+end then, or for as long after that, are not counted as refused: they may have waited for this process. A connection with
+another key is always counted.
 
 The descriptors belong to libzmq, and may refer to other files by the time that the monitor reports them. So this module closes
 none of them: it shuts a connection down, after it has checked that it is one to this port, and libzmq then sees its end.
@@ -40,7 +40,7 @@ import zmq
 from monarch_kernel.net.hosts import tcp
 from monarch_kernel.net.transport.zmq_utils import has_message
 
-__all__ = ["BACKLOG", "HANDSHAKE_MS", "MAX_WAITING", "Strangers", "free_descriptors", "read_event"]
+__all__ = ["BACKLOG", "HANDSHAKE_MS", "MAX_WAITING", "HandshakeGuard", "free_descriptors", "read_event"]
 
 HANDSHAKE_MS = 5000
 BACKLOG = 1024
@@ -78,7 +78,7 @@ _WATCHED = int(
 )
 
 
-class Strangers:
+class HandshakeGuard:
     """The connections that a socket has accepted, and whose handshake is not complete.
 
     Args:
@@ -98,7 +98,7 @@ class Strangers:
         self.monitor.rcvhwm = 0  # else libzmq's thread would block, and all connections with it
         self.monitor.connect(address)
         self._port = 0
-        self._door = -1  # the descriptor on which libzmq listens
+        self._listen_fd = -1  # the descriptor on which libzmq listens
         self._tended = 0
         self._looked_at = time.monotonic()
         self._counts_from = 0.0
@@ -106,8 +106,8 @@ class Strangers:
         self._tended_at = self._let_in_at = 0.0  # connections from before this could have been let in
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._waiting: dict[int, float] = {}  # descriptor -> when it was accepted, oldest first
-        self._taken_for_in: dict[int, float] = {}  # sent no more than a proof: may be a wrong guess
-        self._leaving: set[int] = set()
+        self._assumed_authenticated: dict[int, float] = {}  # sent no more than a proof: may be a wrong guess
+        self._closing: set[int] = set()
         self._most = min(MAX_AT_ONCE, free_descriptors() // 2)
 
     def look(self) -> None:
@@ -119,36 +119,36 @@ class Strangers:
         if has_message(self.monitor):
             self._read()
         if self._waiting:
-            self._send_away(len(self._waiting) - self._most)
+            self._close_oldest(len(self._waiting) - self._most)
             if (many := len(self._waiting) - MAX_WAITING) > 0:
-                self._send_away(sum(came < now - PATIENCE_S for came in islice(self._waiting.values(), many)))
+                self._close_oldest(sum(came < now - PATIENCE_S for came in islice(self._waiting.values(), many)))
             if now >= self._glance_at:
                 self._glance_at = now + _GLANCE_S
-                self._send_the_loud_away()
+                self._close_talkative()
 
     def _read(self) -> int:
         """Read the monitor's events; returns the number of completed handshakes."""
-        now, came_in = time.monotonic(), 0
+        now, n_authenticated = time.monotonic(), 0
         while has_message(self.monitor):
             kind, value = read_event(self.monitor)
             if kind == zmq.EVENT_ACCEPTED:
                 self._waiting[value] = now
-                self._leaving.discard(value)
-                self._taken_for_in.pop(value, None)
+                self._closing.discard(value)
+                self._assumed_authenticated.pop(value, None)
             elif kind in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
-                self._came_in()
-                came_in += 1
+                self._note_authenticated()
+                n_authenticated += 1
                 self.refused += kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             elif kind == zmq.EVENT_LISTENING:
-                self._door = value
+                self._listen_fd = value
                 self._port = _port_of(value)
             else:
-                is_known = value in self._waiting or value in self._leaving
+                is_known = value in self._waiting or value in self._closing
                 self.refused += is_known and now >= self._counts_from
                 self._waiting.pop(value, None)
-                self._leaving.discard(value)
-                self._taken_for_in.pop(value, None)
-        return came_in
+                self._closing.discard(value)
+                self._assumed_authenticated.pop(value, None)
+        return n_authenticated
 
     def tend(self) -> None:
         """Update the number of connections that may wait, by the descriptors that are left; call this a few times a second."""
@@ -159,8 +159,8 @@ class Strangers:
         free = free_descriptors()
         self._most = min(MAX_AT_ONCE, (free + len(self._waiting)) // 2) if free >= RESERVE else 0
         if not self._most:
-            self._send_away(len(self._waiting))
-            self._empty_the_queue()
+            self._close_oldest(len(self._waiting))
+            self._refuse_queued()
         if (now := time.monotonic()) >= self._tended_at + _LET_IN_S:
             self._tended_at, self._let_in_at = now, self._tended_at
 
@@ -170,17 +170,17 @@ class Strangers:
             os.close(self._spare)
         self.monitor.close(linger=0)
 
-    def _came_in(self) -> None:
+    def _note_authenticated(self) -> None:
         """Handle a completed handshake, successful or not; libzmq does not say of which connection."""
         for fd, came in self._waiting.items():
             if tcp.nbytes_received(fd, self._port) >= _PROOF_NBYTES:
                 del self._waiting[fd]
-                self._taken_for_in[fd] = came
+                self._assumed_authenticated[fd] = came
                 return
         if self._waiting:
             self._waiting.popitem()
 
-    def _send_away(self, count: int) -> None:
+    def _close_oldest(self, count: int) -> None:
         """Close the connections that have waited longest, except those whose proofs have had no time to be checked."""
         for fd, came in list(islice(self._waiting.items(), max(0, count))):
             if self._waiting.get(fd) != came:  # it was authenticated or closed meanwhile
@@ -189,25 +189,25 @@ class Strangers:
             if came < self._let_in_at or nbytes < _PROOF_NBYTES:
                 self._hang_up(fd, nbytes)
 
-    def _send_the_loud_away(self) -> None:
+    def _close_talkative(self) -> None:
         """Close connections that have sent more than a handshake takes."""
         counts = {fd: tcp.nbytes_received(fd, self._port) for fd in self._waiting}
-        loud = [fd for fd, nbytes in counts.items() if nbytes > _MAX_HANDSHAKE_NBYTES]
-        if loud:
+        talkative = [fd for fd, nbytes in counts.items() if nbytes > _MAX_HANDSHAKE_NBYTES]
+        if talkative:
             self._read()  # an authenticated one could send that much; libzmq reports its success before it can
-        for fd in loud:
+        for fd in talkative:
             if fd in self._waiting:
                 self._hang_up(fd, counts[fd])
 
     def _hang_up(self, fd: int, nbytes: int) -> None:
         """Close a connection, unless it is an authenticated one for which another was mistaken."""
-        if nbytes >= _PROOF_NBYTES and self._is_in(fd, nbytes):
+        if nbytes >= _PROOF_NBYTES and self._is_authenticated(fd, nbytes):
             return
         del self._waiting[fd]
         tcp.hang_up(fd, self._port)
-        self._leaving.add(fd)
+        self._closing.add(fd)
 
-    def _is_in(self, fd: int, nbytes: int) -> bool:
+    def _is_authenticated(self, fd: int, nbytes: int) -> bool:
         """Correct the guess which connection was authenticated, if it was this one; returns False if it was not.
 
         A connection that sends more than a proof is authenticated. If all connections that were taken for authenticated have
@@ -216,38 +216,38 @@ class Strangers:
         """
         came = self._waiting[fd]
         while True:
-            for other in list(self._taken_for_in):
+            for other in list(self._assumed_authenticated):
                 theirs = tcp.nbytes_received(other, self._port)
                 if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # the guess was right, or it has closed
-                    del self._taken_for_in[other]
+                    del self._assumed_authenticated[other]
                 elif theirs < nbytes:
-                    self._waiting[other] = self._taken_for_in.pop(other)
+                    self._waiting[other] = self._assumed_authenticated.pop(other)
                     del self._waiting[fd]
                     if nbytes <= _MAX_PROOF_NBYTES:
-                        self._taken_for_in[fd] = came
+                        self._assumed_authenticated[fd] = came
                     return True
-            came_in = self._read()
+            n_authenticated = self._read()
             if self._waiting.get(fd) != came:  # it has closed, or was the one
                 return True
-            if not came_in:
+            if not n_authenticated:
                 return False
 
-    def _empty_the_queue(self) -> None:
+    def _refuse_queued(self) -> None:
         """Accept the connections in the kernel's queue, and close them: libzmq can't, and would try forever."""
-        if self._door < 0:
+        if self._listen_fd < 0:
             return
         if self._spare >= 0:
             os.close(self._spare)
-        door = socket.socket(fileno=self._door)
+        listener = socket.socket(fileno=self._listen_fd)
         try:
-            door.settimeout(0)
+            listener.settimeout(0)
             while True:
-                door.accept()[0].close()
+                listener.accept()[0].close()
                 self.refused += 1
         except OSError:  # none is left, or libzmq accepted it first
             pass
         finally:
-            door.detach()
+            listener.detach()
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -262,11 +262,11 @@ def read_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 def _port_of(fd: int) -> int:
-    door = socket.socket(fileno=fd)
+    listener = socket.socket(fileno=fd)
     try:
-        return int(door.getsockname()[1])
+        return int(listener.getsockname()[1])
     finally:
-        door.detach()
+        listener.detach()
 
 
 def free_descriptors() -> int:

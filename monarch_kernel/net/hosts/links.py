@@ -25,7 +25,7 @@ import zmq
 from zmq.utils import z85
 
 from monarch_kernel.net.hosts import tcp
-from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, Strangers, read_event
+from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, HandshakeGuard, read_event
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, has_message, recv_multipart, send_multipart
 from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.config import LinkKeys
@@ -142,7 +142,7 @@ class Links:
         self._public, self._secret = keys.public.encode(), keys.secret.encode()
         self._watch = watch
         self._listener: zmq.Socket[bytes] | None = None
-        self._strangers: Strangers | None = None
+        self._guard: HandshakeGuard | None = None
         self._zap: zmq.Socket[bytes] | None = None
         self._dials: dict[int, _Dial] = {}
         self._taken: dict[int, _Connection] = {}
@@ -171,18 +171,18 @@ class Links:
             listener.curve_server = True
             listener.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             listener.setsockopt(zmq.BACKLOG, BACKLOG)
-            strangers = Strangers(self._context, listener)
+            guard = HandshakeGuard(self._context, listener)
             try:
                 listener.bind(f"tcp://*:{port or '*'}")
             except zmq.ZMQError as error:
-                strangers.close()
+                guard.close()
                 listener.close(linger=0)
                 self._zap.close(linger=0)
                 self._zap = None
                 raise OSError(error.errno, error.strerror) from None
             self._listener = listener
-            self._strangers = strangers
-            self._watch(strangers.monitor, True)
+            self._guard = guard
+            self._watch(guard.monitor, True)
             self._watch(self._zap, True)
             self.port = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
             self._watch(listener, True)
@@ -284,12 +284,12 @@ class Links:
     @property
     def refused(self) -> int:
         """Number of connections from clients that lack the keys, or do not speak this protocol."""
-        return 0 if self._strangers is None else self._strangers.refused
+        return 0 if self._guard is None else self._guard.refused
 
     def tend(self) -> None:
         """Keep the cost of unauthenticated connections within limits; call this a few times a second."""
-        if self._strangers is not None:
-            self._strangers.tend()
+        if self._guard is not None:
+            self._guard.tend()
 
     @property
     def is_dialling(self) -> bool:
@@ -330,10 +330,10 @@ class Links:
             self._end(connection)
         for host in list(self._taken):
             self._end(self._taken.pop(host), linger_ms=LINGER_MS)
-        if self._listener is not None and self._strangers is not None and self._zap is not None:
+        if self._listener is not None and self._guard is not None and self._zap is not None:
             self._listener.disable_monitor()
-            self._watch(self._strangers.monitor, False)
-            self._strangers.close()
+            self._watch(self._guard.monitor, False)
+            self._guard.close()
             self._close(self._listener, linger_ms=LINGER_MS)
             self._close(self._zap)
             self._listener = None
@@ -365,8 +365,8 @@ class Links:
 
     def _receive(self) -> Iterator[tuple[int, list[Frame]]]:
         self._answer_zap()
-        if self._strangers is not None:
-            self._strangers.look()
+        if self._guard is not None:
+            self._guard.look()
         listener = self._listener
         while listener is not None and (parts := recv_multipart(listener)) is not None:
             name, *rest = parts

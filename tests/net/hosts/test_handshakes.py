@@ -14,7 +14,14 @@ import pytest
 import zmq
 
 from monarch_kernel.net.hosts import handshakes, tcp
-from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, MAX_WAITING, PATIENCE_S, Strangers, read_event
+from monarch_kernel.net.hosts.handshakes import (
+    BACKLOG,
+    HANDSHAKE_MS,
+    MAX_WAITING,
+    PATIENCE_S,
+    HandshakeGuard,
+    read_event,
+)
 from monarch_kernel.net.hosts.links import new_keys
 from monarch_kernel.net.wire.config import LinkKeys
 from tests.failures.strangers import besieged
@@ -36,17 +43,17 @@ class Door:
         self.listener.curve_server = True
         self.listener.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self.listener.setsockopt(zmq.BACKLOG, BACKLOG)
-        self.strangers = Strangers(self.context, self.listener)
+        self.guard = HandshakeGuard(self.context, self.listener)
         self.port = self.listener.bind_to_random_port("tcp://127.0.0.1")
         self.heard: list[bytes] = []
         self.senders: set[bytes] = set()  # by connection
 
     def turn(self) -> None:
         poller = zmq.Poller()
-        for each in (self.listener, self.strangers.monitor):
+        for each in (self.listener, self.guard.monitor):
             poller.register(each, zmq.POLLIN)
         poller.poll(10)
-        self.strangers.tend()
+        self.guard.tend()
         while self.listener.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
             sender, word = self.listener.recv_multipart()
             self.heard.append(word)
@@ -64,7 +71,7 @@ class Door:
 
     def close(self) -> None:
         self.listener.disable_monitor()
-        self.strangers.close()
+        self.guard.close()
         self.context.destroy(linger=0)
 
 
@@ -118,9 +125,9 @@ def open_here() -> int:
 @pytest.mark.parametrize("door", [1000], indirect=True)
 def test_a_silent_connection_is_closed_after_a_while(door: Door) -> None:
     with socket.create_connection(("127.0.0.1", door.port), LONG_S) as silent:
-        door.turn_until(lambda: door.strangers.refused)
+        door.turn_until(lambda: door.guard.refused)
         assert silent.recv(1000)[:1] in (b"\xff", b"")
-    assert not door.strangers._waiting
+    assert not door.guard._waiting
 
 
 def test_the_number_of_waiting_connections_is_limited(
@@ -130,12 +137,12 @@ def test_the_number_of_waiting_connections_is_limited(
     friends(b"first")
     door.turn_until(lambda: b"first" in door.heard)
     with besieged("nothing", [door.port], 480):
-        door.turn_until(lambda: door.strangers.refused >= 480 - MAX_WAITING)
+        door.turn_until(lambda: door.guard.refused >= 480 - MAX_WAITING)
         assert open_here() <= before + MAX_WAITING + 32  # the friend's, and those of the process of the strangers
         friends(b"second")
         door.turn_until(lambda: b"second" in door.heard)
-        door.turn_until(lambda: door.strangers.refused >= 480)
-    assert door.strangers.refused == 480
+        door.turn_until(lambda: door.guard.refused >= 480)
+    assert door.guard.refused == 480
     assert len(door.heard) == 2
 
 
@@ -145,12 +152,12 @@ def test_peers_with_the_keys_are_never_refused(door: Door, friends: Callable[[by
         ends = [friends(b"%d" % i) for i in range(40)]
         besieger.begin()
         door.turn_until(lambda: len(door.heard) == 40)
-    door.turn_until(lambda: door.strangers.refused >= 300)
+    door.turn_until(lambda: door.guard.refused >= 300)
     for end in ends:
         end.send(b"still here")
     door.turn_until(lambda: len(door.heard) == 80)
     assert len(door.senders) == 40  # no peer had to connect again
-    assert door.strangers.refused == 300
+    assert door.guard.refused == 300
 
 
 @pytest.mark.parametrize("door", [HANDSHAKE_MS], indirect=True)
@@ -163,7 +170,7 @@ def test_hundreds_of_peers_with_the_keys_may_connect_at_once(
         end.send(b"still here")
     door.turn_until(lambda: len(door.heard) == 400)
     assert len(door.senders) == 200
-    assert door.strangers.refused == 0
+    assert door.guard.refused == 0
 
 
 def test_a_peer_authenticated_while_others_are_checked_is_not_refused(
@@ -174,15 +181,15 @@ def test_a_peer_authenticated_while_others_are_checked_is_not_refused(
         friends(bytes(10_000))
     told = []
     while sum(kind == zmq.EVENT_HANDSHAKE_SUCCEEDED for kind, _ in told) < 2:
-        assert door.strangers.monitor.poll(LONG_S * 1000)
-        told.append(read_event(door.strangers.monitor))
+        assert door.guard.monitor.poll(LONG_S * 1000)
+        told.append(read_event(door.guard.monitor))
     fds = [value for kind, value in told if kind == zmq.EVENT_ACCEPTED]
     wait_until(lambda: min(tcp.nbytes_received(fd, door.port) for fd in fds) >= 10_000, "all that they say to come")
     late = [told.pop()]
     received = tcp.nbytes_received
 
     def look(fd: int, port: int) -> int:
-        if fd not in door.strangers._waiting:
+        if fd not in door.guard._waiting:
             told.extend(late)
             late.clear()
         return received(fd, port)
@@ -190,24 +197,24 @@ def test_a_peer_authenticated_while_others_are_checked_is_not_refused(
     monkeypatch.setattr(tcp, "nbytes_received", look)
     monkeypatch.setattr(handshakes, "has_message", lambda monitor: bool(told))
     monkeypatch.setattr(handshakes, "read_event", lambda monitor: told.pop(0))
-    door.strangers.look()
+    door.guard.look()
     assert not late
-    assert (door.strangers._waiting, door.strangers._leaving) == ({}, set())
+    assert (door.guard._waiting, door.guard._closing) == ({}, set())
 
 
 def test_a_connection_that_ends_while_it_is_checked_is_not_closed(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third check of the monitor finds an event: the connection has closed."""
     found = iter([False, False, True, False])
     ended: list[int] = []
-    door.strangers._waiting[99] = time.monotonic()
+    door.guard._waiting[99] = time.monotonic()
     monkeypatch.setattr(tcp, "nbytes_received", lambda fd, port: 5000)
     monkeypatch.setattr(tcp, "hang_up", lambda fd, port: ended.append(fd))
     monkeypatch.setattr(handshakes, "has_message", lambda monitor: next(found))
     monkeypatch.setattr(handshakes, "read_event", lambda monitor: (zmq.EVENT_DISCONNECTED, 99))
-    door.strangers.look()
+    door.guard.look()
     assert list(found) == []
-    assert (ended, door.strangers._waiting, door.strangers._leaving) == ([], {}, set())
-    assert door.strangers.refused == 1
+    assert (ended, door.guard._waiting, door.guard._closing) == ([], {}, set())
+    assert door.guard.refused == 1
 
 
 def test_at_the_limit_of_descriptors_authenticated_peers_stay_and_others_cost_little(
@@ -218,7 +225,7 @@ def test_at_the_limit_of_descriptors_authenticated_peers_stay_and_others_cost_li
     with besieged("nothing", [door.port], 200, waits=True) as besieger:
         few_descriptors(10)
         besieger.begin()
-        door.turn_until(lambda: door.strangers.refused >= 200)
+        door.turn_until(lambda: door.guard.refused >= 200)
         friend.send(b"still here")
         door.turn_until(lambda: b"still here" in door.heard)
         bar.check(door.busy_s(), 0.25, "half a second")  # libzmq does not call accept() in an endless loop
@@ -234,7 +241,7 @@ def test_with_no_descriptor_left_strangers_are_refused_from_the_queue(
         door.turn()
         few_descriptors(0)
         besieger.begin()
-        door.turn_until(lambda: door.strangers.refused >= 50)
+        door.turn_until(lambda: door.guard.refused >= 50)
         bar.check(door.busy_s(), 0.25, "half a second")
 
 
@@ -259,21 +266,21 @@ def test_a_peer_that_gives_up_during_a_pause_is_not_counted_as_refused(door: Doo
     """It may have the keys: this process was stopped, or its interpreter blocked."""
     with ExitStack() as stack:
         patient = stack.enter_context(socket.create_connection(("127.0.0.1", door.port)))
-        door.turn_until(lambda: len(door.strangers._waiting) == 1)
+        door.turn_until(lambda: len(door.guard._waiting) == 1)
         for _ in range(3):
             stack.enter_context(socket.create_connection(("127.0.0.1", door.port))).close()
         until = time.monotonic() + 1.1 * PATIENCE_S
         while time.monotonic() < until:  # without a call of look()
             door.listener.poll(100)
         with socket.create_connection(("127.0.0.1", door.port)):  # after the others, whose events have arrived
-            door.turn_until(lambda: len(door.strangers._waiting) == 2)
-        door.turn_until(lambda: len(door.strangers._waiting) == 1)
-        assert door.strangers.refused == 0
+            door.turn_until(lambda: len(door.guard._waiting) == 2)
+        door.turn_until(lambda: len(door.guard._waiting) == 1)
+        assert door.guard.refused == 0
         until = time.monotonic() + 1.1 * PATIENCE_S
         door.turn_until(lambda: time.monotonic() > until)
         patient.close()
-        door.turn_until(lambda: not door.strangers._waiting)
-        assert door.strangers.refused == 1
+        door.turn_until(lambda: not door.guard._waiting)
+        assert door.guard.refused == 1
 
 
 def test_an_unread_flood_of_events_blocks_no_connection(
@@ -287,5 +294,5 @@ def test_an_unread_flood_of_events_blocks_no_connection(
         friend.send(b"again")
         assert door.listener.poll(1000 * LONG_S), "held up"
     with socket.create_connection(("127.0.0.1", door.port), LONG_S):
-        door.turn_until(lambda: len(door.strangers._waiting) == 1)  # the last one
+        door.turn_until(lambda: len(door.guard._waiting) == 1)  # the last one
     assert psutil.Process().memory_info().rss - before < 64 << 20

@@ -125,12 +125,12 @@ def test_interrupts_lose_no_message(router: ZmqRouter, agent: Agent, tmp_path: P
 def test_the_limits_for_strangers_are_updated_while_there_are_hosts(router: ZmqRouter, agent: Agent) -> None:
     """Otherwise nothing would notice when few descriptors are left."""
     assert router._links is not None
-    strangers = router._links._strangers
-    assert strangers is not None
-    before = strangers._tended
+    guard = router._links._guard
+    assert guard is not None
+    before = guard._tended
 
     def turn() -> None:
         router.wait(0.1)
         router.recv()
 
-    pump_until(lambda: strangers._tended >= before + 3, turn, "strangers to be tended")
+    pump_until(lambda: guard._tended >= before + 3, turn, "the limits to be updated")
