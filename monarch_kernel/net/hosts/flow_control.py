@@ -29,7 +29,7 @@ MAX_FOLD_NBYTES = 64 * 1024
 
 FOLD_DEPTH = 8
 _WINDOW_NBYTES = 256 << 10, 64 << 20
-_TELL_NBYTES = 128 << 10, 8 << 20
+_ACKNOWLEDGE_NBYTES = 128 << 10, 8 << 20
 """Bounds of the number of received bytes after which they are acknowledged, even if there is nothing else to send."""
 
 
@@ -38,17 +38,17 @@ class Outbox:
 
     def __init__(self) -> None:
         self._entries: deque[tuple[Entry, Sequence[Frame]]] = deque()
-        self._gone = 0  # entries that were removed from the front
+        self._removed = 0  # entries that were removed from the front
         self._last: dict[int, int] = {}  # the position of each host's last entry, removed ones included
         self._beats: dict[tuple[int, int, bool], Beat] = {}
         self._given = 0
         self._taken = 0
         self._window = _WINDOW_NBYTES[0]
         self._taken_before = 0
-        self._heard = 0
-        self._heard_before = 0
-        self._told = 0
-        self._tell = _TELL_NBYTES[0]
+        self._received = 0
+        self._received_before = 0
+        self._acknowledged = 0
+        self._acknowledge_after = _ACKNOWLEDGE_NBYTES[0]
 
     @property
     def waits(self) -> bool:
@@ -60,11 +60,11 @@ class Outbox:
     def put(self, entry: Entry, frames: Sequence[Frame]) -> None:
         """Queue an entry; merges it with an equal one that waits, unless that changes the order of a host's messages."""
         entries, last = self._entries, self._last
-        end = self._gone + len(entries)
+        end = self._removed + len(entries)
         if entries and not entry.goes_on and is_small(frames):
-            first = max([self._gone, end - FOLD_DEPTH, *(last.get(leg.source, -1) + 1 for leg in entry.legs)])
+            first = max([self._removed, end - FOLD_DEPTH, *(last.get(leg.source, -1) + 1 for leg in entry.legs)])
             for i in range(end - 1, first - 1, -1):
-                other, theirs = entries[i - self._gone]
+                other, theirs = entries[i - self._removed]
                 if len(theirs) == 1 and not other.goes_on and theirs[0] == frames[0]:
                     other.legs.extend(entry.legs)
                     last.update((leg.source, i) for leg in entry.legs)
@@ -85,7 +85,7 @@ class Outbox:
         taken, entries = [], list(self._entries)
         self._entries.clear()
         self._last.clear()
-        self._gone = 0
+        self._removed = 0
         for entry, frames in entries:
             legs = [leg for leg in entry.legs if which(leg)]
             if legs:
@@ -105,11 +105,11 @@ class Outbox:
         ((entry, frames),) = entries  # the usual case
         entries.clear()
         self._last.clear()
-        self._gone += 1
+        self._removed += 1
         for frame in frames:
             self._given += len(frame)
-        self._told = self._heard
-        return [seal(Envelope([entry], [], self._given, self._heard), frames)]
+        self._acknowledged = self._received
+        return [seal(Envelope([entry], [], self._given, self._received), frames)]
 
     def _messages(self) -> Iterator[list[Frame]]:
         batches = list(self._batches())
@@ -121,7 +121,7 @@ class Outbox:
         for i, batch in enumerate(batches):
             self._given += sum(len(frame) for _, frames in batch for frame in frames)
             yield self._sealed(batch, beats if i == len(batches) - 1 else [])
-        if not batches and (beats or self._heard - self._told >= self._tell):
+        if not batches and (beats or self._received - self._acknowledged >= self._acknowledge_after):
             yield self._sealed([], beats)
 
     def _batches(self) -> Iterator[list[tuple[Entry, Sequence[Frame]]]]:
@@ -130,12 +130,12 @@ class Outbox:
         nbytes = nnames = 0
         while self._entries and room > 0:
             entry, frames = self._entries.popleft()
-            self._gone += 1
+            self._removed += 1
             nbytes_more = sum(len(frame) for frame in frames)
             while (nnames_more := _nnames(entry)) > MAX_NAMES and len(entry.legs) > 1:
                 half = len(entry.legs) // 2
                 self._entries.appendleft((_with(entry, entry.legs[half:]), frames))
-                self._gone -= 1
+                self._removed -= 1
                 entry = _with(entry, entry.legs[:half])
             if batch and (nbytes + nbytes_more > PIECE_NBYTES or nnames + nnames_more > MAX_NAMES):
                 yield batch
@@ -150,25 +150,25 @@ class Outbox:
             self._last.clear()
 
     def _sealed(self, batch: Sequence[tuple[Entry, Sequence[Frame]]], beats: list[Beat]) -> list[Frame]:
-        self._told = self._heard
-        envelope = Envelope([entry for entry, _ in batch], beats, self._given, self._heard)
+        self._acknowledged = self._received
+        envelope = Envelope([entry for entry, _ in batch], beats, self._given, self._received)
         return seal(envelope, [frame for _, frames in batch for frame in frames])
 
     # -- reports of the neighbour
 
     def hear(self, given: int, taken: int) -> bool:
         """Process the totals that the neighbour reports; returns whether there is something to send to it now."""
-        self._heard = given
+        self._received = given
         self._taken = max(self._taken, min(taken, self._given))
         since = self._taken - self._taken_before
         self._window = max(self._window, _between(_WINDOW_NBYTES, _WINDOW_NBYTES[0] + since // 2))
-        return bool(self._entries) or self._heard - self._told >= self._tell
+        return bool(self._entries) or self._received - self._acknowledged >= self._acknowledge_after
 
     def tick(self) -> None:
         """Adapt to the bytes taken in one beat: half of them may be in transit, and they are acknowledged in four parts."""
         self._window = _between(_WINDOW_NBYTES, (self._taken - self._taken_before) // 2)
-        self._tell = _between(_TELL_NBYTES, (self._heard - self._heard_before) // 8)
-        self._taken_before, self._heard_before = self._taken, self._heard
+        self._acknowledge_after = _between(_ACKNOWLEDGE_NBYTES, (self._received - self._received_before) // 8)
+        self._taken_before, self._received_before = self._taken, self._received
 
 
 def is_small(frames: Sequence[Frame]) -> bool:

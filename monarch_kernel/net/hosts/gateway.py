@@ -121,12 +121,12 @@ class Gateway:
         self._reachable: dict[int, tuple[str, ...]] = {}
         self._redial_at: dict[int, float] = {}
         self._homes: dict[Peer, int] = {CONTROLLER: CONTROLLER_HOST}
-        self._homeless: dict[Peer, list[tuple[Peer, list[Frame]]]] = {}
+        self._unrouted: dict[Peer, list[tuple[Peer, list[Frame]]]] = {}
         self._ranks: set[Peer] = set()
         self._unsent: dict[Peer, list[Packets]] = {}
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._is_stirred = True
-        self._owing: set[Peer] = set()
+        self._pending: set[Peer] = set()
         self._asked_at = 0.0
         self._fold_until = 0.0
         self._is_urgent = False
@@ -178,14 +178,14 @@ class Gateway:
                 self._read(connection)
             self._drop(connection)
         self._ranks.discard(rank)
-        self._owing.discard(rank)
+        self._pending.discard(rank)
         self._unsent.pop(rank, None)
 
     def reach(self, host: int, addresses: Sequence[str], peers: Iterable[Peer]) -> None:
         """Set the host of these processes, and dial it; it dials this host, if there are no addresses."""
         for peer in peers:
             self._homes[peer] = host
-            for sender, frames in self._homeless.pop(peer, ()):
+            for sender, frames in self._unrouted.pop(peer, ()):
                 self._relay.send(sender, peer, host, frames)
         if addresses:
             self._reachable[host] = tuple(addresses)
@@ -389,21 +389,21 @@ class Gateway:
         return False
 
     def _expect_answers(self, ranks: Sequence[Peer], now: float) -> None:
-        self._owing = set(ranks)
+        self._pending = set(ranks)
         self._asked_at = now
         if not self._relay.waits:
             self._fold_until = now + FOLD_S
 
     def _from_rank(self, rank: Peer, receiver: Peer, frames: list[Frame]) -> None:
-        if rank in self._owing:
-            self._owing.remove(rank)
+        if rank in self._pending:
+            self._pending.remove(rank)
         else:
             self._is_urgent = True  # not an answer that others may be equal to
         home = self._homes.get(receiver)
         if home is not None:
             self._relay.send(rank, receiver, home, frames)
         else:  # the controller will say where that is
-            self._homeless.setdefault(receiver, []).append((rank, frames))
+            self._unrouted.setdefault(receiver, []).append((rank, frames))
 
     def _to_rank(self, rank: Peer, packets: Packets) -> None:
         if (connection := self._connected_ranks.get(rank)) is not None:
@@ -464,15 +464,15 @@ class Gateway:
     # -- connections to others
 
     def _may_flush(self, now: float) -> bool:
-        return self._relay.waits and (self._is_urgent or not self._owing or now >= self._fold_until)
+        return self._relay.waits and (self._is_urgent or not self._pending or now >= self._fold_until)
 
     def _flush(self) -> None:
         self._is_urgent = False
-        if self._owing:
+        if self._pending:
             now = time.monotonic()
             waited_s = now - self._asked_at
             if waited_s > EXPECTED_S:
-                self._owing.clear()
+                self._pending.clear()
             self._fold_until = now + min(max(FOLD_S, waited_s / 2), MAX_FOLD_S)
         self._is_stirred = True
         for neighbour, parts in self._relay.flush():

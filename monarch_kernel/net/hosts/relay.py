@@ -64,7 +64,7 @@ class _Draft:
         self.is_small = is_small(frames)
 
 
-class _Kept(NamedTuple):
+class _SentMessage(NamedTuple):
     """A sent message that is kept in case it must be sent again."""
 
     leg: Leg
@@ -74,17 +74,17 @@ class _Kept(NamedTuple):
 
 
 @dataclass
-class _Line:
+class _Session:
     """The state of the exchange with another host."""
 
     life: int = 0
     sent: int = 0
     received: int = 0
-    untold: int = 0  # received messages that are not acknowledged, and their bytes
-    untold_nbytes: int = 0
+    unacknowledged: int = 0  # received messages that are not acknowledged, and their bytes
+    unacknowledged_nbytes: int = 0
     has_asked: bool = False
     latest: int = 0  # number of the last message that came after a gap
-    kept: deque[_Kept] = field(default_factory=deque)
+    kept: deque[_SentMessage] = field(default_factory=deque)
     pieces: list[Frame | bytearray] = field(
         default_factory=list
     )  # the frames received so far; the last one may be incomplete
@@ -122,11 +122,11 @@ class Relay:
         self.is_attached = False
         self.attached: set[int] = set()
         self._life = life
-        self._ways: dict[int, int] = {}
-        self._lines: dict[int, _Line] = {}
+        self._paths: dict[int, int] = {}
+        self._sessions: dict[int, _Session] = {}
         self._drafts: list[_Draft] = []
         self._last: dict[tuple[Peer, int], int] = {}
-        self._stuck: dict[int, list[tuple[Entry, Sequence[Frame]]]] = {}
+        self._without_path: dict[int, list[tuple[Entry, Sequence[Frame]]]] = {}
         self._outboxes: dict[int, Outbox] = {}
         self._due: set[int] = set()  # neighbours for which there may be something to send
         self._given_up: set[int] = set()
@@ -135,9 +135,9 @@ class Relay:
 
     def lead(self, host: int, neighbour: int) -> None:
         """Send messages for a host to this neighbour from now on, including those that waited for a path."""
-        former = self._ways.get(host, self.default)
-        self._ways[host] = neighbour
-        for entry, frames in self._stuck.pop(host, ()):
+        former = self._paths.get(host, self.default)
+        self._paths[host] = neighbour
+        for entry, frames in self._without_path.pop(host, ()):
             self._put(neighbour, entry, frames)
         if former not in (None, neighbour):
             self._redirect(former, lambda leg: leg.target == host)
@@ -146,9 +146,9 @@ class Relay:
         """Send everything that went to one neighbour to another from now on."""
         if self.default == former:
             self.default = neighbour
-        for host, way in list(self._ways.items()):
+        for host, way in list(self._paths.items()):
             if way == former:
-                self._ways[host] = neighbour
+                self._paths[host] = neighbour
         self._redirect(former, lambda leg: True)
 
     def _redirect(self, former: int, which: Callable[[Leg], bool]) -> None:
@@ -161,13 +161,13 @@ class Relay:
 
     def way(self, host: int) -> int | None:
         """Return the neighbour for messages to a host; None if they wait."""
-        return self._ways.get(host, self.default)
+        return self._paths.get(host, self.default)
 
     def give_up(self, host: int) -> None:
         """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
         self._given_up.add(host)
-        self._lines.pop(host, None)
-        self._stuck.pop(host, None)
+        self._sessions.pop(host, None)
+        self._without_path.pop(host, None)
         for box in self._outboxes.values():
             box.withdraw(lambda leg: leg.target == host)
 
@@ -222,14 +222,14 @@ class Relay:
 
     def beat(self) -> None:
         """Send a beat to all known hosts: we are alive, and what we have received; call this at even intervals."""
-        for host in self._lines:
+        for host in self._sessions:
             self._beat(host)
         for box in self._outboxes.values():
             box.tick()
 
     def greet(self, host: int) -> None:
         """Start to send beats to a host."""
-        self._line(host)
+        self._session(host)
 
     def flush(self) -> list[tuple[int, list[Frame]]]:
         """Return the messages to send to neighbours now: (neighbour, multipart message)."""
@@ -243,14 +243,14 @@ class Relay:
                 for host, (senders, receivers) in draft.legs.items():
                     if host in self._given_up:
                         continue
-                    line = self._line(host)
-                    line.sent += 1
-                    leg = Leg(self.host, host, line.sent, line.life, senders, receivers)
-                    line.kept.append(_Kept(leg, frames, goes_on, is_cut))
+                    session = self._session(host)
+                    session.sent += 1
+                    leg = Leg(self.host, host, session.sent, session.life, senders, receivers)
+                    session.kept.append(_SentMessage(leg, frames, goes_on, is_cut))
                     way = self.way(host)
                     if way is None:
                         entry = Entry([leg], len(frames), goes_on, is_cut)
-                        self._stuck.setdefault(host, []).append((entry, frames))
+                        self._without_path.setdefault(host, []).append((entry, frames))
                     elif way in by_neighbour:
                         by_neighbour[way].legs.append(leg)
                     else:
@@ -272,21 +272,23 @@ class Relay:
         return box
 
     def _beat(self, host: int, *, again: bool = False) -> None:
-        line = self._line(host)
-        line.untold = line.untold_nbytes = 0
-        self._pass_beat(Beat(self.host, host, line.life, line.sent, line.received, again, False, self.is_attached))
+        session = self._session(host)
+        session.unacknowledged = session.unacknowledged_nbytes = 0
+        self._pass_beat(
+            Beat(self.host, host, session.life, session.sent, session.received, again, False, self.is_attached)
+        )
 
     def _pass_beat(self, beat: Beat) -> None:
         way = self.way(beat.target)
         if way is not None:
             self._outbox(way).put_beat(beat)
 
-    def _line(self, host: int) -> _Line:
-        line = self._lines.get(host)
-        if line is None:
+    def _session(self, host: int) -> _Session:
+        session = self._sessions.get(host)
+        if session is None:
             life = self._life if CONTROLLER_HOST in (host, self.host) else 0
-            line = self._lines[host] = _Line(life)
-        return line
+            session = self._sessions[host] = _Session(life)
+        return session
 
     # -- incoming messages
 
@@ -312,12 +314,12 @@ class Relay:
             onward: dict[int, list[Leg]] = {}
             for leg in entry.legs:
                 if leg.source == self.host or leg.source in self._given_up:
-                    self._say_over(leg.source, neighbour)
+                    self._order_end(leg.source, neighbour)
                     continue
                 if not self._may_come_by(leg.source, neighbour):
                     self.dropped += 1
                     continue
-                self._heard_of(leg.source, neighbour)
+                self._note_heard(leg.source, neighbour)
                 if leg.target != self.host:
                     way = self.way(leg.target)
                     if way is None or way == neighbour:
@@ -331,14 +333,14 @@ class Relay:
                 self._put(way, Entry(legs, entry.nframes, entry.goes_on, entry.is_cut), frames)
         for beat in envelope.beats:
             if beat.source == self.host or beat.source in self._given_up:
-                self._say_over(beat.source, neighbour)
+                self._order_end(beat.source, neighbour)
                 continue
             if not self._may_come_by(beat.source, neighbour):
                 self.dropped += 1
                 continue
-            self._heard_of(beat.source, neighbour)
+            self._note_heard(beat.source, neighbour)
             if beat.target == self.host:
-                self._heard_beat(beat)
+                self._handle_beat(beat)
             elif self.way(beat.target) != neighbour:
                 self._pass_beat(beat)
             else:
@@ -350,86 +352,86 @@ class Relay:
             return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
         return self._members is None or host in self._members
 
-    def _heard_of(self, host: int, neighbour: int) -> None:
+    def _note_heard(self, host: int, neighbour: int) -> None:
         self.heard.add(host)
-        if self._ways.get(host) != neighbour:
+        if self._paths.get(host) != neighbour:
             self.lead(host, neighbour)
 
-    def _say_over(self, host: int, neighbour: int) -> None:
+    def _order_end(self, host: int, neighbour: int) -> None:
         self.dropped += 1
         if host != self.host:
             over = Beat(self.host, host, self._life, 0, 0, over=True)
             self._outbox(neighbour).put_beat(over)
 
-    def _is_of_this_life(self, host: int, life: int, line: _Line) -> bool:
+    def _is_of_this_life(self, host: int, life: int, session: _Session) -> bool:
         """Whether a number belongs to the current epoch; an agent that hears of a new controller starts again."""
-        if life > line.life and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
-            self._lines[host] = _Line(life)
+        if life > session.life and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
+            self._sessions[host] = _Session(life)
             return True
-        return life == line.life
+        return life == session.life
 
     def _accept(self, leg: Leg, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
         """Return a message if it is the next one and all of its pieces have arrived."""
         host = leg.source
-        if not self._is_of_this_life(host, leg.life, self._line(host)):
+        if not self._is_of_this_life(host, leg.life, self._session(host)):
             self.dropped += 1
             return None
-        line = self._line(host)
-        if leg.number <= line.received:
+        session = self._session(host)
+        if leg.number <= session.received:
             return None  # a duplicate
-        if leg.number > line.received + 1:
-            if not line.has_asked or leg.number <= line.latest:  # the requested messages were lost, too
-                line.has_asked = True
+        if leg.number > session.received + 1:
+            if not session.has_asked or leg.number <= session.latest:  # the requested messages were lost, too
+                session.has_asked = True
                 self._beat(host, again=True)
-            line.latest = leg.number
+            session.latest = leg.number
             return None
-        line.received += 1
-        line.has_asked = False
-        line.untold += 1
-        line.untold_nbytes += sum(len(frame) for frame in frames)
-        if line.untold >= ACK_EVERY or line.untold_nbytes >= ACK_NBYTES:
+        session.received += 1
+        session.has_asked = False
+        session.unacknowledged += 1
+        session.unacknowledged_nbytes += sum(len(frame) for frame in frames)
+        if session.unacknowledged >= ACK_EVERY or session.unacknowledged_nbytes >= ACK_NBYTES:
             self._beat(host)
-        if not (entry.goes_on or line.pieces):
+        if not (entry.goes_on or session.pieces):
             return list(frames)
-        whole = line.pieces
-        if line.is_cut:
+        whole = session.pieces
+        if session.is_cut:
             # Piece by piece: joining a gigabyte at once takes so long that this host would be considered dead.
-            begun = whole[-1]
-            if not isinstance(begun, bytearray):
-                begun = whole[-1] = bytearray(begun)
-            begun += frames[0]
+            unfinished = whole[-1]
+            if not isinstance(unfinished, bytearray):
+                unfinished = whole[-1] = bytearray(unfinished)
+            unfinished += frames[0]
             frames = frames[1:]
         whole.extend(frames)
-        line.is_cut = entry.is_cut
+        session.is_cut = entry.is_cut
         if entry.goes_on:
             return None
-        line.pieces = []
+        session.pieces = []
         return [memoryview(frame) if isinstance(frame, bytearray) else frame for frame in whole]
 
-    def _heard_beat(self, beat: Beat) -> None:
+    def _handle_beat(self, beat: Beat) -> None:
         if beat.over:
             self.is_given_up |= beat.source == CONTROLLER_HOST
             return
-        if not self._is_of_this_life(beat.source, beat.life, self._line(beat.source)):
+        if not self._is_of_this_life(beat.source, beat.life, self._session(beat.source)):
             self.dropped += 1
             return
         if beat.attached:
             self.attached.add(beat.source)
-        line = self._line(beat.source)
-        if beat.received > line.sent:  # it acknowledges a message that was never sent
+        session = self._session(beat.source)
+        if beat.received > session.sent:  # it acknowledges a message that was never sent
             self.dropped += 1
             return
-        while line.kept and line.kept[0].leg.number <= beat.received:
-            line.kept.popleft()
+        while session.kept and session.kept[0].leg.number <= beat.received:
+            session.kept.popleft()
         if beat.again and (way := self.way(beat.source)) is not None:
             if (box := self._outboxes.get(way)) is not None:
                 box.withdraw(lambda leg: leg.source == self.host and leg.target == beat.source)
-            for kept in line.kept:
+            for kept in session.kept:
                 self._put(way, Entry([kept.leg], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
         if beat.sent:
-            line.has_asked = False
-        if beat.sent > line.received:  # a beat comes after the messages it counts: they are lost
-            line.has_asked = True
+            session.has_asked = False
+        if beat.sent > session.received:  # a beat comes after the messages it counts: they are lost
+            session.has_asked = True
             self._beat(beat.source, again=True)
 
 

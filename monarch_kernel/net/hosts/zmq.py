@@ -82,7 +82,7 @@ class ZmqRouter(Wakeable):
         self._is_stirred = self._are_links_used = True
         self._stirred_links: set[int] = set()
         self._received = 0
-        self._is_far = False  # whether the last message went to another host
+        self._was_remote = False  # whether the last message went to another host
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._hosts: set[int] = set()
         self._relay = Relay(CONTROLLER_HOST, life, members=self._hosts)
@@ -155,7 +155,7 @@ class ZmqRouter(Wakeable):
         if self._homes:
             left_s = max(0.0, self._beat_at - time.monotonic())
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        tries = 0 if self._is_far or timeout_s == 0 else YIELDS
+        tries = 0 if self._was_remote or timeout_s == 0 else YIELDS
         if tries or self._is_stirred:
             self._is_stirred = True  # until it is known not to be: an interrupt may arrive between any two steps here
             for _ in range(1 + tries):
@@ -171,11 +171,11 @@ class ZmqRouter(Wakeable):
         as_sent = parts
         if (home := self._homes.get(peer)) is not None:
             self._relay.send(CONTROLLER, peer, home, parts)
-            self._is_far = True
+            self._was_remote = True
         elif peer == CONTROLLER:
             self._arrived.append((CONTROLLER, _as_received(parts)))
         else:
-            self._is_far = False
+            self._was_remote = False
             if len(parts) > 1 and peer in self._sharing:
                 as_sent = refer(parts, peer)
             if not self._hand_over(peer, as_sent):
@@ -349,22 +349,22 @@ class ZmqRank(Wakeable):
         self._names: dict[int, Peer] = {}
         self._stirred: set[int] = set()
         self._ready: deque[int] = deque()
-        self._asked: dict[Peer, int] = {}
+        self._dealers: dict[Peer, int] = {}
         self._to_myself: deque[list[Frame]] = deque()
         self._received = 0
-        self._far: set[Peer] = set()  # peers that are reached through the gateway
-        self._askers = self._new_socket(zmq.ROUTER)
-        self._askers.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._askers.bind(own_address)
+        self._remote_peers: set[Peer] = set()  # peers that are reached through the gateway
+        self._router = self._new_socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.bind(own_address)
         if own_address.startswith("ipc://"):
             os.chmod(own_address.removeprefix("ipc://"), 0o600)
-        self._askers_fd = self._watch(self._askers)
+        self._router_fd = self._watch(self._router)
         self.shares = may_look_at_parent()  # the agent, which started this rank for this user
         share(self.shares)
         if address:
-            self._asked[CONTROLLER] = self._connect(CONTROLLER, address)
+            self._dealers[CONTROLLER] = self._connect(CONTROLLER, address)
         else:
-            self._far.add(CONTROLLER)
+            self._remote_peers.add(CONTROLLER)
         self._gateway = PacketSocket.connect(gateway.removeprefix("ipc://")) if gateway else None
         if self._gateway is not None:
             self._gateway.send([name])
@@ -373,9 +373,9 @@ class ZmqRank(Wakeable):
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that this one will call; without an address it is on another host, behind the gateway."""
         if address:
-            self._asked[peer] = self._connect(peer, address)
+            self._dealers[peer] = self._connect(peer, address)
         else:
-            self._far.add(peer)
+            self._remote_peers.add(peer)
 
     def _connect(self, peer: Peer, address: str) -> int:
         socket = self._new_socket(zmq.DEALER)
@@ -404,9 +404,9 @@ class ZmqRank(Wakeable):
 
     def disconnect(self, peer: Peer) -> None:
         """Close a connection; unsent messages are dropped."""
-        self._far.discard(peer)
+        self._remote_peers.discard(peer)
         forget(peer)
-        fd = self._asked.pop(peer, None)
+        fd = self._dealers.pop(peer, None)
         if fd is not None:
             del self._names[fd]
             self._poller.unregister(fd)
@@ -425,7 +425,7 @@ class ZmqRank(Wakeable):
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Send a message without blocking; returns False if no such peer is connected."""
         as_sent = parts
-        if peer in self._far:
+        if peer in self._remote_peers:
             assert self._gateway is not None
             self._gateway.send([peer, *parts])
             if self._gateway.has_unsent:
@@ -442,13 +442,13 @@ class ZmqRank(Wakeable):
         return True
 
     def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
-        if (fd := self._asked.get(peer)) is not None:
+        if (fd := self._dealers.get(peer)) is not None:
             send_multipart(self._sockets[fd], parts)
             self._stirred.add(fd)
             return True
-        self._stirred.add(self._askers_fd)
+        self._stirred.add(self._router_fd)
         try:
-            send_multipart(self._askers, [peer, *parts])
+            send_multipart(self._router, [peer, *parts])
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 forget(peer)
@@ -503,7 +503,7 @@ class ZmqRank(Wakeable):
                 self._poller.unregister(self._gateway.fd)
             return None
         peer, *frames = parts
-        self._far.add(bytes(peer))  # the answer goes the same way
+        self._remote_peers.add(bytes(peer))  # the answer goes the same way
         return bytes(peer), frames
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ def test_messages_lost_with_a_connection_are_sent_again_in_order() -> None:
     net[0].send(C, b"R1", 1, [b"5"])
     net.settle()
     assert net.received(1, b"R1", C) == [b"%d" % i for i in range(6)]
-    assert not net[0]._lines[1].kept, "all of it is acknowledged"
+    assert not net[0]._sessions[1].kept, "all of it is acknowledged"
 
 
 def test_the_last_piece_of_a_large_message_costs_no_more_than_others() -> None:
@@ -159,9 +159,9 @@ def test_the_last_piece_of_a_large_message_costs_no_more_than_others() -> None:
     got: list[list[Frame]] = []
     for _ in range(len(large) // PIECE_NBYTES + 10):
         for _, parts in net[0].flush():
-            begun = time.process_time()
+            start = time.process_time()
             got += [delivery.frames for delivery in net[1].hear(0, parts)]
-            costs.append(time.process_time() - begun)
+            costs.append(time.process_time() - start)
         net[1].beat()
         for _, parts in net[1].flush():
             assert not list(net[0].hear(1, parts))

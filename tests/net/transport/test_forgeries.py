@@ -131,7 +131,7 @@ def test_messages_of_an_unknown_host_are_dropped_and_leave_nothing() -> None:
     assert controller.dropped == 3 * 998
     assert controller.flush() == []
     assert 2 not in controller.heard
-    assert set(controller._lines) == set(controller._outboxes) == {1}
+    assert set(controller._sessions) == set(controller._outboxes) == {1}
     assert_unharmed(controller, agent)
 
 
