@@ -94,9 +94,9 @@ def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes
     Raises:
         SystemExit: there is no valid configuration.
     """
-    told = environment.pop(AGENT_VARIABLE, "").encode() or read()
+    data = environment.pop(AGENT_VARIABLE, "").encode() or read()
     try:
-        config = AgentConfig.decode(told)
+        config = AgentConfig.decode(data)
         if config.number_from:
             config = config.numbered(int(environment[config.number_from]))
     except (ValueError, KeyError) as error:  # without its text, which contains secrets

@@ -292,10 +292,10 @@ class MeshFailure:
         for failure, ranks in _grouped(self.reports):
             lines.append(f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}")
             lines += _details({rank: self.reports[rank] for rank in ranks})
-        told: list[MeshFailure] = []
+        reported: list[MeshFailure] = []
         for rank in sorted(self.causes):
-            if self.causes[rank] not in told:
-                told.append(self.causes[rank])
+            if self.causes[rank] not in reported:
+                reported.append(self.causes[rank])
                 lines.append(f"caused by {self.causes[rank].report()}")
         return "\n".join(lines)
 

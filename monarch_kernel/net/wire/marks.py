@@ -93,8 +93,8 @@ class MarkReader:
         # The first byte of a mark is its only NUL, so only the last NUL can start an unfinished mark.
         end = data[start:]
         digits = end[len(self._prefix) :]
-        is_begun = self._prefix.startswith(end) or (end.startswith(self._prefix) and digits.isdigit())
-        if is_begun and len(digits) < _DIGITS:
+        is_unfinished = self._prefix.startswith(end) or (end.startswith(self._prefix) and digits.isdigit())
+        if is_unfinished and len(digits) < _DIGITS:
             data, self._rest = data[:start], end
         *marked, rest = self._whole_mark.split(data)
         pieces = [(piece, int(number)) for piece, number in zip(marked[::2], marked[1::2])]
