@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-# ``python -m`` puts the working directory first on the path, where a user's own ``torch.py`` may lie; ranks get the path that
+# ``python -m`` puts the working directory first on the path, where a user's own ``torch.py`` may be; ranks get the path that
 # the controller has.
 if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]

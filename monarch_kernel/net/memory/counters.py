@@ -134,7 +134,7 @@ class Meters:
         for part, rest in zip(parts[1:], left):
             nbytes = len(part)
             if len(rest) != nbytes:
-                if not is_for_all(part):  # no process has copied these
+                if not is_for_all(part):  # memory that processes share is not copied
                     there += nbytes
                     n_there += 1
             elif nbytes and (type(part) is not memoryview or type(part.obj) is not Piece):

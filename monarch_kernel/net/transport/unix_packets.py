@@ -96,7 +96,7 @@ class PacketSocket:
             unsent.popleft()
 
     def recv(self) -> list[Frame] | None:
-        """Read a packet, if there is one, and return the message that it completes: two frames as bytes, the others writable.
+        """Read a packet, if any, and return the message that it completes: the first two frames as bytes, the others writable.
 
         Raises:
             WireError: it is not a valid packet.
@@ -110,7 +110,7 @@ class PacketSocket:
         except ConnectionError:
             nbytes = 0
         except (struct.error, MemoryError, OverflowError) as error:
-            raise WireError(f"no packet: {error}") from None
+            raise WireError(f"not a packet: {error}") from None
         self.is_over = not nbytes  # perhaps in the middle of a message, which is lost then
         return self._go_on(nbytes) if nbytes else None
 

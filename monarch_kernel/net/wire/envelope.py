@@ -100,7 +100,7 @@ def open_envelope(parts: Sequence[Frame]) -> Envelope:
     try:
         envelope = _decoder.decode(parts[0])
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"no envelope: {error}") from None
+        raise WireError(f"not an envelope: {error}") from None
     if any(entry.is_cut and not entry.goes_on for entry in envelope.entries):
         raise WireError("an envelope has a cut frame without a next piece")
     if 1 + sum(entry.nframes for entry in envelope.entries) != len(parts):

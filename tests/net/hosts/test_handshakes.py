@@ -184,7 +184,7 @@ def test_a_peer_authenticated_while_others_are_checked_is_not_refused(
         assert door.guard.monitor.poll(LONG_S * 1000)
         told.append(read_event(door.guard.monitor))
     fds = [value for kind, value in told if kind == zmq.EVENT_ACCEPTED]
-    wait_until(lambda: min(tcp.nbytes_received(fd, door.port) for fd in fds) >= 10_000, "all that they say to come")
+    wait_until(lambda: min(tcp.nbytes_received(fd, door.port) for fd in fds) >= 10_000, "all their messages to arrive")
     late = [told.pop()]
     received = tcp.nbytes_received
 

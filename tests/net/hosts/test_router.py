@@ -102,7 +102,7 @@ def test_messages_of_this_and_of_other_machines_take_turns(router: ZmqRouter, ag
             if receive(router) == (host_peer(HOST), [b"one"]):
                 break
         else:
-            pytest.fail("it has not come with 50,000 messages of another")
+            pytest.fail("it has not arrived after 50,000 messages of another")
     finally:
         rank.close()
 

@@ -17,7 +17,7 @@ def pump_until(condition: Callable[[], T], step: Callable[[], object], what: str
     """Call ``step`` again and again, without a pause, until a condition holds; returns the value of the condition.
 
     Args:
-        condition: what has to be true.
+        condition: what must become true.
         step: drives the objects under test; it sleeps a moment if there is nothing to do.
         what: the event, in words, for the error.
     """

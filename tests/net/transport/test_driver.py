@@ -177,7 +177,7 @@ def test_submitted_items_are_sent_without_a_wait(caller: Caller, echo: Echo) -> 
         until(lambda id=id: id in caller.answered)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("idle", [False, True], ids=["just after a wait", "when nobody has waited for long"])
+@pytest.mark.parametrize("idle", [False, True], ids=["just after a wait", "when no thread has waited for long"])
 def test_the_background_thread_serves_messages_without_a_waiter(caller: Caller, idle: bool, bar: Bar) -> None:
     for id in range(1, 100, 2):
         assert caller.call(id)

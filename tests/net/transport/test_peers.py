@@ -110,7 +110,7 @@ def test_a_flood_of_one_does_not_starve_the_others(make: Make, tmp_path: Path) -
             break
         assert came == (B, [b"%d" % i])
     else:
-        pytest.fail(f"it has not come with {LONG} messages of another")
+        pytest.fail(f"it has not arrived after {LONG} messages of another")
 
 
 def test_a_message_to_itself_arrives_before_messages_that_others_send_in_response(

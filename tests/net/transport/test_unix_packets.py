@@ -161,10 +161,10 @@ def test_an_invalid_packet_raises_a_wire_error(tmp_path: Path, listener: PacketL
         end = listener.accept()
         assert end is not None
         stranger.send(b"short")
-        with pytest.raises(WireError, match="no packet"):
+        with pytest.raises(WireError, match="not a packet"):
             end.recv()
         stranger.send(b"\xff" * 100)
-        with pytest.raises(WireError, match="no packet"):
+        with pytest.raises(WireError, match="not a packet"):
             end.recv()
         end.close()
 

@@ -55,7 +55,7 @@ frames_of_any = st.lists(st.binary(max_size=20), max_size=3).map(tuple)
 def fitting(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """Values of an annotated type; raises for an unsupported type, so that new fields enter the tests.
 
-    ``within`` are the types of which it is a part; one that is a part of itself is so once.
+    ``within`` are the enclosing types; a recursive type is nested once.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     simple = {
