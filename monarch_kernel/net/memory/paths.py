@@ -73,7 +73,7 @@ class Road(Protocol):
 
         Raises:
             Gone: the memory is no longer lent; the contents of the destination are undefined.
-            NoRoad: this data path can't reach the memory; the contents of the destination are undefined. Another path may work.
+            NoRoad: this data path can't reach the memory, another may; the contents of the destination are undefined.
         """
         ...
 
