@@ -3,44 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED, ActorMesh
-from monarch_kernel.actor.fault_hook import call_fault_hook
 from monarch_kernel.actor.per_rank import apply_messages, by_rank, push_messages
+from monarch_kernel.actor.proc_editor import ProcEditor
+from monarch_kernel.actor.proc_observer import ProcObserver
+from monarch_kernel.actor.proc_tensors import ProcTensors
 from monarch_kernel.actor.process_service import directory_of
-from monarch_kernel.actor.reloading import Target, check_class, reload_classes, sync_modules
-from monarch_kernel.actor.tensors import Moved, Ranks, all_to_all, copy_state, gather_parts, scatter
-from monarch_kernel.base.events import MeshView, StopEvent
-from monarch_kernel.base.mesh import Extent, Point, Region, Shaped, ValueMesh
-from monarch_kernel.errors import ActorError, Failure, RemoteError, SupervisionError, format_ranks
-from monarch_kernel.features.debugging.controller import DebugPrompts
-from monarch_kernel.features.editing.classes import Key, classes_of_notebook, key_of
-from monarch_kernel.features.editing.controller import EditingExtension
-from monarch_kernel.features.editing.preview import Reloaded, Synced
-from monarch_kernel.features.editing.sources import find_source, sources_for
+from monarch_kernel.base.mesh import Extent, Point, Region, ValueMesh
+from monarch_kernel.errors import ActorError, RemoteError, SupervisionError
 from monarch_kernel.features.live.controller import LoopControl
-from monarch_kernel.features.live.handle import SteeredLoop
-from monarch_kernel.features.live.tensorboard import TensorBoardJournal
-from monarch_kernel.features.traffic.controller import TrafficControl
-from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
-    Complete,
-    Inspect,
-    ListErrors,
-    ListModules,
-    Look,
-    ModuleSource,
     Ping,
-    PostMortem,
     Pull,
     Push,
     Rewind,
@@ -48,14 +27,10 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.controller.healing import Healing
 from monarch_kernel.runtime.controller.runtime import Listener, Runtime
-from monarch_kernel.runtime.controller.session import Session
-from monarch_kernel.runtime.diagnostics.stacks import Doing
-from monarch_kernel.runtime.host.logs import LogRecord
 from monarch_kernel.runtime.rpc.answers import Answer, Value
-from monarch_kernel.runtime.rpc.client import Asker
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import CellResult, check_name, check_type, gather, read_value
-from monarch_kernel.runtime.rpc.handles import Handle, opener
+from monarch_kernel.runtime.rpc.handles import opener
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = ["ProcMesh", "check_constructor"]
@@ -65,28 +40,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ProcMesh(Handle, Shaped):
+class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
     """Processes, one per rank, that run cells and host actors."""
-
-    def __init__(
-        self,
-        asker: Asker,
-        region: Region,
-        procs: Sequence[int],
-        name: str,
-        started_at: float,
-        extent: Extent,
-        session: Session | None = None,
-    ) -> None:
-        self._asker = asker
-        self._session = session
-        if isinstance(asker, Runtime):
-            asker.faults.tell = call_fault_hook
-        self._region = region
-        self._base = procs
-        self._started_at = started_at
-        self._as_spawned = extent
-        self.name = name
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self.name} {self.extent}>"
@@ -96,34 +51,6 @@ class ProcMesh(Handle, Shaped):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_procs, (self._region, tuple(self._base), self.name, self._as_spawned)
-
-    @property
-    def _runtime(self) -> Runtime:
-        """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
-        if not isinstance(self._asker, Runtime):
-            raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
-            )
-        return self._asker
-
-    @property
-    def _as_targets(self) -> Ranks:
-        return Ranks(self._asker, self.procs, self.ranks, self._region, self._as_spawned, self.name)
-
-    @cached_property
-    def procs(self) -> tuple[int, ...]:
-        """The numbers of the processes, unique in the session."""
-        return tuple(self._base[rank] for rank in self._region.ranks)
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The flat ranks in the mesh as it was spawned."""
-        return tuple(self._region.ranks)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this is the whole mesh as it was spawned, not a slice."""
-        return len(self._region) == len(self._base)
 
     @property
     def whole(self) -> ProcMesh:
@@ -280,41 +207,6 @@ class ProcMesh(Handle, Shaped):
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
         return self._asker.request(self.procs, make, note, finish)
 
-    def scatter(self, name: str, tensor: Any, *, axis: str | None = None, dim: int = 0) -> Moved:
-        """Cut a tensor along a dimension, assign each rank its part as a variable, and wait until all ranks have it.
-
-        Args:
-            name: the name of the variable. A rank that fails keeps the old value.
-            tensor: a tensor on the CPU, or a NumPy array. Ranks get the same kind, in separate memory.
-            axis: ranks at index n along this axis get part n, whatever their indexes along other axes are. By default each rank
-                gets a different part, in the order of the ranks.
-            dim: the dimension of the tensor. If its size can't be divided evenly, the first parts are larger by one, as with
-                `torch.tensor_split`; if there are fewer elements than ranks, the last ranks get none.
-
-        Raises:
-            TypeError: the memory of ``tensor`` can't be read directly.
-            IndexError: there is no such dimension.
-            KeyError: there is no such axis.
-        """
-        return scatter(self._as_targets, name, tensor, axis, dim)
-
-    def gather(self, name: str, *, axis: str | None = None, dim: int = 0) -> Any:
-        """Concatenate the parts of a tensor on the ranks, and return the whole tensor, or NumPy array.
-
-        Args:
-            name: the name of the variable. A DTensor knows which part each rank has, and ``axis`` and ``dim`` are ignored.
-            axis: the axis along which the parts follow each other. Ranks along other axes have equal parts, of equal shapes,
-                and one of them is read. By default each rank has a different part, in the order of the ranks.
-            dim: the dimension of the tensor. The parts may differ in size along it.
-
-        Raises:
-            MoveError: the parts do not make one tensor, or a rank wrote to them meanwhile.
-            RemoteError: a rank has no such variable.
-            IndexError: there is no such dimension.
-            KeyError: there is no such axis.
-        """
-        return gather_parts(self._as_targets, name, axis, dim)
-
     def broadcast(self, name: str, value: Any) -> None:
         """Assign the same value to a variable on all ranks; the same as ``mesh[name] = value``.
 
@@ -322,67 +214,6 @@ class ProcMesh(Handle, Shaped):
         writes.
         """
         self[name] = value
-
-    def all_to_all(
-        self,
-        name: str,
-        source: ProcMesh | None = None,
-        *,
-        axis: str | None = None,
-        dim: int = 0,
-        from_axis: str | None = None,
-        from_dim: int = 0,
-    ) -> Moved:
-        """Cut a tensor that another mesh has in parts into other parts for the ranks of this mesh, and wait until they have it.
-
-        ``b.all_to_all("x", a, dim=1)`` gives ranks of ``b`` columns of a tensor that ranks of ``a`` have in rows. The meshes
-        can have any number of ranks and any shape. The data goes from rank to rank.
-
-        Args:
-            name: the name of the variable on both meshes. Here it becomes a new tensor, or NumPy array.
-            source: the mesh that has the tensor; by default this mesh.
-            axis: the axis of this mesh, as in `scatter`.
-            dim: the dimension that is cut for this mesh, as in `scatter`.
-            from_axis: the axis of the source, as in `gather`.
-            from_dim: the dimension along which the parts of the source follow each other, as in `gather`.
-
-        Raises:
-            MoveError: the parts do not make one tensor, or a rank wrote to them meanwhile.
-            RemoteError: a rank has no such variable.
-            SupervisionError: a rank has died.
-        """
-        there = self if source is None else source
-        return all_to_all(self._as_targets, there._as_targets, name, axis, dim, from_axis, from_dim)
-
-    def copy_state(
-        self,
-        source: ProcMesh,
-        names: str | Iterable[str] | Mapping[str, str],
-        *,
-        strict: bool = True,
-        cast: bool = False,
-    ) -> Moved:
-        """Copy variables of another mesh into those of this mesh, in place and from rank to rank, and wait until it is done.
-
-        ``generator.copy_state(trainer, "model")`` updates the weights of a generator. Variables can be modules, tensors,
-        arrays, numbers, strings, and dicts and lists of these. Both meshes can have any number of ranks, and tensors that are
-        sharded in any way: a DTensor knows which part a rank has (FSDP2, tensor parallelism), and each rank has any other
-        tensor in full. Each rank reads what it needs from the nearest rank that has it. Parameters stay the same objects, so
-        optimizers keep them.
-
-        Args:
-            source: the mesh to read from. Its ranks serve the copy in the order of their cells.
-            names: names of the variables; a dict if the names here are different: ``{"model": "policy"}``.
-            strict: whether both meshes must have the same tensors in these variables. If False, a tensor that only one mesh has
-                is left alone.
-            cast: whether to convert tensors to the dtypes of this mesh.
-
-        Raises:
-            MoveError: shapes, dtypes or names do not match, and nothing was changed; or the source wrote to what was read.
-            RemoteError: a rank has no such variable, or its value can't be moved.
-            SupervisionError: a rank has died. If that was during the copy, the variables here are undefined.
-        """
-        return copy_state(self._as_targets, source._as_targets, names, strict=strict, cast=cast)
 
     def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Spawn an actor of a class on every rank. Returns at once a handle with the endpoints of the class.
@@ -406,76 +237,6 @@ class ProcMesh(Handle, Shaped):
         mesh.announce(payload, frames)
         return cast(A, mesh)
 
-    def reload(self, *classes: type | str) -> Reloaded:
-        """Switch living actors and other objects to the current classes of the notebook, and wait until they use them.
-
-        This replaces all classes on the ranks that have the same module and qualified name, and updates their subclasses.
-        Objects keep their state; methods, endpoints and class attributes come from the new class. If a new class refers to
-        other classes of the notebook that were redefined, these are replaced, too. If a class has a method
-        ``__reload__(self)``, each actor runs it before its next message.
-
-        Args:
-            classes: classes of the notebook, or names of classes that a cell has redefined on the ranks. By default all
-                redefined classes of the notebook.
-
-        Raises:
-            TypeError: an argument is not a class, or is imported.
-            EditError: the edit was refused, for the reasons in the text; nothing has changed on any rank.
-            RanksError: ranks could not make the classes, and nothing has changed; or a ``__reload__`` failed.
-        """
-        place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
-        names = [cls for cls in classes if isinstance(cls, str)]
-        given: list[tuple[type, Key | None]]
-        given = [(cls, key_of(cls)) for cls in classes if not isinstance(cls, str) and check_class(cls)]
-        if not classes:
-            given = [(cls, None) for cls in classes_of_notebook()]
-        return reload_classes(place, given, RESERVED, names)
-
-    def sources(self, what: ModuleType | str | os.PathLike[str] | None = None) -> list[ModuleSource]:
-        """List the modules that `sync` would send, with their current text in files.
-
-        Raises:
-            ValueError: ``what`` is not one of the user's modules.
-        """
-        if what is not None:
-            return sources_for(what)
-        finish = gather(self._region, "listing modules failed", RemoteError, read_value, self._as_spawned)
-        listed = self._asker.request(self.procs, lambda id: pack(ListModules(id)), "", finish, quiet=True).get()
-        names = dict.fromkeys(name for there in listed.values() for name in there)
-        return [source for name in names if (source := find_source(name)) is not None]
-
-    def sync(self, what: ModuleType | str | os.PathLike[str] | None = None, *, here: bool = True) -> Synced:
-        """Send edited modules to the ranks, reload them and the modules that depend on them, and wait until that is done.
-
-        Objects keep their state and switch to the new classes. If a module fails, or the objects of a class can't switch,
-        nothing changes on any rank.
-
-        Args:
-            what: a module or package, its name, or the path of a file or folder. By default all of the user's modules that the
-                ranks have imported.
-            here: whether this process reloads its own modules, too.
-
-        Raises:
-            ValueError: ``what`` is not one of the user's modules.
-            SyntaxError: a module has a syntax error; nothing was sent.
-            EditError: the edit was refused, for the reasons in the text; nothing has changed.
-            RanksError: a module failed on a rank, and nothing has changed; or a ``__reload__`` failed.
-        """
-        sources = self.sources(what)
-        place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
-        return sync_modules(place, sources, self._runtime.extension(EditingExtension).modules if here else None)
-
-    def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
-        """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
-        finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._runtime.request(
-            self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
-        )
-
-    def stops(self) -> list[StopEvent]:
-        """List the code that is stopped in the debugger on these ranks, in the order of the ranks."""
-        return DebugPrompts(self._runtime).stops(self.procs)
-
     def interrupt(self, *, abort: bool = False) -> None:
         """Interrupt the code that the ranks run. Idle ranks are not affected.
 
@@ -483,19 +244,6 @@ class ProcMesh(Handle, Shaped):
             abort: whether to abort the process groups of ranks that do not stop otherwise.
         """
         self._runtime.interrupt_ranks(self.procs, abort=abort)
-
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
-        """Return what every rank does now, by flat rank. A rank that is not up has a `Failure`.
-
-        This takes milliseconds, whatever the ranks run. A rank whose native code holds the GIL answers when that ends;
-        ``cancel()`` ends the future earlier, with a `Failure` for each such rank.
-        """
-
-        def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
-            read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
-            return dict(zip(self.ranks, read, strict=True))
-
-        return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End the processes. Processes that take longer than ``grace_s`` seconds are killed.
@@ -572,110 +320,6 @@ class ProcMesh(Handle, Shaped):
         hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
         return runtime.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
-
-    def incarnations(self) -> tuple[int, ...]:
-        """Return for each rank the number of processes that it had before the current one, or before the last one."""
-        return self._runtime.incarnations(self.procs)
-
-    def deaths(self) -> dict[int, Failure]:
-        """Return flat rank -> how it ended, for the ranks that are dead or stopped."""
-        found = self._asker.deaths(self.procs)
-        return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}
-
-    @property
-    def loops(self) -> list[SteeredLoop]:
-        """The running loops (`live.loop`) of the ranks, and the last finished ones, in the order in which they started."""
-        return [SteeredLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
-
-    @property
-    def loop(self) -> SteeredLoop:
-        """The loop that the ranks have started last.
-
-        Raises:
-            LookupError: no rank has started a loop.
-        """
-        if not (loops := self.loops):
-            raise LookupError(f"no rank of {self.name} has started a loop: `for step in live.loop(...)`")
-        return loops[-1]
-
-    def tensorboard(self, folder: str | os.PathLike[str] | None) -> Path | None:
-        """Write the logs of loops for TensorBoard from now on, each loop to a separate folder: ``loop_0`` ...
-
-        Values of ``live.log`` are written for each step, as means over ranks; knobs and speed once a second. A loop that
-        resumes automatically after a death goes on in its folder.
-
-        Args:
-            folder: the folder on this machine that holds the folders of the loops; created if it does not exist. None stops the
-                writing.
-
-        Returns:
-            The absolute path of the folder.
-
-        Raises:
-            ModuleNotFoundError: the package ``tensorboard`` is not installed here.
-            OSError: the folder can't be written to.
-            ValueError: this is a slice of a mesh.
-        """
-        if not self.is_whole:
-            raise ValueError(
-                f"TensorBoard needs the loops of a whole mesh: call {self.name}.tensorboard() without an index"
-            )
-        journal = None if folder is None else TensorBoardJournal(folder, self.name)
-        LoopControl(self._runtime).write(self.name, journal)
-        return None if journal is None else journal.folder
-
-    def throughput(self) -> list[tuple[float, float]]:
-        """Return (received, sent) bytes per second of all ranks together, for each of the last seconds, oldest first."""
-        return TrafficControl(self._runtime).throughput(self.procs)
-
-    def last_failures(self) -> dict[int, Failure]:
-        """Return flat rank -> its last failure, or how it died, for ranks where nothing has succeeded since."""
-        found = zip(self.ranks, self._runtime.failures(self.procs))
-        return {rank: failure for rank, failure in found if failure is not None}
-
-    def names(self) -> dict[int, dict[str, str]]:
-        """Return flat rank -> name that cells have defined there -> its kind. This sends no request to the ranks."""
-        return dict(zip(self.ranks, self._runtime.names(self.procs)))
-
-    def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
-        """Ask one rank about its namespace, or about the errors it keeps. It answers at once, whatever it runs.
-
-        Args:
-            rank: the flat rank in the mesh as it was spawned.
-            make: makes the message for a request id.
-        """
-
-        def read(answers: Sequence[Answer]) -> Any:
-            return None if isinstance(answers[0], Failure) else read_value(answers[0])
-
-        return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
-
-    def logs(self) -> dict[int, list[LogRecord]]:
-        """Return flat rank -> the end of its log: some megabytes for ranks on this machine, one for ranks on other hosts.
-
-        Dead ranks are included until they are stopped, or their host is lost.
-        """
-        if self._session is None:
-            raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can read its logs"
-            )
-        return dict(zip(self.ranks, self._session.logs(self.procs)))
-
-    def traffic(self, *, timeout_s: float = 5.0) -> Traffic:
-        """Return a table of all data that these ranks have sent and received since they started.
-
-        It includes every transfer that ended before the call. The traffic between two calls is ``later - earlier``.
-
-        Args:
-            timeout_s: how long to wait for the ranks, in seconds. They answer within milliseconds, unless native code holds the
-                GIL. For ranks that do not answer, the table has their last report, from a quarter of a second ago or earlier.
-        """
-        name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
-        return TrafficControl(self._runtime).table(self.procs, name, timeout_s)
-
-    def view(self) -> MeshView:
-        """Return the current state of the mesh, for display."""
-        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -234,7 +234,7 @@ def test_an_unknown_endpoint_is_an_attribute_error_that_lists_the_endpoints(work
     with pytest.raises(AttributeError, match="ScalingWorker has no endpoint 'rnak'; it has: add, collect"):
         workers.rnak  # noqa: B018
     assert {"rank", "add", "slice"} <= set(dir(workers))
-    assert workers.rank.__doc__ == "Flat rank in the mesh as spawned."
+    assert workers.rank.__doc__ == "The flat rank in the mesh as spawned."
 
 
 # -- algebra

@@ -1,0 +1,69 @@
+"""What a handle on a mesh of processes knows: the processes, their ranks, and the program that asks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from monarch_kernel.actor.fault_hook import call_fault_hook
+from monarch_kernel.base.mesh import Extent, Region, Shaped
+from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.controller.session import Session
+from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.handles import Handle
+
+__all__ = ["ProcHandle"]
+
+
+class ProcHandle(Handle, Shaped):
+    """A handle on processes, one per rank; `ProcMesh` adds what can be done with them."""
+
+    def __init__(
+        self,
+        asker: Asker,
+        region: Region,
+        procs: Sequence[int],
+        name: str,
+        started_at: float,
+        extent: Extent,
+        session: Session | None = None,
+    ) -> None:
+        self._asker = asker
+        self._session = session
+        if isinstance(asker, Runtime):
+            asker.faults.tell = call_fault_hook
+        self._region = region
+        self._base = procs
+        self._started_at = started_at
+        self._as_spawned = extent
+        self.name = name
+
+    @property
+    def _runtime(self) -> Runtime:
+        """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
+        if not isinstance(self._asker, Runtime):
+            raise RuntimeError(
+                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
+            )
+        return self._asker
+
+    @cached_property
+    def procs(self) -> tuple[int, ...]:
+        """The numbers of the processes, unique in the session."""
+        return tuple(self._base[rank] for rank in self._region.ranks)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The flat ranks in the mesh as it was spawned."""
+        return tuple(self._region.ranks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole mesh as it was spawned, not a slice."""
+        return len(self._region) == len(self._base)
+
+    def deaths(self) -> dict[int, Failure]:
+        """Return flat rank -> how it ended, for the ranks that are dead or stopped."""
+        found = self._asker.deaths(self.procs)
+        return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}

@@ -1,0 +1,162 @@
+"""Observation of processes: what they do, write, send and fail at."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.actor.proc_handle import ProcHandle
+from monarch_kernel.base.events import MeshView, StopEvent
+from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.errors import Failure, RemoteError, format_ranks
+from monarch_kernel.features.debugging.controller import DebugPrompts
+from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.tensorboard import TensorBoardJournal
+from monarch_kernel.features.traffic.controller import TrafficControl
+from monarch_kernel.features.traffic.table import Traffic
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import (
+    Complete,
+    Inspect,
+    ListErrors,
+    Look,
+    PostMortem,
+)
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.host.logs import LogRecord
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import gather, read_value
+
+__all__ = ["ProcObserver"]
+
+
+class ProcObserver(ProcHandle):
+    """The methods of `ProcMesh` that show the state of its processes."""
+
+    def doing(self) -> Future[dict[int, Doing | Failure]]:
+        """Return what every rank does now, by flat rank. A rank that is not up has a `Failure`.
+
+        This takes milliseconds, whatever the ranks run. A rank whose native code holds the GIL answers when that ends;
+        ``cancel()`` ends the future earlier, with a `Failure` for each such rank.
+        """
+
+        def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
+            read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
+            return dict(zip(self.ranks, read, strict=True))
+
+        return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
+
+    def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
+        """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
+        finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
+        return self._runtime.request(
+            self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
+        )
+
+    def stops(self) -> list[StopEvent]:
+        """List the code that is stopped in the debugger on these ranks, in the order of the ranks."""
+        return DebugPrompts(self._runtime).stops(self.procs)
+
+    def incarnations(self) -> tuple[int, ...]:
+        """Return for each rank the number of processes that it had before the current one, or before the last one."""
+        return self._runtime.incarnations(self.procs)
+
+    @property
+    def loops(self) -> list[SteeredLoop]:
+        """The running loops (`live.loop`) of the ranks, and the last finished ones, in the order in which they started."""
+        return [SteeredLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
+
+    @property
+    def loop(self) -> SteeredLoop:
+        """The loop that the ranks have started last.
+
+        Raises:
+            LookupError: no rank has started a loop.
+        """
+        if not (loops := self.loops):
+            raise LookupError(f"no rank of {self.name} has started a loop: `for step in live.loop(...)`")
+        return loops[-1]
+
+    def tensorboard(self, folder: str | os.PathLike[str] | None) -> Path | None:
+        """Write the logs of loops for TensorBoard from now on, each loop to a separate folder: ``loop_0`` ...
+
+        Values of ``live.log`` are written for each step, as means over ranks; knobs and speed once a second. A loop that
+        resumes automatically after a death goes on in its folder.
+
+        Args:
+            folder: the folder on this machine that holds the folders of the loops; created if it does not exist. None stops the
+                writing.
+
+        Returns:
+            The absolute path of the folder.
+
+        Raises:
+            ModuleNotFoundError: the package ``tensorboard`` is not installed here.
+            OSError: the folder can't be written to.
+            ValueError: this is a slice of a mesh.
+        """
+        if not self.is_whole:
+            raise ValueError(
+                f"TensorBoard needs the loops of a whole mesh: call {self.name}.tensorboard() without an index"
+            )
+        journal = None if folder is None else TensorBoardJournal(folder, self.name)
+        LoopControl(self._runtime).write(self.name, journal)
+        return None if journal is None else journal.folder
+
+    def throughput(self) -> list[tuple[float, float]]:
+        """Return (received, sent) bytes per second of all ranks together, for each of the last seconds, oldest first."""
+        return TrafficControl(self._runtime).throughput(self.procs)
+
+    def last_failures(self) -> dict[int, Failure]:
+        """Return flat rank -> its last failure, or how it died, for ranks where nothing has succeeded since."""
+        found = zip(self.ranks, self._runtime.failures(self.procs))
+        return {rank: failure for rank, failure in found if failure is not None}
+
+    def names(self) -> dict[int, dict[str, str]]:
+        """Return flat rank -> name that cells have defined there -> its kind. This sends no request to the ranks."""
+        return dict(zip(self.ranks, self._runtime.names(self.procs)))
+
+    def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
+        """Ask one rank about its namespace, or about the errors it keeps. It answers at once, whatever it runs.
+
+        Args:
+            rank: the flat rank in the mesh as it was spawned.
+            make: makes the message for a request id.
+        """
+
+        def read(answers: Sequence[Answer]) -> Any:
+            return None if isinstance(answers[0], Failure) else read_value(answers[0])
+
+        return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
+
+    def logs(self) -> dict[int, list[LogRecord]]:
+        """Return flat rank -> the end of its log: some megabytes for ranks on this machine, one for ranks on other hosts.
+
+        Dead ranks are included until they are stopped, or their host is lost.
+        """
+        if self._session is None:
+            raise RuntimeError(
+                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can read its logs"
+            )
+        return dict(zip(self.ranks, self._session.logs(self.procs)))
+
+    def traffic(self, *, timeout_s: float = 5.0) -> Traffic:
+        """Return a table of all data that these ranks have sent and received since they started.
+
+        It includes every transfer that ended before the call. The traffic between two calls is ``later - earlier``.
+
+        Args:
+            timeout_s: how long to wait for the ranks, in seconds. They answer within milliseconds, unless native code holds the
+                GIL. For ranks that do not answer, the table has their last report, from a quarter of a second ago or earlier.
+        """
+        name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
+        return TrafficControl(self._runtime).table(self.procs, name, timeout_s)
+
+    def view(self) -> MeshView:
+        """Return the current state of the mesh, for display."""
+        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)
