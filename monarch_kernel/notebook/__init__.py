@@ -1,1 +1,1 @@
-"""The Jupyter side: the kernel, magics, cells, output, the view. Scripts work without it."""
+"""The Jupyter side: the kernel, magics, cells, output and views. Scripts work without it."""

@@ -1,1 +1,1 @@
-"""The kernel: ipykernel's, with what an extension can't do."""
+"""The kernel: ipykernel's, extended by what an IPython extension can't do."""

@@ -1,8 +1,8 @@
-"""What pages say that show meshes, heard at once, also while the main thread runs a cell.
+"""Handles messages of our views immediately, even while the main thread runs a cell.
 
-Messages of comms come to the main shell, behind the cell that it runs, or to a subshell, as frontends and versions of
-ipykernel have it. What our views say is done quickly, so the thread does it to which all messages of the channel come first.
-They are taken on the control channel, too, for frontends to which the shell channel seems to be busy.
+Depending on the frontend and the version of ipykernel, comm messages go to the main shell, where they wait for the running
+cell, or to a subshell. Messages of our views are quick to handle, so the thread that receives all messages of the shell channel
+handles them. The control channel accepts them, too, for frontends that consider the shell channel busy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 class LiveComms(RemoteTab):
-    """Hears views at once."""
+    """A kernel that handles messages of views immediately."""
 
     viewers: Viewers
 
     def listen(self, viewers: Viewers) -> None:
-        """From now on panels may open comms."""
+        """Accept comms of panels from now on."""
         self.viewers = viewers
         manager: Any = self.comm_manager
         manager.register_target(TARGET, viewers.panel)
@@ -32,12 +32,12 @@ class LiveComms(RemoteTab):
             self.control_handlers[kind] = getattr(manager, kind)
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
-        """Take a message from the shell channel, on the thread that serves it."""
+        """Handle a message of the shell channel, on the thread that serves the channel."""
         if not self._heard(msg):
             await super().shell_channel_thread_main(msg)
 
     def _heard(self, msg: Any) -> bool:
-        """Take a message if a view says it; False if it is for others."""
+        """Handle a message if it comes from a view; False if it does not."""
         session, manager = cast(Any, self.session), cast(Any, self.comm_manager)
         try:
             ident, parts = session.feed_identities(msg, copy=False)
@@ -52,15 +52,15 @@ class LiveComms(RemoteTab):
             if kind != "comm_open" and viewer is None:
                 return False
             data = content["data"] if kind == "comm_msg" else {}
-            if "method" in data and data["method"] != "custom":  # of a widget, for ipywidgets
+            if "method" in data and data["method"] != "custom":  # for ipywidgets
                 return False
-        except Exception:  # a message that is not well formed is refused where all are
+        except Exception:  # ipykernel reports malformed messages
             return False
         try:
             if "method" in data and viewer is not None:
                 viewer.hear(data.get("content"))
             else:
                 getattr(manager, kind)(None, ident, message)
-        except Exception:  # nothing that a page says may end the thread's callback
-            _log.warning("a message of a page is not understood: %s", kind, exc_info=True)
+        except Exception:  # no message of a page may end the callback of the thread
+            _log.warning("a message of a page can't be handled: %s", kind, exc_info=True)
         return True

@@ -1,7 +1,7 @@
-"""Tab and Shift-Tab in code for ranks, answered while the main thread runs a cell.
+"""Answers Tab and Shift-Tab in code for ranks while the main thread runs a cell.
 
-Frontends send these requests to the main shell, where they would wait for the cell, and give up after a second. What is on
-the ranks can be told by any thread, so it is told by one that has nothing else to do.
+Frontends send these requests to the main shell, where they would wait for the cell, and give up after a second. Any thread can
+ask the ranks, so a thread of the executor answers these requests.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["RemoteTab"]
 
 
 class RemoteTab(SteadyStatus):
-    """Answers requests about code for ranks at once."""
+    """A kernel that answers requests about code for ranks immediately."""
 
     names: RemoteNames
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
-        """Take a message from the shell channel, on the thread that serves it."""
+        """Handle a message of the shell channel, on the thread that serves the channel."""
         if self._running is None or not await self._answered(msg):
             await super().shell_channel_thread_main(msg)  # type: ignore[no-untyped-call]
 
     async def do_inspect(
         self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Collection[str] = ()
     ) -> Any:
-        """Describe what is at the cursor: on the ranks, if it will run there."""
+        """Describe the name at the cursor, as it is on the ranks if the code will run there."""
         reply: Any = self._inspected(code, cursor_pos, detail_level, omit_sections)
         if reply is None:
             reply = super().do_inspect(code, cursor_pos, detail_level, omit_sections)  # type: ignore[no-untyped-call]
@@ -46,11 +46,11 @@ class RemoteTab(SteadyStatus):
         return {"status": "ok", "found": bool(shown), "data": data, "metadata": {}}
 
     async def _answered(self, msg: Any) -> bool:
-        """Answer a message if it asks for something that is on ranks; False if it is for others to handle."""
+        """Answer a message if it is a request about code for ranks; False if it is not."""
         session: Any = self.session
         try:
             ident, parts = session.feed_identities(msg, copy=False)
-            # Without its content: then the message counts as not seen yet, for whoever else handles it.
+            # Without its content, as otherwise the session would reject the message as a duplicate when it is read again.
             request = session.deserialize(parts, content=False, copy=False)
             kind, subshell = request["header"]["msg_type"], request["header"].get("subshell_id")
             if subshell or kind not in ("complete_request", "inspect_request"):
@@ -59,7 +59,7 @@ class RemoteTab(SteadyStatus):
             code, cursor = content["code"], content["cursor_pos"]
             if self.names.locate(code, cursor) is None:
                 return False
-        except Exception:  # a message that is not well formed is refused where all are
+        except Exception:  # ipykernel reports malformed messages
             return False
         if kind == "complete_request":
             answer: Callable[[], Any] = partial(self.do_complete, code, cursor)

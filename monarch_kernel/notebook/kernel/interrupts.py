@@ -1,25 +1,25 @@
-"""Interrupts of the kernel: which code they strike, in the main shell and in subshells, cells that await included.
+"""Interrupts the user's code in the main shell and in subshells, including cells that await.
 
 Theory of operation
 ===================
 
 Both ways in which a frontend interrupts end in SIGINT: Jupyter signals the kernel's process group, and ipykernel answers an
-``interrupt_request`` by doing the same. The signal's handler runs in the main thread, between two bytecodes, and knows from
-the stack what the main thread is doing. It raises only in code that users wrote: cells, functions that IPython calls before
-and after each cell, callbacks of widgets. So no interrupt hits the kernel itself.
+``interrupt_request`` by doing the same. The signal handler runs in the main thread, between two bytecodes, and knows from the
+stack what the main thread is doing. It raises only in code that users wrote: cells, functions that IPython calls before and
+after each cell, callbacks of widgets. So no interrupt hits the kernel itself.
 
-While the kernel handles a request and runs no such code, as before the first statement of a cell and between two, the handler
-notes the interrupt. A noted interrupt strikes the next statement of the request. It is dropped when the request ends, so no
-interrupt hits a later cell (`KernelInterrupts.request`).
+While the kernel handles a request and runs no such code, such as before the first statement of a cell and between two
+statements, the handler notes the interrupt. The next statement of the request then raises it. A noted interrupt is dropped when
+the request ends, so no interrupt hits a later cell (`KernelInterrupts.request`).
 
-A cell that awaits has left the stack: its task is cancelled, and the cell sees the cancellation as a KeyboardInterrupt
-(`_steps`). ipykernel does that from the handler without waking the event loop, so that nothing happens until the next message.
-Where the event loop is about to let the cell go on, its cancellation would come too late if it never awaits again: then the
-cell is interrupted as it goes on.
+A cell that awaits has left the stack. The handler cancels its task, and the cell sees the cancellation as a KeyboardInterrupt
+(`_steps`). ipykernel's own handler cancels without waking the event loop, so that nothing happens until the next message. If
+the event loop is about to resume the cell, and the cell never awaits again, a cancellation would come too late; then the cell
+is interrupted as it resumes.
 
-Subshells run their cells on threads of their own, which no signal reaches: the handler strikes them (`UserThread`).
+Subshells run their cells on other threads, which no signal reaches; the handler interrupts these threads (`UserThread`).
 
-The handler also has to run while the main thread waits in a system call: `wakeup` sees to that.
+The handler must also run while the main thread waits in a system call; the module `wakeup` ensures that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["KernelInterrupts"]
 
 T = TypeVar("T")
 
-# What calls the user's code, and handles whatever it raises.
+# Functions that call the user's code, and handle whatever it raises.
 _CALLERS = frozenset(
     function.__code__
     for function in (
@@ -63,11 +63,11 @@ _CALLERS = frozenset(
     )
 )
 AGAIN_S = 0.02
-"""When an interrupt that came while the kernel forked comes again."""
+"""Delay, in seconds, after which an interrupt that came while the kernel forked is repeated."""
 
 _HOOKS = EventManager.trigger.__code__
 
-# Runs where an interrupt has come just before the user's code or just after it: IPython reports what this raises.
+# Runs if an interrupt came just before the user's code or just after it: IPython reports what this raises.
 _INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
 
 
@@ -75,7 +75,7 @@ class _Request:
     """A request that the main thread handles.
 
     Attributes:
-        in_user_code: whether code of the user runs for it now.
+        in_user_code: whether the user's code runs for it now.
     """
 
     def __init__(self) -> None:
@@ -83,27 +83,27 @@ class _Request:
         self._is_struck = False
 
     def note(self) -> None:
-        """Have the code that runs next raise KeyboardInterrupt."""
+        """Make the user's code that runs next raise KeyboardInterrupt."""
         self._is_struck = True
 
     def enter_user_code(self) -> None:
-        """Code of the user begins, or goes on after a wait.
+        """Note that the user's code starts, or resumes after a wait.
 
         Raises:
             KeyboardInterrupt: an interrupt came before.
         """
-        self.in_user_code = True  # first: from here on the handler of signals raises
+        self.in_user_code = True  # first: from here on the signal handler raises
         if self._is_struck:
             self._is_struck = False
             raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
-        """Code of the user has ended, or waits; may be called twice."""
+        """Note that the user's code has ended, or waits; may be called twice."""
         self.in_user_code = False
 
 
 class _Awaited(_Request):
-    """A cell that awaits: the task that runs it on its event loop.
+    """A cell that awaits, with the task that runs it on its event loop.
 
     Attributes:
         is_cancelled: whether a cancellation by `cancel` is on its way to the cell.
@@ -116,7 +116,7 @@ class _Awaited(_Request):
         self._loop = asyncio.get_running_loop()
 
     def cancel(self) -> None:
-        """Cancel it, or have its next step raise, whatever comes first; from any thread, and from a signal handler."""
+        """Cancel the task, or make its next step raise, whichever comes first; callable from any thread and signal handler."""
         self._is_struck = True
         self._loop.call_soon_threadsafe(self._cancel)
 
@@ -128,10 +128,10 @@ class _Awaited(_Request):
 
 
 class KernelInterrupts:
-    """Takes SIGINT for a kernel, and hands it on to the code that runs for the user.
+    """Handles SIGINT for a kernel by interrupting the user's code.
 
     Args:
-        call_later: calls a function on another thread, this many seconds later; a signal handler may call it.
+        call_later: calls a function on another thread after a number of seconds; a signal handler may call it.
     """
 
     def __init__(self, call_later: Callable[[float, Callable[[], object]], object]) -> None:
@@ -143,7 +143,7 @@ class KernelInterrupts:
         self._request: _Request | None = None  # of the main thread
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have an event loop of another thread watch that the main thread handles SIGINT soon."""
+        """Make an event loop of another thread ensure that the main thread handles SIGINT soon."""
         self._wakeup = Wakeup(loop)
 
     def install(self) -> None:
@@ -155,15 +155,15 @@ class KernelInterrupts:
 
     @in_forks(lambda kernel: signal.default_int_handler)
     def strike(self, signum: int, frame: FrameType | None) -> None:
-        """Interrupt all that runs for the user; the handler of SIGINT."""
-        if self._forking.is_now:  # Python swallows what is raised now
+        """Interrupt all code of the user that runs; the handler of SIGINT."""
+        if self._forking.is_now:  # Python would discard an exception raised now
             self._call_later(AGAIN_S, partial(self._strike_again, self._request))
             return
         self.strike_subshells()
-        caller = _caller_of(frame or sys._getframe(1))  # an interrupt that was held back comes without a frame
+        caller = _caller_of(frame or sys._getframe(1))  # a repeated interrupt has no frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
         if caller is _HOOKS and request is not None:
-            request.note()  # IPython shows what a hook raises, and goes on with the cell
+            request.note()  # IPython shows what a hook raises, and continues with the cell
         if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
             raise KeyboardInterrupt
         if awaited is not None:
@@ -182,7 +182,7 @@ class KernelInterrupts:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """While a thread of the kernel handles a request; from its start, before the kernel says that it is busy."""
+        """Enclose the handling of a request by a thread of the kernel, from before the kernel reports that it is busy."""
         if threading.current_thread() is threading.main_thread():
             outer, self._request = self._request, _Request()
             try:
@@ -202,7 +202,7 @@ class KernelInterrupts:
 
     @contextmanager
     def awaited(self, task: asyncio.Future[Any]) -> Iterator[None]:
-        """While the event loop of the calling thread runs a task for the user's cell."""
+        """Enclose the time in which the event loop of the calling thread runs a task for the user's cell."""
         ident = threading.get_ident()
         thread = USER_THREAD.get()
         awaited = self._awaited[ident] = _Awaited(task)
@@ -216,7 +216,7 @@ class KernelInterrupts:
                 thread.cancel = None
 
     def guard(self, shell: InteractiveShell) -> None:
-        """Have a shell run the user's code so that an interrupt finds it."""
+        """Make a shell run the user's code so that interrupts can reach it."""
         run_code: Callable[..., Coroutine[Any, Any, bool]] = shell.run_code
 
         async def guarded(code: CodeType, *args: Any, **kwargs: Any) -> bool:
@@ -233,14 +233,14 @@ class KernelInterrupts:
         def evaluated(expressions: dict[str, str]) -> dict[str, Any]:
             try:
                 return user_expressions(expressions)
-            except KeyboardInterrupt:  # struck before the first or after the last: else it is the error of one
+            except KeyboardInterrupt:  # before the first or after the last expression; else it is the error of one
                 return {}
 
         vars(shell)["user_expressions"] = evaluated
         trigger: Callable[..., None] = shell.events.trigger
 
         def triggered(event: str, *args: Any, **kwargs: Any) -> None:
-            with suppress(KeyboardInterrupt):  # struck between two hooks, or as the error of one was shown
+            with suppress(KeyboardInterrupt):  # between two hooks, or while IPython showed the error of a hook
                 trigger(event, *args, **kwargs)
 
         vars(shell.events)["trigger"] = triggered
@@ -253,10 +253,10 @@ def _steps(
     awaited: _Awaited | None,
     request: _Request | UserThread | None,
 ) -> Generator[Any, Any, T]:
-    """Run a coroutine step by step: each is code of the user's, between them is the event loop.
+    """Run a coroutine step by step: each step is the user's code, and the event loop runs between steps.
 
-    The cancellation by which `_Awaited` interrupts it becomes KeyboardInterrupt. An interrupt that strikes what surrounds the
-    user's code, and so may have kept that from running, is an error of it.
+    The cancellation by which `_Awaited` interrupts the cell becomes KeyboardInterrupt. An interrupt in the code around the
+    user's code, which may have kept the user's code from running, becomes an error of the cell.
     """
     coroutine = run(code)
     step: Callable[[Any], Any] = coroutine.send
@@ -274,11 +274,11 @@ def _steps(
         except StopIteration as stop:
             result: T = stop.value
             return result
-        except KeyboardInterrupt as interrupt:  # struck on the way to or from the user's code, which handles all others
+        except KeyboardInterrupt as interrupt:  # on the way to or from the user's code, which handles all others
             _leave_user_code(awaited, request)
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_SUSPENDED:
                 step, argument = coroutine.throw, interrupt
-            else:  # it has not begun, or has left the part that handles what the user's code raises
+            else:  # it has not started, or has left the part that handles what the user's code raises
                 coroutine.close()
                 coroutine = run(_INTERRUPTED)
                 step, argument = coroutine.send, None
@@ -303,7 +303,7 @@ def _leave_user_code(awaited: _Awaited | None, request: _Request | UserThread | 
 
 
 def _caller_of(frame: FrameType | None) -> CodeType | None:
-    """What has called the user's code that runs in a frame; None if that runs none."""
+    """Return the code that called the user's code which runs in a frame; None if no user's code runs there."""
     while frame is not None:
         if frame.f_code in _CALLERS:
             return frame.f_code

@@ -1,4 +1,4 @@
-"""The kernel: ipykernel's, with our magics built in, which ends its ranks when it ends."""
+"""The kernel: ipykernel's with our magics built in. It ends its ranks when it ends."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class MonarchKernel(LiveComms):
 
     @property
     def banner(self) -> str:  # type: ignore[override]
-        """Shown by consoles."""
+        """The banner that consoles show."""
         theirs = getattr(self.shell, "banner", "")
-        return f"monarch_kernel {self.implementation_version} | %mesh up NAME -n 4 brings up ranks, %mesh? says more\n{theirs}"
+        return f"monarch_kernel {self.implementation_version} | %mesh up NAME -n 4 brings up ranks, %mesh? shows help\n{theirs}"
 
     def start(self) -> None:
-        """Serve; the process that ranks are forked from loads torch meanwhile."""
+        """Start serving; meanwhile, the process from which ranks are forked loads torch."""
         super().start()  # type: ignore[no-untyped-call]
         self._interrupts.watch(self._control_loop)
         self._interrupts.install()  # ipykernel ignores SIGINT between cells; a subshell may be running one
         self._magics.meshes.prepare()
 
     async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
-        """Handle a request; messages of widgets that come while a cell awaits belong to that cell's."""
+        """Handle a request; widget messages that arrive while a cell awaits belong to the request of that cell."""
         with nullcontext() if kwargs.get("concurrent") else self._interrupts.request():
             await super().dispatch_shell(*args, **kwargs)
 
@@ -60,23 +60,23 @@ class MonarchKernel(LiveComms):
         return loop
 
     def pre_handler_hook(self) -> None:
-        """Before a request is handled: SIGINT is ours."""
+        """Install our handler of SIGINT before a request is handled."""
         self._interrupts.install()
 
     def post_handler_hook(self) -> None:
-        """After a request was handled: whatever it has made of SIGINT, that is ours again."""
+        """Install our handler of SIGINT again after a request, which may have replaced it."""
         self._interrupts.install()
 
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Any:
-        """While a cell of the main shell awaits: ipykernel's own does not wake the event loop."""
+        """Handle SIGINT while a cell of the main shell awaits; ipykernel's version does not wake the event loop."""
         return self._interrupts.awaited(future)
 
     def _dummy_context_manager(self, *args: Any) -> Any:
-        """While a cell of a subshell awaits, where ipykernel has nothing of the kind."""
+        """Handle interrupts while a cell of a subshell awaits, which ipykernel does not do."""
         return self._interrupts.awaited(args[0])
 
     async def shutdown_request(self, stream: Any, ident: Any, parent: Any) -> None:
-        """End. Pages that show meshes go on talking by the control channel, which nobody would be there to finish with."""
+        """Shut down. First stop reading the control channel, as pages that show meshes continue to send messages there."""
         control = self.control_stream
         if control is not None and stream is control:
             control.stop_on_recv()

@@ -1,4 +1,4 @@
-"""The kernel's busy indicator, which stays busy while a cell runs, whatever else is answered meanwhile."""
+"""Keeps the kernel's status busy while a cell runs, even if the kernel answers other requests meanwhile."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["SteadyStatus"]
 
 
 class SteadyStatus(IPythonKernel):
-    """Says busy once more when a request on another channel or subshell has made the kernel look idle.
+    """A kernel that reports busy again when a request on another channel or subshell has made it look idle.
 
-    Frontends and the server take the last status they hear for the kernel's, whatever request it belongs to.
+    Frontends and the server use the last status that they receive, regardless of the request to which it belongs.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""SIGINT reaches the main thread also where that thread waits in a system call.
+"""Ensures that the main thread handles SIGINT even while it waits in a system call.
 
 Theory of operation
 ===================
@@ -6,15 +6,15 @@ Theory of operation
 Python runs the handler of a signal in the main thread, between two bytecodes. While the main thread waits in a system call, as
 in ``await asyncio.sleep(60)`` or ``time.sleep(60)``, the signal has to end that call first. Two races prevent it:
 
-1. The signal arrives after the main thread has looked for signals, and before it enters the system call.
+1. The signal arrives after the main thread has checked for signals, and before it enters the system call.
 2. The operating system delivers the signal to another thread.
 
-The handler then runs when the system call ends by itself, a minute later in the examples.
+The handler then runs only when the system call ends by itself, a minute later in the examples.
 
 Python also writes the number of each signal to a socket (`signal.set_wakeup_fd`). The thread of the control channel reads it,
 and `RETRY_S` later sends another signal, `WAKE_SIGNAL`, to the main thread alone, which waits in its system call by then. That
-signal ends the system call and does nothing else. Python then runs the handler of SIGINT if it is still due, so no interrupt
-counts twice.
+signal ends the system call and does nothing else. Python then runs the handler of SIGINT if it has not run yet, so no
+interrupt counts twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import threading
 __all__ = ["RETRY_S", "WAKE_SIGNAL", "Wakeup"]
 
 RETRY_S = 0.05
-"""Seconds after which a main thread that runs Python code has run the handler of a signal, or waits in a system call."""
+"""Seconds after which the main thread has run the handler of a signal, or waits in a system call."""
 
 WAKE_SIGNAL = signal.SIGRTMIN + 2
 """Ends a system call of the main thread, and does nothing else."""
@@ -37,10 +37,10 @@ _READ_NBYTES = 4096
 
 
 class Wakeup:
-    """Sees to it that the main thread handles each SIGINT; for the life of the process. To be made in the main thread.
+    """Ensures that the main thread handles each SIGINT, for the life of the process. Create it in the main thread.
 
     Args:
-        loop: an event loop that runs in another thread than the main one.
+        loop: an event loop that does not run in the main thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -49,11 +49,11 @@ class Wakeup:
         self._arrived.setblocking(False)
         self._noted.setblocking(False)
         signal.signal(WAKE_SIGNAL, lambda signum, frame: None)
-        os.register_at_fork(after_in_child=self._uninstall)  # a child writes to the socket of its parent otherwise
+        os.register_at_fork(after_in_child=self._uninstall)  # else a child would write to the socket of its parent
         loop.call_soon_threadsafe(loop.add_reader, self._arrived, self._read)
 
     def install(self) -> None:
-        """Have Python note signals here, if it does not note them for an event loop of the user's; from the main thread."""
+        """Make Python report signals here, unless an event loop of the user receives them; call it in the main thread."""
         previous = signal.set_wakeup_fd(self._noted.fileno(), warn_on_full_buffer=False)
         if previous not in (-1, self._noted.fileno()):
             signal.set_wakeup_fd(previous)
