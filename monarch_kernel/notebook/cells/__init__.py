@@ -1,1 +1,1 @@
-"""Cells on ranks, from their turn to their end: driven, shown, interrupted."""
+"""Runs cells on ranks: queues and sends them, shows their output, interrupts and recovers them."""

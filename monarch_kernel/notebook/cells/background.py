@@ -1,4 +1,4 @@
-"""What goes on while the notebook does something else: cells in the background, late output, live tables."""
+"""Work that continues while the notebook does something else: background cells, late output, live tables."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class Background:
-    """One thread that drives what nobody waits for; it is there while meshes are.
+    """A thread that polls work that no foreground cell waits for; it lives as long as there are meshes.
 
     Args:
-        draw: brings the live tables up to date; called five times a second.
+        draw: updates the live tables; called five times a second.
     """
 
     def __init__(self, draw: Callable[[float], None]) -> None:
@@ -39,14 +39,14 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin, if it has not."""
+        """Start the thread if it does not run yet."""
         with self._lock:
             if self._thread is None and not self._is_closed:
                 self._thread = threading.Thread(target=self._run, name="monarch-view", daemon=True)
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread, when what it drives has had a last turn."""
+        """Stop the thread and poll its work one last time."""
         with self._lock:
             self._is_closed = True
             thread = self._thread
@@ -56,9 +56,9 @@ class Background:
         self._turn_all(time.monotonic())
 
     def drive(self, key: object, turn: Callable[[float], bool]) -> None:
-        """Call ``turn`` with the time, some 20 times a second, until it gives False; does nothing if ``key`` is driven already.
+        """Call ``turn`` with the time about 20 times a second until it returns False; no effect if ``key`` is driven already.
 
-        May be called from any thread; it returns at once.
+        May be called from any thread; returns immediately.
         """
         with self._lock:
             self._turns.setdefault(key, turn)
@@ -75,14 +75,14 @@ class Background:
                 draw_at = now + _VIEWS_EVERY_S
                 self._guard(self._draw, now)
             if turns and not self._is_closed:
-                time.sleep(TURN_S / 5)  # output comes in many small events, each of which wakes us
+                time.sleep(TURN_S / 5)  # output arrives as many small events, each of which wakes this thread
 
     def _turn_all(self, now: float) -> bool:
         with self._lock:
             turns, self._turns = self._turns, {}
         for key, turn in turns.items():
             if self._guard(turn, now):
-                self.drive(key, turn)  # unless somebody has asked for it meanwhile
+                self.drive(key, turn)  # no effect if another thread has queued the key meanwhile
         return bool(turns)
 
     @staticmethod
@@ -94,7 +94,7 @@ class Background:
             return False
 
     def follow(self, output: CellOutput) -> None:
-        """Show what comes for a cell that is over, where that cell stands."""
+        """Show output that arrives after a cell has ended, below that cell."""
 
         def turn(now: float) -> bool:
             output.turn_late(now)
@@ -104,15 +104,15 @@ class Background:
 
 
 class BackgroundCell:
-    """A cell that runs while the notebook goes on: what ``%%remote --background`` gives.
+    """A cell that runs in the background; ``%%remote --background`` returns it.
 
-    Awaitable: ``await cell`` gives its result, as `result` does.
+    Awaitable: ``await cell`` returns the same as `result`.
 
     Args:
-        cell: what runs.
-        background: drives it.
-        values: makes the result of what the ranks gave.
-        on_end: called once with the cell when it is over, to show its values or its error.
+        cell: the cell to run.
+        background: polls the cell.
+        values: converts the ranks' results into the result of the cell.
+        on_end: called once with the cell when it has ended, to show its values or its error.
         born: when it was sent, if it runs already.
     """
 
@@ -136,7 +136,7 @@ class BackgroundCell:
         self._where = f"cell [{cell.number}] on {cell.mesh.name}{format_ranks(cell.ranks)}"
         self._showing = threading.Lock()
         cell.output.sink.pin()
-        if self._turn(self._said_at):  # sent at once, if it is its turn
+        if self._turn(self._said_at):  # sends the cell now if no earlier cell is in the way
             background.drive(self, self._turn)
 
     @property
@@ -145,45 +145,45 @@ class BackgroundCell:
         return self._state
 
     def done(self) -> bool:
-        """Whether it is over, for better or worse."""
+        """Whether the cell has ended, with a result or an error."""
         return self._done.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for its end.
+        """Wait for the cell to end.
 
         Args:
-            timeout: seconds; the cell goes on when they are over.
+            timeout: in seconds; the cell continues to run after a timeout.
 
         Returns:
             With ``--out``, a `ValueMesh` of the values of the last expression; else None.
 
         Raises:
-            TimeoutError: it is not over yet.
-            RemoteError: it failed on some ranks.
+            TimeoutError: the cell has not ended yet.
+            RemoteError: the cell failed on some ranks.
             SupervisionError: a rank died.
-            RemoteInterrupt: it was cancelled, or interrupted.
+            RemoteInterrupt: the cell was cancelled or interrupted.
         """
         try:
             return self._done.result(timeout)
         except concurrent.futures.TimeoutError:
             if self._done.done():
                 raise
-            raise TimeoutError(f"{self._where} is not over within {timeout:g} s; it goes on") from None
+            raise TimeoutError(f"{self._where} did not end within {timeout:g} s; it continues to run") from None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for its end, and give the error; None if it succeeded."""
+        """Wait for the cell to end and return its error; None if it succeeded."""
         try:
             self.result(timeout)
         except TimeoutError:
             if not self._done.done():
                 raise
-        except BaseException:  # given below
+        except BaseException:  # returned below
             if not self._done.done():  # KeyboardInterrupt while we waited
                 raise
         return self._done.exception(0)
 
     def cancel(self) -> None:
-        """Interrupt it on the ranks, whose state is kept; a cell that waits for its turn is dropped."""
+        """Interrupt the cell on its ranks, which keep their state; a cell that still waits for its turn is dropped."""
         self._cell.stop("cancelled")
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -197,7 +197,7 @@ class BackgroundCell:
         return f"{self._where}: {self._state} {'for' if goes_on else 'after'} {seconds}"
 
     def _ipython_display_(self) -> None:
-        """Show it as a line that is kept up to date; more than one place may show it."""
+        """Show the cell as a line that is updated in place; several outputs may show it."""
         from IPython.display import publish_display_data
 
         with self._showing:
@@ -205,7 +205,7 @@ class BackgroundCell:
             publish_display_data({"text/plain": self._said}, transient={"display_id": self._display_id})
 
     def _say(self, now: float) -> None:
-        """Bring the lines that show it up to date."""
+        """Update the lines that show the cell."""
         from IPython.core.getipython import get_ipython
         from IPython.display import publish_display_data
 
@@ -234,14 +234,14 @@ class BackgroundCell:
         result, error = None, None
         try:
             result = self._values(self._cell.result())
-        except BaseException as failure:  # also RemoteInterrupt, which is a KeyboardInterrupt: whoever asks gets it
+        except BaseException as failure:  # also RemoteInterrupt, a KeyboardInterrupt: `result` raises it
             error = failure
             self._state = "cancelled" if isinstance(error, KeyboardInterrupt) else "failed"
         else:
             self._state = "done"
         try:
             self._on_end(self._cell)
-        finally:  # whoever waits must not wait for ever
+        finally:  # threads that wait for the result must not wait forever
             if error is not None:
                 self._done.set_exception(error)
             else:

@@ -1,19 +1,19 @@
-"""A cell on ranks: it waits its turn, is sent, shows what it writes, and ends.
+"""A cell that runs on ranks: it is queued and sent, shows its output, and ends.
 
 Theory of operation
 ===================
 
-A `RemoteCell` is advanced by whoever drives it, with ``wait`` and ``turn``: a cell in the foreground by the main thread
-(`run_in_foreground`), one in the background by the view thread (`Background` in ``background.py``). Its stages:
+The thread that waits for a `RemoteCell` advances it by ``wait`` and ``turn``: the main thread for a cell in the foreground
+(`run_in_foreground`), the view thread for a cell in the background (`Background` in ``background.py``). Its stages:
 
 - *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
-- *forming*: the mesh forms its process group, before its first cell and after one that broke it;
-- *running*: it was sent; what it writes comes as events;
-- *recovering*: ranks have died, and its loop goes on by itself (`Recovery`); it is sent again;
-- *over*: `result` gives the ranks' values, or raises.
+- *forming*: the mesh forms its process group, before its first cell and after a cell that broke the group;
+- *running*: the cell was sent; its output arrives as events;
+- *recovering*: ranks have died, and the live loop recovers (`Recovery`); then the cell is sent again;
+- *over*: `result` returns the ranks' values, or raises.
 
-A cell that was interrupted in vain stays in its lane, and is driven in the background from then on: what comes after it on
-the same ranks waits there, and can be interrupted there, and its output goes on to be shown where it belongs.
+A cell that does not stop after an interrupt stays in its queue, and the view thread drives it from then on. Later cells on
+the same ranks wait for it and can be interrupted while they wait, and its output is still shown below it.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ TURN_S = 0.05
 _WAIT_NOTE_S = 2.0
 _GROUP_TIMEOUT_S = 90.0
 _FINISHED = Value(Payload(), (), {})
-_MARKS = 1_000  # cells that a log can tell apart
+_MARKS = 1_000  # cells that a log can distinguish
 
 CellStage = Literal["waiting", "forming", "running", "recovering", "over"]
 
 
 class Lane:
-    """The cells of one mesh that are not over: those with ranks in common run one after another.
+    """The queue of a mesh's cells that have not ended; cells with ranks in common run one after another.
 
     Args:
         mesh: the whole mesh.
-        form: has a mesh form its process group; None where there is none.
+        form: makes a mesh form its process group; None where there is none.
     """
 
     def __init__(self, mesh: ProcMesh, form: Callable[[ProcMesh], Future[Any]] | None) -> None:
         self.mesh = mesh
         self.form = form
         self.needs_group = True
-        self.healing: tuple[float, HostMesh | None] | None = None  # since when, on which hosts, if it was interrupted
-        self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group was last formed
+        self.healing: tuple[float, HostMesh | None] | None = None  # start time and hosts of a heal that was interrupted
+        self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group last formed
         self.slots = RichSlots(uuid.uuid4().hex)
         self.begun: deque[CellMark] = deque(maxlen=_MARKS)
         self.history: MutableSequence[tuple[int, str]] = deque(
             maxlen=_MARKS
-        )  # number and code of what ran to its end, on all ranks
+        )  # number and code of the cells that finished on all ranks
         self.cells: list[RemoteCell] = []
         self._lock = threading.Lock()
 
@@ -81,33 +81,33 @@ class Lane:
             self.cells.append(cell)
 
     def leave(self, cell: RemoteCell) -> None:
-        """It is over."""
+        """Remove a cell that has ended."""
         with self._lock:
             if cell in self.cells:
                 self.cells.remove(cell)
 
     def before(self, cell: RemoteCell) -> RemoteCell | None:
-        """The earliest cell that this one has to wait for; None if there is none."""
+        """Return the earliest cell that this one must wait for, or None."""
         with self._lock:
             for other in self.cells:
                 if other is cell:
                     return None
-                # Of a cell that was interrupted in vain only the ranks that go on are in the way. When none does it has yet
-                # to take its last turn, in which it says whether the process group is still good.
+                # Of an interrupted cell, only the ranks that have not stopped are in the way. When all have stopped, it is
+                # still to be polled a last time, which finds out whether the process group is still usable.
                 in_the_way = other.busy_ranks() if other.is_stopping else other.ranks
                 if not in_the_way or not cell.ranks.isdisjoint(in_the_way):
                     return other
         return None
 
     def wants_group(self, mesh: ProcMesh) -> bool:
-        """Whether the group is to be formed now: not while a rank is dead, or one that could not join is busy."""
+        """Whether to form the group now: not while a rank is dead, or while a rank outside ``mesh`` is too busy to join."""
         in_place = not self.needs_group and self.group_members == self.mesh.incarnations()
         if in_place or self.form is None or self.mesh.deaths():
             return False
         return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)
 
     def begin_group(self) -> Future[Any]:
-        """Have the group formed by the processes that are there now."""
+        """Start forming the process group of the current processes."""
         assert self.form is not None
         self.needs_group = True
         self.group_members = self.mesh.incarnations()
@@ -118,13 +118,13 @@ class RemoteCell:
     """One cell on the ranks of a mesh, or of a slice of it.
 
     Args:
-        lane: of the mesh.
-        mesh: where it runs.
+        lane: the queue of the whole mesh.
+        mesh: where the cell runs.
         code: IPython syntax; or a function that the ranks call.
-        number: of the notebook's cell, for tracebacks and views.
-        want_value: whether the values of the last expression are to be sent here.
-        output: where what it writes goes.
-        timeout_s: after which it is interrupted; None for never.
+        number: number of the notebook's cell, for tracebacks and views.
+        want_value: whether the ranks send the values of the last expression.
+        output: shows what the cell writes.
+        timeout_s: seconds after which the cell is interrupted; None for no timeout.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class RemoteCell:
         return f"<RemoteCell [{self.number}] on {self.mesh.name}{format_ranks(self.ranks)}: {self.stage}>"
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until ``turn`` has something to do, at most for a while; whether it has."""
+        """Wait until ``turn`` has something to do; False after the timeout."""
         if self.stage == "waiting":
             before = self._lane.before(self)
             return before is None or before.is_over.wait(timeout_s)
         return self._future is None or self._future.wait(timeout_s)
 
     def turn(self, now: float) -> None:
-        """Go on as far as possible without waiting, and show what has come."""
+        """Advance as far as possible without waiting, and show the output that has arrived."""
         if self.stage == "waiting" and self._lane.before(self) is None:
             self._begin(now)
         if self.stage == "forming":
@@ -184,7 +184,7 @@ class RemoteCell:
         if self.stage == "running":
             assert self._future is not None
             self.output.turn(now)
-            if self._has_stops:  # the clock of --timeout stands still meanwhile
+            if self._has_stops:  # time in the debugger does not count towards --timeout
                 self._deadline += now - self._turned_at
             self._turned_at, self._has_stops = now, bool(self.stops())
             if self._future.done():
@@ -196,30 +196,30 @@ class RemoteCell:
                 self._stopping.turn(now)
 
     def stop(self, reason: str, now: float | None = None) -> None:
-        """Interrupt it: a cell that was not sent is over, the ranks of others get KeyboardInterrupt, every time.
+        """Interrupt the cell. A cell that was not sent ends; else each call raises KeyboardInterrupt on the ranks.
 
-        A second time aborts the process groups of ranks that have not stopped, too.
+        A second call also aborts the process groups of ranks that have not stopped.
         """
         now = time.monotonic() if now is None else now
         if self.stage == "waiting":
             before = self._lane.before(self)
-            why = self._what_is_before(before) if before else "before it began; it was not sent"
+            why = self._what_is_before(before) if before else "before it started; it was not sent"
             self._fail(RemoteInterrupt(f"{reason} {why}"))
         elif self.stage == "forming":
             assert self._future is not None
             self._future.interrupt()
-            self._fail(RemoteInterrupt(f"{reason} while the process group was formed; the cell was not sent"))
+            self._fail(RemoteInterrupt(f"{reason} while the process group was forming; the cell was not sent"))
         elif self.stage == "recovering":
             assert self._future is not None
             self._future.interrupt()
-            self._fail(RemoteInterrupt(f"{reason} while ranks were replaced; the loop was not gone on with"))
+            self._fail(RemoteInterrupt(f"{reason} while ranks were being replaced; the loop did not continue"))
         elif self._stopping is not None:
             self._stopping.again(now)
         elif self._future is not None:
             self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, now)
 
     def note_stop(self, reason: str) -> None:
-        """Somebody interrupts all that its ranks do: its end is the end of an interrupted cell."""
+        """Note that its ranks are interrupted by other means, so that the cell ends as an interrupted cell."""
         if self.stage == "running" and self._stopping is None:
             self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
         elif self.stage != "running":
@@ -231,30 +231,30 @@ class RemoteCell:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was interrupted."""
+        """Whether the cell was interrupted."""
         return self._stopping is not None
 
     def is_given_up(self, now: float) -> bool:
-        """Whether it was interrupted, in vain, long enough ago."""
+        """Whether the user no longer waits for an interrupted cell that has not stopped."""
         return self.stage != "over" and self._stopping is not None and self._stopping.is_given_up(now)
 
     def stop_text(self) -> str:
-        """What has become of the interrupt so far."""
+        """Describe the effect of the interrupt so far."""
         assert self._stopping is not None
         assert self._future is not None
         answers = self.mesh._runtime.answers(self._future.id)
-        if not answers:  # it has ended just now
-            return f"{self._stopping.why}; all ranks have ended it"
+        if not answers:  # the cell has just ended
+            return f"{self._stopping.why}; it has ended on all ranks"
         return stopping_text(self._stopping, self.mesh.ranks, answers)
 
     def _what_is_before(self, before: RemoteCell) -> str:
-        """For whom it waits, and, if that was interrupted in vain, what its ranks do."""
+        """Name the cell that this one waited for, and what its ranks do if it was interrupted and has not stopped."""
         text = f"while it waited for cell [{before.number}]; it was not sent"
         why = "\n".join(self._why_not_over(before))
         return f"{text}. {why}" if why else text
 
     def waiting_text(self) -> str:
-        """For whom it waits, for the user who waits with it; empty if it does not."""
+        """Tell the user which cell this one waits for; empty if it does not wait."""
         before = self._lane.before(self) if self.stage == "waiting" else None
         if before is None:
             return ""
@@ -269,16 +269,16 @@ class RemoteCell:
             return []
         mesh = self._lane.mesh
         lines = doing_lines(mesh.view(), look(mesh), before.busy_ranks())
-        return [f"Cell [{before.number}] was interrupted, and goes on:", *(f"  {line}" for line in lines)]
+        return [f"Cell [{before.number}] was interrupted, but still runs:", *(f"  {line}" for line in lines)]
 
     def stops(self) -> list[StopEvent]:
-        """Where it stands still in the debugger, by rank."""
+        """Return where the cell is stopped in the debugger, by rank."""
         if self.stage != "running" or self._future is None:
             return []
         return [stop for stop in self.mesh.stops() if stop.request == self._future.id]
 
     def busy_ranks(self) -> list[int]:
-        """The ranks that still run it, or are still to run it."""
+        """Return the ranks that have not finished the cell."""
         if self.stage == "over":
             return []
         if self._future is None or self.stage != "running":
@@ -287,12 +287,12 @@ class RemoteCell:
         return [rank for rank, answer in zip(self.mesh.ranks, answers, strict=False) if answer is None]
 
     def result(self) -> ValueMesh[CellResult]:
-        """What the ranks gave, of a cell that is over.
+        """Return the ranks' results of a cell that is over.
 
         Raises:
-            RemoteError: it failed on some ranks.
+            RemoteError: the cell failed on some ranks.
             SupervisionError: a rank is dead.
-            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            RemoteInterrupt: the cell was interrupted, or took longer than its timeout.
             LaunchError: the process group could not be formed.
         """
         assert self.stage == "over"
@@ -317,7 +317,7 @@ class RemoteCell:
             self._deadline = now + _GROUP_TIMEOUT_S
             try:
                 self._future = self._lane.begin_group()
-            except Exception as error:  # the store could not be made
+            except Exception as error:  # the store could not be created
                 self._fail(error)
                 return
             self.stage = "forming"
@@ -340,7 +340,7 @@ class RemoteCell:
             late = format_ranks(rank.rank for rank in busy if rank.state == "running")
             self._fail(
                 LaunchError(
-                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are busy still; "
+                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are still busy; "
                     f"%mesh interrupt {name} interrupts them, %mesh down {name} ends them"
                 )
             )
@@ -388,7 +388,7 @@ class RemoteCell:
         self._over()
 
     def _recover(self, now: float) -> None:
-        """Go on with what is done between the death of ranks and the next step, as far as possible without waiting."""
+        """Advance the recovery as far as possible without waiting, and send the cell again when it is done."""
         assert self._recovering is not None
         try:
             while self._future is None or self._future.done():
@@ -405,7 +405,7 @@ class RemoteCell:
         self.output.sink.write("stderr", f"{text}\n")
 
     def _outcome(self, stopping: Stopping, error: RanksError) -> str:
-        """What became of the ranks of a cell that was interrupted."""
+        """Describe how the ranks of an interrupted cell ended."""
         done = {point.rank: failure for point, failure in error.reports.items()}
         return stopping_text(stopping, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
 
@@ -424,15 +424,15 @@ def run_in_foreground(
     interrupt_others: Callable[[], object] = lambda: None,
     attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None,
 ) -> ValueMesh[CellResult]:
-    """Drive a cell until it is over, or until an interrupt of it was in vain for a while.
+    """Drive a cell until it is over, or until it has ignored an interrupt for too long.
 
     Args:
-        cell: what runs.
+        cell: the cell to run.
         interrupt_others: interrupts what runs on other threads of the notebook.
-        attend: called after each turn while ranks stand still in the debugger; may ask the user what they should do.
+        attend: called after each turn while ranks are stopped in the debugger; may ask the user what they should do.
 
     Raises:
-        RemoteInterrupt: it was interrupted; if ranks did not stop the cell is still in its lane.
+        RemoteInterrupt: the cell was interrupted; if ranks did not stop, the cell is still in its queue.
         MonarchError: as `RemoteCell.result`.
     """
     with HeldInterrupts(interrupt_others) as interrupts:
@@ -453,7 +453,7 @@ def run_in_foreground(
             cell.turn(time.monotonic())
             if attend is not None and not cell.is_stopping and cell.stops():
                 attend(cell, interrupts)
-    if interrupts.count and not cell.is_stopping:  # looked at when no more are counted
+    if interrupts.count and not cell.is_stopping:  # checked when no more interrupts are counted
         cell.result()
-        raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user wants to stop here, still
+        raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user still wants to stop here
     return cell.result()

@@ -1,4 +1,4 @@
-"""Names that users know for places in code that local cells of the notebook have defined, such as an actor's class."""
+"""Shows places in code that local notebook cells define, such as an actor's class, under the cells' numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILE = re.compile(r"(?<=\()[^\s()]*ipykernel_\d+[/\\]\d+\.py(?=, line \d+\))|(?
 
 
 def placed(failure: Failure) -> Failure:
-    """A report with its places in the notebook's own cells named as the notebook numbers them, also in what it quotes."""
+    """Return a failure whose frames and message name the notebook's local cells by their numbers."""
 
     def name(found: re.Match[str]) -> str:
         return in_notebook(Frame(found[0], 0, "")).file.strip("<>")
@@ -26,7 +26,7 @@ def placed(failure: Failure) -> Failure:
 
 
 def in_notebook(frame: Frame) -> Frame:
-    """A frame of a local cell under the name of that cell, with its source, which ranks may not have; any other as it is."""
+    """Return a frame of a local cell with the cell's name and source, which ranks may not have; other frames unchanged."""
     name_of = getattr(getattr(get_ipython(), "compile", None), "format_code_name", lambda file: None)
     name = name_of(frame.file)  # such as ("Cell", "In[5]")
     number = re.search(r"\d+", name[1]) if name else None

@@ -1,4 +1,4 @@
-"""Putting things into the notebook: output lines, rich results, tables that are updated in place."""
+"""Writes to the notebook: output lines, rich results, and tables that are updated in place."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _UP_AND_ERASE = "\x1b[{n}A\r\x1b[J"  # so many lines
 
 
 class Sink:
-    """Where the output of one cell goes: to the notebook's cell that is running, and after `pin` to the one that made it.
+    """Shows the output of one cell: in the notebook cell that is running, and after `pin` in the cell that created the sink.
 
-    The notebook's cell that runs has its output captured by ``%%capture`` and the like; what comes later goes to the
-    launching cell by its message's header, from any thread. A terminal has no cells: there all is printed.
+    ``%%capture`` and the like capture the output of the running notebook cell. Later output goes to the launching cell by its
+    message's header, from any thread. A terminal has no cells; there all output is printed.
 
     Args:
-        shell: the notebook's; None in a program that has none.
+        shell: the shell of the notebook; None in a program that has none.
     """
 
     def __init__(self, shell: InteractiveShell | None) -> None:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[union-attr]
         self._is_pinned = False
-        self._live_lines = 0  # of a terminal, at its end
+        self._live_lines = 0  # number of lines at the end of a terminal that can be rewritten
 
     @property
     def can_update(self) -> bool:
-        """Whether what was displayed can be brought up to date."""
+        """Whether displayed output can be updated in place."""
         return self._kernel is not None
 
     def pin(self) -> None:
-        """From now on output goes to the cell that was running when this was made."""
+        """Send output from now on to the cell that was running when this sink was created."""
         self._is_pinned = self._kernel is not None
 
     def write(self, stream: str, text: str) -> None:
@@ -58,7 +58,7 @@ class Sink:
         target.flush()
 
     def live(self, text: str) -> None:
-        """Rewrite the last lines of a terminal; nothing in a notebook, which has displays for that."""
+        """Rewrite the last lines of a terminal; no effect in a notebook, which uses displays instead."""
         if self._live_lines:
             sys.stdout.write(_UP_AND_ERASE.format(n=self._live_lines))
         self._live_lines = 0
@@ -70,7 +70,7 @@ class Sink:
         sys.stdout.flush()
 
     def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str = "", update: bool = False) -> None:
-        """Display a MIME bundle, or bring one with the same ``display_id`` up to date."""
+        """Display a MIME bundle, or update the display with the same ``display_id``."""
         transient = {"display_id": display_id} if display_id else {}
         if self._is_pinned:
             kind = "update_display_data" if update else "display_data"
@@ -79,7 +79,7 @@ class Sink:
         publish_display_data(dict(data), dict(metadata or {}), transient=transient, update=update)
 
     def clear(self, wait: bool) -> None:
-        """Take away what the cell has shown; with ``wait`` when the next output comes."""
+        """Clear the output of the cell; with ``wait``, when the next output arrives."""
         if self._is_pinned:
             self._send("clear_output", {"wait": wait})
         elif self.can_update:
@@ -98,9 +98,9 @@ class Sink:
 
 
 class LiveView:
-    """A table of a mesh's ranks in a cell's output, updated in place at most `EVERY_S`.
+    """A table of a mesh's ranks in a cell's output, updated in place at most every `EVERY_S`.
 
-    A terminal, which can't update what it has printed, shows it once, below the first line that was said.
+    A terminal, which can't update printed output, shows the table once, below the first line of text.
     """
 
     EVERY_S = 0.2
@@ -116,22 +116,22 @@ class LiveView:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has been shown in it yet."""
+        """Whether nothing has been shown yet."""
         return self._last is None
 
     def show(self, view: MeshView) -> None:
-        """Show it for the first time."""
+        """Show the table for the first time."""
         self._publish(view, update=False)
 
     def update(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
-        """Bring it up to date, if it has changed and the last time is long enough ago."""
+        """Update the table if it has changed and the last update is at least ``every_s`` ago."""
         with self._lock:
             if force or now >= self._at + every_s:
                 self._at = now
                 self._publish(view, update=True)
 
     def follow(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
-        """Bring it up to date if something goes on: an idle mesh is not drawn anew because it grows older."""
+        """Update the table if a rank runs or its state has changed; times alone do not redraw an idle mesh."""
         states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
         if states != self._states or any(rank.state == "running" for rank in view.ranks):
             if force or now >= self._at + every_s:
@@ -139,7 +139,7 @@ class LiveView:
             self.update(view, now, force=force, every_s=every_s)
 
     def say(self, text: str, *, first: bool = False) -> None:
-        """Show a line of text in its place."""
+        """Show a line of text in place of the table."""
         if self._last != (text, text) and (first or self._is_live):
             self._last = (text, text)
             self._display({"text/plain": text}, update=not first)
@@ -160,5 +160,5 @@ class LiveView:
             publish_display_data(dict(data), transient={"display_id": self._id}, update=update)
             return
         sink = Sink(shell)
-        sink.pin()  # past the %%capture of the cell that happens to run: what is updated is not its output
+        sink.pin()  # bypass %%capture of the running cell: the updated display is not its output
         sink.display(data, None, self._id, update)

@@ -1,17 +1,17 @@
-"""What follows an interrupt: ranks stop, or say where they are, or are given up, in a bounded time.
+"""Tracks an interrupt until the ranks stop; reports where the others are, and returns control within a bounded time.
 
 Theory of operation
 ===================
 
 ==========  ===================================================================================================
 0 s         `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
-`LOOK_S`    the mesh is asked what its ranks do
-`GRACE_S`   control returns to the user; what goes on does so under watch, and its end is not lost
-again       a second interrupt also aborts the process groups of what goes on; control returns after `AGAIN_S`
-once more   control returns at once
+`LOOK_S`    the controller asks the ranks what they do
+`GRACE_S`   control returns to the user; work that has not stopped is still tracked, and its result is kept
+again       a second interrupt also aborts the process groups of ranks that still run; control returns after `AGAIN_S`
+once more   control returns immediately
 ==========  ===================================================================================================
 
-Nothing here waits: whoever waits for the work anyway calls `Stopping.turn`.
+Nothing here waits: the code that waits for the work calls `Stopping.turn`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ ANSWER_S = 0.4
 
 
 class Stopping:
-    """An interrupt of something that ranks do, until that has ended or is given up.
+    """The progress of an interrupt of ranks' work, until the work has ended or the user stops waiting for it.
 
     Args:
         mesh: the whole mesh.
-        why: what the text begins with.
-        interrupt: interrupts the work; takes whether to abort process groups, too.
+        why: how the report about the interrupt begins.
+        interrupt: interrupts the work; its argument says whether to also abort process groups.
         now: the time.
-        abort: whether to do so from the start.
+        abort: whether the first interrupt aborts process groups, too.
         is_sent: whether the first interrupt has been sent already.
     """
 
@@ -75,7 +75,7 @@ class Stopping:
             interrupt(abort)
 
     def again(self, now: float) -> None:
-        """The user has interrupted once more. Several in quick succession are one: an impatient hand means nothing else."""
+        """Handle another interrupt by the user. Interrupts within `BURST_S` count as one, as impatient users press twice."""
         if now - self._last < BURST_S:
             return
         self._last = now
@@ -88,7 +88,7 @@ class Stopping:
         self._give_up_at = now + AGAIN_S
 
     def turn(self, now: float) -> None:
-        """Go on, without waiting."""
+        """Ask the ranks what they do when it is time; does not wait."""
         if self._looking is None and not self._has_looked and now >= self._look_at:
             self._has_looked = True
             self._looking = self.mesh.doing()
@@ -98,11 +98,11 @@ class Stopping:
         return now >= self._give_up_at
 
     def waited_s(self) -> float:
-        """For how long, in seconds."""
+        """Return the seconds since the interrupt."""
         return time.monotonic() - self._begun
 
     def doing(self, ranks: Sequence[int]) -> list[str]:
-        """What some ranks of the mesh do now, as lines."""
+        """Describe what some ranks of the mesh do now, as lines."""
         if not ranks:
             return []
         looking, self._looking = self._looking or self.mesh.doing(), None
@@ -111,12 +111,12 @@ class Stopping:
 
 
 class AllStopping(Stopping):
-    """An interrupt of all that the ranks of a mesh run and have queued at this moment.
+    """An interrupt of everything that the ranks of a mesh run and have queued at this moment.
 
     Args:
         whole: the whole mesh.
-        mesh: it, or a part of it.
-        abort: whether to abort process groups, too.
+        mesh: the same mesh, or a slice of it.
+        abort: whether to also abort process groups.
     """
 
     def __init__(self, whole: ProcMesh, mesh: ProcMesh, *, abort: bool) -> None:
@@ -125,20 +125,20 @@ class AllStopping(Stopping):
         super().__init__(whole, "interrupted", lambda abort: mesh.interrupt(abort=abort), time.monotonic(), abort=abort)
 
     def stuck(self) -> list[int]:
-        """The ranks that have not ended all of it."""
+        """Return the ranks that have not ended all of this work."""
         now = dict(zip(self._part.ranks, self._part._runtime.owed(self._part.procs), strict=True))
         return [rank for rank, before in self._owed.items() if not set(before).isdisjoint(now[rank])]
 
     def is_over(self) -> bool:
-        """Whether all has ended, or was given up."""
+        """Whether all work has ended, or the user has waited long enough."""
         return not self.stuck() or self.is_given_up(time.monotonic())
 
     def text(self, before: MeshView, waited: Sequence[int]) -> str:
-        """What became of it.
+        """Describe the effect of the interrupt.
 
         Args:
-            before: the mesh as it was before.
-            waited: numbers of cells that waited for these ranks, and were dropped.
+            before: the view of the mesh before the interrupt.
+            waited: numbers of cells that waited for these ranks and were dropped.
         """
         name = self.mesh.name
         busy = [rank for rank, owed in self._owed.items() if owed]
@@ -163,21 +163,21 @@ class AllStopping(Stopping):
         return "\n".join(lines)
 
     def _nothing(self) -> str:
-        """What is said if nothing was there to be interrupted: actors may work all the same, for whom nobody here waits."""
+        """Describe an interrupt that found no request; actors may still do work that the notebook does not wait for."""
         name, answers = self.mesh.name, look(self.mesh)
         view = self.mesh.view()
         working = [rank for rank in self._owed if works(view.ranks[rank], answers.get(rank))]
         if not working:
             return f"{name}: nothing runs on {format_ranks(self._owed)}"
         head = (
-            f"{name}: nothing was interrupted, for the notebook waits for nothing there; actors on {format_ranks(working)} "
-            f"work for others, or after a broadcast (%mesh restart {name} ends them, and begins anew)"
+            f"{name}: nothing was interrupted, because the notebook waits for nothing there; actors on "
+            f"{format_ranks(working)} work for other callers, or after a broadcast (%mesh restart {name} replaces them)"
         )
         return "\n".join([head, *(f"    {line}" for line in doing_lines(view, answers, working))])
 
 
 def look(mesh: ProcMesh) -> dict[int, Doing | Failure]:
-    """What the ranks of a mesh do now; those that do not answer for a moment are given up."""
+    """Return what the ranks of a mesh do now, by rank; ranks that do not answer within `ANSWER_S` are left out."""
     return _seen(mesh.doing(), ANSWER_S)
 
 
@@ -189,18 +189,18 @@ def _seen(looking: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict
 
 
 def _located(doing: Doing) -> Doing:
-    """With the source of what the notebook defined, such as an actor's class: it is known here, and not on the ranks."""
+    """Add the source of code that the notebook defines, such as an actor's class; ranks do not have this source."""
     activities = (replace(each, frames=tuple(map(in_notebook, each.frames))) for each in doing.activities)
     return replace(doing, activities=tuple(activities))
 
 
 def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
-    """What became of some work after its interrupt.
+    """Describe the effect of an interrupt on some work.
 
     Args:
         stopping: the interrupt.
-        ranks: whose work it was.
-        answers: theirs; None of one that has not answered.
+        ranks: the ranks that did the work.
+        answers: the answers of these ranks; None for a rank that has not answered.
     """
     mesh = stopping.mesh
     outcome = InterruptOutcome(

@@ -1,9 +1,9 @@
-"""Where an interrupt (SIGINT) may strike in the notebook's process.
+"""Defers interrupts (SIGINT) of the notebook's process while a cell runs on ranks.
 
-KeyboardInterrupt can be raised between any two bytecodes. In the user's code that is what everybody expects. In the code
-around it the price is high: ipykernel would not reply to the cell, and a cell that ranks run would go on there, unseen.
-So our kernel lets interrupts through to the user's code only (``notebook/kernel/interrupts.py``), and in any IPython
-they are counted while a cell runs on ranks, and acted upon when nothing is half done (`HeldInterrupts`).
+Python can raise KeyboardInterrupt between any two bytecodes. In the user's code that is expected. In the code around it,
+ipykernel would not reply to the cell, and a cell on ranks would continue to run there without being shown. So our kernel
+raises interrupts in the user's code only (``notebook/kernel/interrupts.py``). In any IPython, `HeldInterrupts` counts them
+while a cell runs on ranks, and the cell handles them between its turns.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["HeldInterrupts"]
 
 
 class HeldInterrupts:
-    """Counts interrupts of this thread, instead of raising them, as long as it is entered.
+    """Context manager that counts interrupts of this thread instead of raising them.
 
     Args:
-        others: interrupts what runs on other threads; called for each interrupt of the main thread, the only one to learn
-            of it.
+        others: interrupts what runs on other threads; called for each interrupt of the main thread, which alone receives
+            the signal.
 
     Attributes:
-        count: interrupts so far.
+        count: number of interrupts so far.
     """
 
     def __init__(self, others: Callable[[], object] = lambda: None) -> None:
@@ -68,7 +68,7 @@ class HeldInterrupts:
 
     @contextlib.contextmanager
     def let_through(self) -> Iterator[None]:
-        """Raise the next one, too, while something waits that only that can end; to be entered in a ``try``."""
+        """Also raise the next interrupt, to end a wait that nothing else can end; enter this inside a ``try``."""
         self._raises = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""Where the output of one cell goes: folded, in order, bounded, into the notebook's cell that it belongs to."""
+"""Shows the output of one cell, folded, in order and bounded, in the notebook cell that it belongs to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _QUIET_S = 0.2
 
 
 class CellOutput:
-    """Where the output of one cell goes: folded, to its sink; also what comes when the cell is over.
+    """Folds the output of one cell and writes it to a sink, including output that arrives after the cell has ended.
 
     Args:
-        mesh: whose ranks write.
-        sink: where it is shown.
+        mesh: the mesh whose ranks write.
+        sink: shows the output.
         slots: the mesh's displays that can be updated.
-        raw: whether each rank's lines are shown for themselves.
-        stream: whether it is shown as it comes, or all of it at the end.
+        raw: whether each rank's lines are shown separately.
+        stream: whether output is shown as it arrives; else all of it is shown at the end.
     """
 
     def __init__(self, mesh: ProcMesh, sink: Sink, slots: RichSlots, *, raw: bool, stream: bool = True) -> None:
@@ -46,16 +46,16 @@ class CellOutput:
         self._on_late: Callable[[], None] | None = None
 
     def hear(self, event: OutputEvent | RichEvent) -> None:
-        """Take an event; for the thread that leads the runtime's loop."""
+        """Queue an event; called on the thread that leads the runtime's loop."""
         self._events.append(event)
         if self._on_late is not None:
             self._on_late()
 
     def leave(self, on_late: Callable[[], None]) -> None:
-        """Nobody turns it any more: show what comes from now on in the launching cell.
+        """Show further output in the launching cell, as its driver no longer calls `turn`.
 
         Args:
-            on_late: called when something has come, on the thread that leads.
+            on_late: called when output has arrived, on the thread that leads the runtime's loop.
         """
         self.sink.pin()
         self._on_late = on_late
@@ -64,23 +64,23 @@ class CellOutput:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is something that has not been shown yet."""
+        """Whether there is output that has not been shown yet."""
         return self._is_open or bool(self._events)
 
     def turn(self, now: float) -> None:
-        """Show what is due."""
+        """Show the output that is due."""
         with self._turning:
             self._take(now)
             shown = self._folder.drain(now)
             if not self._stream:
-                self._held += shown  # folding has bounded it
+                self._held += shown  # folding bounds its size
                 return
             self._write(shown, now)
             self._show(self._rich.release(now))
             self._show_bars(self._folder.bars(now))
 
     def finish(self, now: float, *, goes_on: bool = False) -> None:
-        """Show all that is left; a progress bar stays live if it ``goes_on``."""
+        """Show all remaining output; with ``goes_on``, progress bars stay live."""
         with self._turning:
             self._take(now)
             self._stream = True
@@ -96,7 +96,7 @@ class CellOutput:
             self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}, self._id))
 
     def turn_late(self, now: float) -> None:
-        """Show what came after the end: a line that nobody ends is shown when nothing follows for a while."""
+        """Show output that arrived after the end; a line without an end is shown after `_QUIET_S` without further output."""
         self.turn(now)
         if now - self._heard_at > _QUIET_S:
             self.finish(now, goes_on=True)
@@ -106,7 +106,7 @@ class CellOutput:
         while self._events:
             events.append(self._events.popleft())
             self._heard_at, self._is_open = now, True
-        for event in sorted(events, key=lambda event: event.rank):  # what came within one turn is shown by rank
+        for event in sorted(events, key=lambda event: event.rank):  # output of one turn is shown in the order of ranks
             if isinstance(event, OutputEvent):
                 self._folder.feed(event.rank, event.stream, event.text, now, event.dropped_lines)
             else:

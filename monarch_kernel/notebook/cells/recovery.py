@@ -1,13 +1,13 @@
-"""A cell whose loop goes on by itself when ranks die: what is done between the death and the next step.
+"""Recovers a cell with a live loop when ranks die: the steps between the death and the next training step.
 
-Theory of operation. The processes that are left have models, optimizers and groups that belong to a process group which is no
-more, and a new process has nothing at all. So all of them run the cell again, after the cells that made what it needs
-(`notebook.cells.replay`), as a user would; what training has come to is in their snapshots, and is put back where the cell
-comes to `live.snapshot` (`train.snapshots.buddy_store`). The request is another one, the cell is the same: it goes on writing
-where it wrote.
+Theory of operation. The surviving processes have models, optimizers and groups that belong to a process group that no longer
+exists, and a new process has no state. So all processes run the cell again, after the cells that define the names it needs
+(`notebook.cells.replay`), as a user would. The state of the training is in their snapshots, and is restored where the cell
+calls `live.snapshot` (`train.snapshots.buddy_store`). The request is a new one, but the cell is the same, and writes to the
+same output.
 
-Ranks may die at any time, also meanwhile: then it begins anew. It is given up when they have died several times without
-having come farther than ever before: what dies of itself at a certain step would go on doing so.
+Ranks may also die during recovery; then recovery starts again. It gives up when ranks have died several times before the
+loop came farther than ever before: a loop that kills its ranks at a certain step would do so again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from monarch_kernel.train.snapshots.rewind import Common, Holdings, common, hold
 __all__ = ["Recovery", "python_of"]
 
 MOST_IN_VAIN = 5
-"""So often a cell is brought back that comes no farther."""
+"""Attempts to recover a cell whose loop comes no farther."""
 
 
 class Recovery:
-    """Of one cell.
+    """Recovers one cell.
 
     Args:
-        mesh: where it runs.
-        code: of it.
-        history: number and code of earlier cells, those that ran to their end on all ranks.
-        form: has the process group formed anew.
-        say: writes a line where the cell writes.
-        listen: gets what earlier cells write that run again.
+        mesh: where the cell runs.
+        code: the code of the cell.
+        history: number and code of the earlier cells that finished on all ranks.
+        form: forms the process group again.
+        say: writes a line to the output of the cell.
+        listen: receives the output of earlier cells that run again.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Recovery:
         self._form = form
         self._say = say
         self._listen = listen
-        self._requests: list[int] = []  # that have run the cell
+        self._requests: list[int] = []  # the requests that have run the cell
         self._is_again = False
         self._farthest = -1
         self._in_vain = 0
 
     def wants(self, request: int, error: RanksError) -> bool:
-        """Whether the cell is to go on, in spite of the error that ended it."""
+        """Whether to recover the cell after the error that ended it."""
         self._requests.append(request)
         kinds = {failure.kind for failure in error.reports.values()}
         if "lost" not in kinds or not kinds <= {"lost", "released"} or not self._code:
@@ -73,15 +73,18 @@ class Recovery:
         if not self._is_again and not LoopControl(self._mesh._runtime).recovers(request):
             return False
         if not self._mesh.is_whole:
-            self._say(f"{self._mesh.name} is a part of a mesh: only what runs on all of its ranks recovers")
+            self._say(f"{self._mesh.name} is a slice of a mesh: only cells that run on all of its ranks can recover")
             return False
         return True
 
     def steps(self, error: RanksError) -> Generator[Future[Any], None, Rewind | None]:
-        """What is to be waited for, one after the other; gives with what the cell is to be sent again.
+        """Recover the cell; yields the futures to wait for, one after another.
+
+        Returns:
+            The snapshot to restore when the cell is sent again; None to start from the beginning.
 
         Raises:
-            MonarchError: it can't go on.
+            MonarchError: the cell can't be recovered.
         """
         begun = time.monotonic()
         step = max((loop.view().step for loop in self._mesh.loops if loop.key[0] in self._requests), default=0)
@@ -94,8 +97,8 @@ class Recovery:
             self._in_vain += 1
             if self._in_vain > MOST_IN_VAIN:
                 raise SnapshotError(
-                    f"{self._mesh.name} was brought back {MOST_IN_VAIN} times, and never came farther than step "
-                    f"{self._farthest:,} before ranks died again; %mesh logs has their last words"
+                    f"{self._mesh.name} was recovered {MOST_IN_VAIN} times, and each time ranks died again before the loop "
+                    f"passed step {self._farthest:,}; %mesh logs shows their last output"
                 )
             try:
                 return (yield from self._once(begun))
@@ -125,7 +128,7 @@ class Recovery:
         yield there
         self._check(replaced, [set(names) for names in there.get().values()])
         self._is_again = True
-        where = f"before step {chosen.key[2]:,}" if chosen else "at the beginning, for it had no snapshot yet"
+        where = f"before step {chosen.key[2]:,}" if chosen else "at the beginning, as it had no snapshot yet"
         ran = f"; ran {_cells_text([number for number, _ in again])} again" if again else ""
         took = format_seconds(time.monotonic() - begun)
         self._say(f"{mesh.name}: {format_ranks(replaced)} replaced, the loop is back {where}, after {took}{ran}")
@@ -135,17 +138,17 @@ class Recovery:
         return Rewind(0, chosen.key, tuple(first + holder for holder in chosen.holders), True)
 
     def _check(self, replaced: Sequence[int], there: Sequence[set[str]]) -> None:
-        """See that new processes have what the others have, of all that the cell reads."""
+        """Check that the new processes have every name that the cell reads and the other processes have."""
         lacking = {name for names in there for name in names if any(name not in there[rank] for rank in replaced)}
         if lacking:
             raise SnapshotError(
                 f"{self._mesh.name}: the new process of {format_ranks(replaced)} has no {', '.join(sorted(lacking))}: no "
-                "earlier cell that ran to its end on all ranks makes it, as far as its text tells. Make it in the cell of the "
-                "loop; or have the ranks make it now, and go on by %mesh rollback and that cell"
+                "earlier cell that finished on all ranks seems to define it. Define it in the cell of the loop; or define it "
+                "on the ranks now, and continue with %mesh rollback and the cell of the loop"
             )
 
     def _choose(self, held: Holdings) -> Common | None:
-        """The snapshot to go back to; None if the loop has begun, and none is complete."""
+        """Return the snapshot to restore; None if no snapshot is complete and none was taken after step 0."""
         ranks = self._mesh.ranks
         found = [each for each in common(ranks, held) if each.key[0] in self._requests]
         if not found:
@@ -153,15 +156,15 @@ class Recovery:
             if any(request in self._requests and step for request, _, step in taken):
                 without = [rank for rank in ranks if not any(owned.get(rank) for owned in held.values())]
                 raise SnapshotError(
-                    f"{self._mesh.name}: there is no snapshot of {format_ranks(without or ranks)} any more: who kept it has "
-                    "died, too; checkpoint.load goes on from what was saved"
+                    f"{self._mesh.name}: no snapshot of {format_ranks(without or ranks)} is left, because the ranks that kept "
+                    "it have died, too; checkpoint.load restores the last saved checkpoint"
                 )
             return None
         return found[-1]
 
 
 def python_of(code: str) -> str:
-    """A cell in Python's own syntax."""
+    """Convert a cell from IPython's syntax to Python's."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     return TransformerManager().transform_cell(code)

@@ -1,8 +1,8 @@
-"""Which earlier cells made what a cell needs: those that a new process has to run before it; pure.
+"""Finds the earlier cells that a new process must run before a cell: those that define the names it needs. No I/O.
 
-A cell needs the names that it reads before it has bound them itself, as far as its text tells; a cell that binds one of these
-belongs to it, with all that it needs in turn. It binds one, too, by a call of a function that declares it ``global``. A cell
-that only changes what a name stands for (``model.eval()``) does not: what of that matters to training is in its snapshot.
+A cell needs the names that it reads before it binds them itself, according to its text. It depends on the earlier cells that
+bind one of these names, and on the cells that those depend on. A call of a function that declares a name ``global`` binds it,
+too. A cell that only changes an object (``model.eval()``) is not included: the snapshot has the state that training needs.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["cells_for", "reads"]
 
 
 def cells_for(code: str, history: Sequence[str], transform: Callable[[str], str] = lambda code: code) -> list[int]:
-    """The places of the cells in the history, in order, that made what the code needs.
+    """Return the indices of the cells in the history, in order, that define the names which the code needs.
 
     Args:
-        code: of a cell.
-        history: the texts of those before it that ran to their end, the oldest first.
-        transform: turns IPython's syntax into Python's.
+        code: the code of a cell.
+        history: the texts of the earlier cells that finished, the oldest first.
+        transform: converts IPython's syntax into Python's.
     """
     texts: list[_Names] = []
-    makers: dict[str, set[str]] = {}  # functions, and which names they bind when they are called
+    makers: dict[str, set[str]] = {}  # functions, and the names that each binds when it is called
     for text in (*history, code):
         names = _Names.of(text, transform)
         makers |= names.makers
@@ -49,19 +49,19 @@ def cells_for(code: str, history: Sequence[str], transform: Callable[[str], str]
 
 
 def reads(code: str, transform: Callable[[str], str] = lambda code: code) -> list[str]:
-    """The names that code reads as it runs, before it has bound them itself."""
+    """Return the names that code reads as it runs, before it binds them itself."""
     return sorted(_Names.of(code, transform).read - set(dir(builtins)))
 
 
 class _Names(NamedTuple):
-    """The names of the namespace that a cell has to do with.
+    """The names of the namespace that a cell reads and binds.
 
     Attributes:
-        read: as it runs, before it has bound them itself.
-        read_later: by its functions, when they are called.
-        bound: by it.
-        loaded: all that it reads as it runs, its own, too.
-        makers: its functions that bind names of the namespace, and which.
+        read: names that the cell reads as it runs, before it binds them itself.
+        read_later: names that its functions read when they are called.
+        bound: names that it binds.
+        loaded: all names that it reads as it runs, also its own.
+        makers: its functions that bind names of the namespace, with these names.
     """
 
     read: set[str]
@@ -71,13 +71,13 @@ class _Names(NamedTuple):
     makers: dict[str, set[str]]
 
     def with_calls(self, makers: Mapping[str, set[str]]) -> _Names:
-        """With what functions bind that it mentions as it runs."""
+        """Add the names that are bound by the functions that the cell reads as it runs."""
         called = [makers[name] for name in self.loaded if name in makers]
         return self._replace(bound=self.bound.union(*called))
 
     @classmethod
     def of(cls, code: str, transform: Callable[[str], str]) -> _Names:
-        """Those of a text; none of one that is not Python, as whoever runs it says."""
+        """Analyse a text; a text that is not valid Python has no names, as running it reports the error."""
         try:
             text = transform(code)
             tree = ast.parse(text)
@@ -91,12 +91,12 @@ class _Names(NamedTuple):
 
 
 class _Reader(ast.NodeVisitor):
-    """Goes through code as it would run, once through each branch and loop, and not into functions.
+    """Visits code in the order in which it would run, once through each branch and loop, and not into functions.
 
     Attributes:
-        read: names that it loads before it has bound them.
-        loaded: all that it loads.
-        bound: those that it binds.
+        read: names that it loads before it binds them.
+        loaded: all names that it loads.
+        bound: all names that it binds.
     """
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class _Reader(ast.NodeVisitor):
 
 
 def _read_in_functions(table: symtable.SymbolTable) -> set[str]:
-    """Names of the namespace that functions and classes of a cell read."""
+    """Return the names of the namespace that functions and classes of a cell read."""
     found: set[str] = set()
     for child in table.get_children():
         found |= {symbol.get_name() for symbol in child.get_symbols() if symbol.is_global() and symbol.is_referenced()}
@@ -211,6 +211,6 @@ def _read_in_functions(table: symtable.SymbolTable) -> set[str]:
 
 
 def _declared_global(table: symtable.SymbolTable) -> set[str]:
-    """Names of the namespace that a function, or one within it, binds."""
+    """Return the names of the namespace that a function, or a function nested in it, binds."""
     found = {each.get_name() for each in table.get_symbols() if each.is_declared_global() and each.is_assigned()}
     return found.union(*(_declared_global(child) for child in table.get_children()))

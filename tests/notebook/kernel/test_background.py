@@ -140,7 +140,7 @@ def test_result_has_a_timeout_and_the_cell_continues(notebook: Notebook, tmp_pat
     wait, go = gate(tmp_path)
     notebook.ok(f"%%remote t --background --out h\n{wait}")
     cell = notebook.run("h.result(0.05)")
-    assert (cell.ename, "it goes on" in cell.evalue) == ("TimeoutError", True)
+    assert (cell.ename, "it continues to run" in cell.evalue) == ("TimeoutError", True)
     go()
     notebook.ok("h.result()")
 

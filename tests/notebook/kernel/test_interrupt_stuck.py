@@ -299,7 +299,7 @@ def test_interrupt_while_the_process_group_is_formed(bare: Notebook, interrupted
     forming = "['forming the process group', 'code']"
     wait_until(lambda: send_to(bare, subshell, look).wait().plain == forming, forming)
     interrupted(bare, cell)
-    assert "while the process group was formed; the cell was not sent" in cell.evalue
+    assert "while the process group was forming; the cell was not sent" in cell.evalue
     assert bare.run("%mesh interrupt t").ok
     assert bare.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
 
@@ -311,7 +311,7 @@ def test_interrupt_leaves_calls_that_the_notebook_does_not_wait_for(notebook: No
     )
     until(notebook, "%mesh stacks t", lambda said: "time.sleep(2)" in said)
     said = notebook.ok("%mesh interrupt t").stdout
-    assert "t: nothing was interrupted, for the notebook waits for nothing there; actors on [1] work" in said
+    assert "t: nothing was interrupted, because the notebook waits for nothing there; actors on [1] work" in said
     assert "[1] actor naps: notebook cell [" in said
     notebook.ok("naps.stop().get()")
     assert notebook.ok("%mesh interrupt t").stdout == "t: nothing runs on [0-1]\n"

@@ -246,7 +246,7 @@ def test_ranks_wait_for_a_late_rank_and_a_death_before_its_start_ends_the_loop(
     (tmp_path / "go").touch()
     ended = trained.run("%%remote\nlosses == list(range(100))")
     assert ended.plain == f"[0-{RANKS - 1}] True", cell.text
-    assert "the loop is back at the beginning, for it had no snapshot yet" in cell.stderr
+    assert "the loop is back at the beginning, as it had no snapshot yet" in cell.stderr
 
 
 @pytest.mark.slow
@@ -325,7 +325,7 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
     reaches(trained, 10)
     kill(trained, 1)
     kill(trained, 2)  # this rank keeps the other one's snapshot
-    assert "t: there is no snapshot of [1] any more: who kept it has died, too" in ends(trained, cell)
+    assert "t: no snapshot of [1] is left, because the ranks that kept it have died, too" in ends(trained, cell)
 
 
 @pytest.mark.slow
