@@ -30,7 +30,7 @@ def test_a_knob_set_too_high_spoils_the_loss(run: Run) -> None:
 
 
 def test_the_loop_pauses_and_continues_step_by_step(run: Run) -> None:
-    assert run.shown_by("%mesh loop pause").startswith("all ranks stand before step ")
+    assert run.shown_by("%mesh loop pause").startswith("all ranks pause before step ")
     assert run.shown_by("%mesh loop step").strip() == "1 step more"
 
 

@@ -84,7 +84,7 @@ def test_a_loop_is_controlled_while_its_cell_runs(lab: Lab, server: Server) -> N
     expect(field).to_have_value("0.249")
     loop.get_by_role("button", name="Pause").click()
     expect(about).to_contain_text("paused")
-    expect(loop.get_by_text("Pause: all ranks stand before step")).to_be_visible()
+    expect(loop.get_by_text("Pause: all ranks pause before step")).to_be_visible()
     loop.get_by_role("button", name="Step").click()
     expect(loop.get_by_text("Step: 1 step more")).to_be_visible()
     assert lab.prompt(1).inner_text() == "[*]:"

@@ -1,1 +1,1 @@
-"""The notebook experience, for any IPython: magics, meshes by name, cells on ranks, completion, display."""
+"""The magics, for any IPython: meshes by name, cells on ranks, completion, debugging and display of errors."""

@@ -1,4 +1,4 @@
-"""Meshes that outlive the kernel, in the notebook: bringing them up, listing them, taking them up again."""
+"""Detached meshes, which outlive the kernel: brings them up, lists them and attaches them."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TakenUp:
     """A mesh that was attached.
 
     Attributes:
-        mesh: as it was brought up.
-        session: of the mesh alone.
-        options: as it was brought up with.
+        mesh: the whole mesh, as it was brought up.
+        session: the session of this mesh alone.
+        options: the options with which it was brought up.
         detached_s: how long it had no kernel, in seconds.
     """
 
@@ -50,10 +50,10 @@ class TakenUp:
 
 
 class DetachedMeshes:
-    """The user's meshes that outlive their kernels.
+    """The user's detached meshes.
 
     Args:
-        root: where they are found.
+        root: directory that has a subdirectory for each detached mesh.
     """
 
     def __init__(self, root: Path) -> None:
@@ -62,10 +62,10 @@ class DetachedMeshes:
     # -- up
 
     def check_free(self, name: str, *, detach: bool) -> None:
-        """See that a mesh may be brought up by this name.
+        """Check that no detached mesh has this name.
 
         Raises:
-            UsageProblem: there is a detached one.
+            UsageProblem: a detached mesh has it.
         """
         home = home_of(self._root, name)
         if home is None:
@@ -73,24 +73,24 @@ class DetachedMeshes:
         owner = home.owner()
         if over := home.time_over():
             raise UsageProblem(
-                f"%mesh up: a detached mesh {name!r} was there, and {over}; forget it with %mesh down {name}"
+                f"%mesh up: {name!r} is the name of a detached mesh, and {over}; remove it with %mesh down {name}"
             )
         if not owner:
             raise UsageProblem(
-                f"%mesh up: a detached mesh {name!r} is there; take it up with %mesh attach {name}, "
+                f"%mesh up: a detached mesh {name!r} exists; attach it with %mesh attach {name}, "
                 f"or end it with %mesh down {name}"
             )
         if detach:
             raise UsageProblem(
-                f"%mesh up: a mesh {name!r} that outlives its kernel is attached to another one, pid {owner}; "
+                f"%mesh up: a detached mesh {name!r} exists and is attached to another kernel, pid {owner}; "
                 "choose another name"
             )
 
     def session(self, name: str) -> KeptSession:
-        """A session for a mesh that outlives this process.
+        """Create a session for a mesh that outlives this process.
 
         Raises:
-            AttachError: it can't be.
+            AttachError: the session can't be created.
         """
         home = Home(self._root, name)
         home.create()
@@ -101,10 +101,10 @@ class DetachedMeshes:
             raise
 
     def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
-        """This machine, for a mesh that outlives this process.
+        """Return this machine as a host for a mesh that outlives this process, with its session.
 
         Raises:
-            AttachError: it can't be.
+            AttachError: the session can't be created.
         """
         session = self.session(name)
         try:
@@ -116,7 +116,7 @@ class DetachedMeshes:
 
     @staticmethod
     def keep(session: KeptSession, mesh: ProcMesh, options: UpOptions) -> None:
-        """Have a mesh that is up outlive this process."""
+        """Make a mesh that is up outlive this process."""
         specs = mesh._runtime.specs(mesh.procs)
         recipe = recipe_of(options) if options.hosts else None
         keep_s = options.keep_s
@@ -125,20 +125,20 @@ class DetachedMeshes:
     # -- what there is
 
     def has(self, name: str) -> bool:
-        """Whether there is one, which another kernel may have."""
+        """Whether a detached mesh has this name; it may be attached to another kernel."""
         return home_of(self._root, name) is not None
 
     def names(self) -> list[str]:
-        """Names of those that can be attached."""
+        """Return the names of the meshes that can be attached."""
         return [home.name for home in find(self._root) if not home.owner() and not home.is_gone()]
 
     def said(self) -> str:
-        """Their names, for the end of an error."""
+        """List the meshes that can be attached, for the end of an error message."""
         names = self.names()
-        return f"there is: {', '.join(names)}" if names else "there is none"
+        return f"available: {', '.join(names)}" if names else "available: none"
 
     def text(self, ours: Sequence[str]) -> str:
-        """A table of those that this notebook has not, and what was cleaned up; empty if there is none."""
+        """Format a table of the meshes that this notebook has not attached, and of removed ones; empty if there is none."""
         views: list[DetachedView] = []
         notes: list[str] = []
         for home in find(self._root):
@@ -147,7 +147,7 @@ class DetachedMeshes:
             try:
                 why = home.time_over() or "its processes have ended"
                 if not self.has(home.name):
-                    notes.append(f"{home.name} is gone: {why}; what was left of it is cleaned up")
+                    notes.append(f"{home.name} is gone: {why}; its remaining files were removed")
                 else:
                     views.append(_view(home.look(), home.owner()))
             except AttachError as error:
@@ -157,11 +157,11 @@ class DetachedMeshes:
     # -- attach and down
 
     def attach(self, name: str) -> TakenUp:
-        """Take a mesh up.
+        """Attach a detached mesh.
 
         Raises:
-            UsageProblem: there is none.
-            AttachError: it can't be attached.
+            UsageProblem: there is no such mesh.
+            AttachError: the mesh can't be attached.
         """
         home = self._existing(name, "attach")
         found = home.look() if not home.owner() else None
@@ -179,10 +179,10 @@ class DetachedMeshes:
         return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
 
     def down(self, name: str) -> int:
-        """End a mesh that no kernel has; gives the number of its ranks, 0 if nothing has come that could be ended.
+        """End a mesh that is attached to no kernel, and return the number of its ranks; 0 if none of its hosts came up.
 
         Raises:
-            AttachError: another kernel has it.
+            AttachError: the mesh is attached to another kernel.
         """
         return end(self._existing(name, "down"))
 
@@ -208,7 +208,7 @@ def _view(found: Found, owner: int) -> DetachedView:
 
 
 class ResumedCell(RemoteCell):
-    """A cell that an earlier kernel has sent; it runs, or has ended meanwhile.
+    """A cell that an earlier kernel sent; it still runs, or has ended meanwhile.
 
     Attributes:
         born: when it was sent.
@@ -222,7 +222,7 @@ class ResumedCell(RemoteCell):
 
 
 def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
-    """The cells of an earlier kernel, the oldest first, that still run or whose end nobody has seen."""
+    """Return the cells of an earlier kernel that still run, or whose result no kernel has received; the oldest first."""
     mesh, runtime = taken.mesh, taken.session.runtime
     cells = []
     for cell, future in runtime.resumed:
@@ -239,7 +239,7 @@ def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
 
 
 def show_missed(taken: TakenUp, sink: Sink) -> None:
-    """Show what was written while no kernel had a mesh, and who died."""
+    """Show what ranks wrote while the mesh had no kernel, and which of them died."""
     runtime, mesh = taken.session.runtime, taken.mesh
     now = time.monotonic()
     sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(taken.detached_s)}\n")
@@ -255,7 +255,7 @@ def show_missed(taken: TakenUp, sink: Sink) -> None:
         sink.write("stderr", f"[{rank}] died: {failure.message}\n")
     if runtime.silent:
         late = format_ranks(_ranks(mesh, runtime.silent))
-        sink.write("stderr", f"{late} did not answer yet (native code?); what is sent to them waits\n")
+        sink.write("stderr", f"{late} did not answer yet (native code?); messages to them wait\n")
 
 
 def _ranks(mesh: ProcMesh, procs: Sequence[int]) -> list[int]:

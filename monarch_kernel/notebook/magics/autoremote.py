@@ -1,12 +1,12 @@
-"""``%autoremote``, ``%%local`` and ``%%remote --local``: what a cell is turned into before IPython reads it.
+"""Transforms cells for ``%autoremote``, ``%%local`` and ``%%remote --local`` before IPython reads them.
 
-Theory of operation. IPython hands a cell's lines, as the user wrote them, to a list of transformers before anything else looks
-at them. Ours comes first. It turns a cell into a call of a cell magic (the mode), into plain code (``%%local``), or into both
-(``--local``), and keeps each line of code where the user wrote it, so that the numbers of lines in errors are right. So a cell
-that runs here is an ordinary cell, with top-level ``await``, ``Out`` and interrupts.
+Theory of operation. IPython passes the lines of a cell, as the user wrote them, to a list of input transformers first, and ours
+is the first in that list. It turns a cell into a call of a cell magic (``%autoremote``), into plain code (``%%local``), or into
+both (``--local``). Each line of code stays where the user wrote it, so that line numbers in errors are right. So a cell that
+runs in the kernel is an ordinary cell, with top-level ``await``, ``Out`` and interrupts.
 
-A transformer also sees what is not a user's cell: code that other code runs (``%run``, ``%%time``, ``get_ipython().run_cell``),
-and what frontends ask without showing it (completion of variables, widgets). None of this goes to the ranks.
+A transformer also receives code that is not a user's cell: code that other code runs (``%run``, ``%%time``,
+``get_ipython().run_cell``), and silent requests of frontends (completion of variables, widgets). None of it goes to the ranks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _MODE_HEADER = re.compile(r"\s*%%autoremote(?![\w.])[^\n]*\n?")
 
 
 class CellTransformer:
-    """Turns the user's cells into what runs them.
+    """Transforms the user's cells into code that runs them on ranks or in the kernel.
 
     Attributes:
-        mode: what ``%autoremote`` was given: a selector, and perhaps options; None while it is off.
+        mode: the arguments of ``%autoremote``: a selector, and perhaps options; None while it is off.
     """
 
-    has_side_effects = True  # to IPython: not to be applied when it only asks whether a cell is complete
+    has_side_effects = True  # tells IPython to skip this when it only checks whether a cell is complete
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
@@ -51,17 +51,17 @@ class CellTransformer:
             return [f"get_ipython().run_line_magic('remote', {one['line']!r})\n"]
         if header := _MODE_HEADER.match(
             text
-        ):  # by hand; else the first line of code would be taken for the first of all
+        ):  # typed by the user; else IPython would take the first line of code for the first line of the cell
             return [header[0].strip() + "\n", "\n", *text[header.end() :].splitlines(keepends=True)]
         form = read_cell(text, self.mode if self.mode is not None and self._is_users_own() else None)
         at = form.first_line
         if form.why == "%autoremote":
             return [f"%%autoremote {form.line}\n", *lines]
         if form.why == "%%local":
-            following = form.body.lstrip().startswith("%%")  # a cell magic is one on the first line only
+            following = form.body.lstrip().startswith("%%")  # IPython recognizes cell magics on the first line only
             return lines[at + 1 :] if following else [*lines[:at], f"# {lines[at].lstrip()}", *lines[at + 1 :]]
         is_local = form.why == "%%remote" and _has_local(form.line)
-        if is_local or (form.why == "%%remote" and at):  # IPython takes a cell magic for one on the first line only
+        if is_local or (form.why == "%%remote" and at):  # IPython recognizes cell magics on the first line only
             options = _LOCAL.sub("", form.line).strip()
             body = "\n" * at + (form.body or "\n")
             call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
@@ -71,18 +71,18 @@ class CellTransformer:
         return lines
 
     def _is_users_own(self) -> bool:
-        """Whether what is transformed is a cell that the user has entered."""
+        """Whether the lines are a cell that the user entered."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             if frame.f_code is InteractiveShell.run_code.__code__:
-                return False  # code of a cell runs, and runs more code
+                return False  # the code of a running cell runs more code
             frame = frame.f_back
-        get_parent: Any = getattr(self._shell, "get_parent", None)  # kernels have it
+        get_parent: Any = getattr(self._shell, "get_parent", None)  # only kernels have it
         content = (get_parent() or {}).get("content", {}) if get_parent is not None else {}
         return not content.get("silent", False) and bool(content.get("store_history", True))
 
     def install(self) -> None:
-        """Have the shell's cells pass through here, before anything else."""
+        """Make this the first input transformer of the shell."""
         self._shell.input_transformer_manager.cleanup_transforms.insert(0, self)
 
     def remove(self) -> None:
@@ -95,6 +95,6 @@ class CellTransformer:
 
 def _has_local(line: str) -> bool:
     try:
-        return "--local" in tokens(line)  # and not in a comment
-    except UsageProblem:  # the magic says what is wrong
+        return "--local" in tokens(line)  # ignores comments
+    except UsageProblem:  # the magic reports the error
         return False

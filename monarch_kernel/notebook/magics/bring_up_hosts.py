@@ -1,4 +1,4 @@
-"""The hosts that a notebook's mesh is brought up on: asked for, waited for, given back."""
+"""Requests the hosts of a notebook's mesh from an engine, waits for them, and gives them back."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from monarch_kernel.runtime.controller.session import Session, current_session
 __all__ = ["Allocation", "asked_for", "recipe_of"]
 
 _PUMP_S = 0.05
-_FIRST_WORD_S = 1.0  # hosts that are up sooner need no words
+_FIRST_WORD_S = 1.0  # no progress is shown for hosts that are up sooner
 _WAIT_S = 600.0
 _OTHERS_S = 2.0
 _CLOSE_S = 5.0
 
 
 def recipe_of(options: UpOptions) -> Recipe:
-    """How the launcher of a mesh is made."""
+    """Return the recipe that creates the launcher of a mesh."""
     common = {
         "python": options.python,
         "hosts": options.host_names,
@@ -40,10 +40,10 @@ def _launcher(options: UpOptions) -> Launcher:
 
 
 def asked_for(options: UpOptions) -> str:
-    """What the engine would be asked for; it is asked for nothing.
+    """Describe what the engine would be asked for, without asking it.
 
     Raises:
-        LaunchError: what it needs is not installed.
+        LaunchError: a requirement of the engine is not installed.
     """
     launcher = _launcher(options)
     try:
@@ -60,14 +60,14 @@ class Allocation:
     """The hosts of one mesh.
 
     Args:
-        options: what was asked for.
-        session: of the mesh, if it has one of its own.
+        options: the options of ``%mesh up``.
+        session: the session of the mesh, if it has a separate one.
 
     Attributes:
-        hosts: as a mesh.
+        hosts: the hosts as a mesh.
 
     Raises:
-        LaunchError: the engine can't be reached, or will never have as many.
+        LaunchError: the engine can't be reached, or can never provide this many hosts.
     """
 
     def __init__(self, options: UpOptions, session: Session | None = None) -> None:
@@ -87,10 +87,10 @@ class Allocation:
             raise
 
     def wait(self, view: LiveView, interrupts: HeldInterrupts) -> None:
-        """Wait until all are up, and say what is waited for.
+        """Wait until all hosts are up, and show the progress.
 
         Raises:
-            LaunchError: some did not come; which, and why.
+            LaunchError: some hosts did not come up; the text names them and says why.
             RemoteInterrupt: the wait was interrupted.
         """
         name = self._options.name
@@ -108,7 +108,7 @@ class Allocation:
             waits_for = seen.waits_for or waits_for
             if seen.count("lost") and lost_at is None:
                 lost_at = now
-            if lost_at is not None and now > lost_at + _OTHERS_S:  # others may wait in a queue for long
+            if lost_at is not None and now > lost_at + _OTHERS_S:  # others may wait in a queue for a long time
                 break
             if now - begin >= said_s + LiveView.EVERY_S:
                 said_s = now - begin
@@ -121,11 +121,11 @@ class Allocation:
             raise LaunchError("\n".join([missing, *self.hosts.hints()]))
 
     def warnings(self) -> tuple[str, ...]:
-        """What differs a little from what is here, for those that read closely."""
+        """Return small differences between the hosts and this machine, such as those of versions, as warnings."""
         return tuple(f"{self._options.name}: {line}" for line in self.hosts.compare().warnings)
 
     def release(self) -> None:
-        """Give all back, whatever state they are in."""
+        """Give all hosts back, whatever their state."""
         try:
             if not self.hosts._session.runtime.closed:
                 self.hosts.shutdown().get()

@@ -1,4 +1,4 @@
-"""What the commands of ``%mesh`` do."""
+"""Implements the commands of ``%mesh``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ENDS_S = 2.0
 
 
 def _read_file(name: str) -> str | None:
-    """The text of a file that lists hosts; None if there is no such file."""
+    """Return the text of a file that lists hosts; None if there is no such file."""
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
@@ -69,7 +69,7 @@ def _read_file(name: str) -> str | None:
 
 
 class MeshCommands:
-    """One method per command, named like it; each takes the rest of the line."""
+    """The commands of ``%mesh``: one method per command, named after it; each takes the rest of the line."""
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None]) -> None:
         self._shell = shell
@@ -77,10 +77,10 @@ class MeshCommands:
         self._show_end = show_end
 
     def run(self, line: str) -> None:
-        """Do what a line says; list the meshes if it is empty.
+        """Run the command of a line; list the meshes if the line is empty.
 
         Raises:
-            UsageProblem: it says nothing that can be done.
+            UsageProblem: the command is unknown or can't be run.
         """
         words = tokens(line)
         if not words:
@@ -91,14 +91,14 @@ class MeshCommands:
             return
         command = words[0]
         if command not in COMMANDS:
-            raise UsageProblem(f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? says more)")
+            raise UsageProblem(f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? shows help)")
         if words[1:] in (["--help"], ["-h"]):
             words = ["help", command]
             line = " ".join(words)
         getattr(self, words[0])(line.split(None, 1)[1] if len(words) > 1 else "")
 
     def up(self, rest: str) -> None:
-        """Bring a mesh up; its name becomes a variable."""
+        """Bring up a mesh; its name becomes a variable."""
         options = parse_up(rest, len(gpu_ids()), _read_file)
         if options.dry_run:
             print(asked_for(options))
@@ -107,12 +107,12 @@ class MeshCommands:
         self._meshes.up(options)
 
     def help(self, rest: str) -> None:
-        """Say what a command takes, or all of them."""
+        """Show the arguments of a command, or of all commands."""
         words = tokens(rest)
         print(command_help(words[0]) if words else mesh_help())
 
     def doctor(self, rest: str) -> None:
-        """Say whether all is there that the kernel needs; a line as soon as each thing was looked at."""
+        """Check the requirements of the kernel; print a line as soon as each check is done."""
         findings = []
         for finding in examine(checks(quick=parse_doctor(rest))):
             findings.append(finding)
@@ -120,7 +120,7 @@ class MeshCommands:
         print(f"\n{summary(findings)}")
 
     def _check_variable(self, name: str, command: str, remedy: str) -> None:
-        """See that a name may become a variable."""
+        """Check that a name may become a variable."""
         if hasattr(builtins, name):
             raise UsageProblem(f"%mesh {command}: {name!r} is a builtin of Python; choose another name")
         bound = self._shell.user_ns.get(name)
@@ -128,7 +128,7 @@ class MeshCommands:
             raise UsageProblem(f"%mesh {command}: {name!r} is a variable already (a {type(bound).__name__}); {remedy}")
 
     def attach(self, rest: str) -> None:
-        """Take up a mesh that outlived its kernel; its name becomes a variable again."""
+        """Attach a mesh that outlived its kernel; its name becomes a variable again."""
         words = tokens(rest)
         if len(words) != 1:
             raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.said()}")
@@ -141,10 +141,10 @@ class MeshCommands:
             handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
             if not handle.done():
                 handle._ipython_display_()
-        self._meshes.attend_to_stops(entry)  # they are told below the cell that has stopped
+        self._meshes.attend_to_stops(entry)  # shown below the cell that has stopped
 
     def show(self, rest: str) -> None:
-        """Show the live view of a mesh, or of all, once more."""
+        """Show the live view of a mesh, or of all meshes, again."""
         name = one_name(tokens(rest), "show", self._meshes.names, optional=True)
         shown = [self._meshes.get(name)] if name else list(self._meshes)
         if not shown:
@@ -160,14 +160,14 @@ class MeshCommands:
             print(text, end="", file=sys.stderr if stream == "stderr" else sys.stdout, flush=True)
 
     def interrupt(self, rest: str) -> None:
-        """Interrupt what a mesh, or a part of it, runs; ``--abort`` also aborts process groups."""
+        """Interrupt what a mesh or a slice of it runs; ``--abort`` also aborts process groups."""
         words = tokens(rest)
         abort = "--abort" in words
         entry, mesh = self._part([word for word in words if word != "--abort"], "interrupt")
         print(self._meshes.interrupt(entry, mesh, abort=abort))
 
     def sync(self, rest: str) -> None:
-        """Send edited modules to a mesh, or to a part of it, and load anew what is imported there and here."""
+        """Send edited modules to a mesh or a slice of it, and reload the imported ones there and here."""
         words = tokens(rest)
         selector = words.pop(0) if words and self._meshes.is_mesh(root_name(words[0]), self._shell.user_ns) else ""
         if len(words) > 1:
@@ -186,7 +186,7 @@ class MeshCommands:
         print(mesh.sync(what))
 
     def stacks(self, rest: str) -> None:
-        """Say what every rank of a mesh, or of a part of it, does now; of all meshes, if none is named."""
+        """Show what every rank of a mesh or of a slice of it does now; of all meshes if none is named."""
         words = tokens(rest)
         parts = [self._part(words, "stacks")] if words else [(entry, entry.mesh) for entry in self._meshes]
         if not parts:
@@ -195,7 +195,7 @@ class MeshCommands:
             print(_stacks(entry, mesh))
 
     def traffic(self, rest: str) -> None:
-        """Say what has gone to and from the ranks of a mesh, or of a part of it; of all meshes, if none is named."""
+        """Show the traffic to and from the ranks of a mesh or of a slice of it; of all meshes if none is named."""
         words = tokens(rest)
         parts = [self._part(words, "traffic")] if words else [(entry, entry.mesh) for entry in self._meshes]
         if not parts:
@@ -204,12 +204,12 @@ class MeshCommands:
             display(mesh.traffic())
 
     def loop(self, rest: str) -> None:
-        """Say how far the loop of a mesh is (``live.loop``), or steer it."""
+        """Show the progress of a mesh's live loop (``live.loop``), control the loop, or set its knobs."""
         options = parse_loop(rest)
         _, mesh = self._meshes.select(options.selector, self._shell.user_ns)
         loops = mesh.loops
         if not loops:
-            raise UsageProblem(f"no rank of {mesh.name} has begun a loop: for step in live.loop(...)")
+            raise UsageProblem(f"no rank of {mesh.name} has started a loop: for step in live.loop(...)")
         going = [loop for loop in loops if loop.view().state != "over"] or loops
         if options.command or options.knobs:
             print(steer(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
@@ -217,22 +217,24 @@ class MeshCommands:
             print("\n".join(loop_text(loop.view()) for loop in going))
 
     def rollback(self, rest: str) -> None:
-        """Put back what ranks had before a step, of which they keep a snapshot (``live.snapshot``)."""
+        """Restore the state of ranks before a step from their snapshot of it (``live.snapshot``)."""
         selector, step = parse_rollback(rest)
         entry, mesh = self._meshes.select(selector, self._shell.user_ns)
         if not mesh.is_whole:
-            raise UsageProblem(f"%mesh rollback: all ranks go back together; write {entry.mesh.name}, without an index")
-        for cell in list(entry.lane.cells):  # one whose loop was stopped just now is about to end
+            raise UsageProblem(
+                f"%mesh rollback: all ranks roll back together; write {entry.mesh.name}, without an index"
+            )
+        for cell in list(entry.lane.cells):  # a cell whose loop has just been stopped is about to end
             if not cell.is_over.wait(_ENDS_S):
                 raise UsageProblem(
-                    f"%mesh rollback: cell [{cell.number}] runs; %mesh loop stop ends its loop, %mesh interrupt "
-                    f"{mesh.name} all of it"
+                    f"%mesh rollback: cell [{cell.number}] is running; end its loop with %mesh loop stop, or the whole cell "
+                    f"with %mesh interrupt {mesh.name}"
                 )
         step = roll_back(mesh, step)
-        print(f"{mesh.name}: all ranks are back before step {step:,}; the next live.loop goes on from there")
+        print(f"{mesh.name}: all ranks are back before step {step:,}; the next live.loop continues from there")
 
     def tensorboard(self, rest: str) -> None:
-        """Have what the loops of a mesh log (``live.log``) written for TensorBoard."""
+        """Write what the loops of a mesh log (``live.log``) for TensorBoard."""
         selector, folder = parse_tensorboard(rest)
         if not selector and folder in self._meshes.names and not os.path.isdir(folder):
             raise UsageProblem(
@@ -246,17 +248,17 @@ class MeshCommands:
         if path is None:
             print(f"{mesh.name}: its loops are no longer written for TensorBoard")
         else:
-            print(f"{mesh.name}: its loops are written to {path}, each to a folder of its own")
+            print(f"{mesh.name}: its loops are written to {path}, each to a separate folder")
             print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(path))}")
 
     def heal(self, rest: str) -> None:
-        """Start new processes in place of dead ranks of a mesh, or of a part of it; of the last one, if none is named."""
+        """Start new processes in place of dead ranks of a mesh or of a slice of it; by default, of the last mesh."""
         self._replace(rest, "heal", restart=False)
 
     def restart(self, rest: str) -> None:
-        """End the ranks of a mesh, or of a part of it, and start new processes in their places."""
+        """End the ranks of a mesh or of a slice of it, and start new processes in their places."""
         if not tokens(rest):
-            raise UsageProblem("%mesh restart: say which ranks: a mesh or a slice of one, such as t, t[0], t[0:4]")
+            raise UsageProblem("%mesh restart: specify the ranks: a mesh or a slice of one, such as t, t[0], t[0:4]")
         self._replace(rest, "restart", restart=True)
 
     def _replace(self, rest: str, command: str, *, restart: bool) -> None:
@@ -267,7 +269,7 @@ class MeshCommands:
         print(self._meshes.replace_ranks(entry, mesh, restart=restart))
 
     def _part(self, words: list[str], command: str) -> tuple[Entry, ProcMesh]:
-        """The mesh, or the part of one, that a command names."""
+        """Return the mesh, or the slice of one, that a command names."""
         names = self._meshes.names
         if len(words) == 1 and words[0] not in names:
             name = root_name(words[0])
@@ -277,7 +279,7 @@ class MeshCommands:
         return entry, entry.mesh
 
     def debug(self, rest: str) -> None:
-        """Look at a rank in pdb, where it failed or stopped at a breakpoint."""
+        """Open pdb on a rank, where it failed or stopped at a breakpoint."""
         words = tokens(rest)
         if len(words) > 1:
             raise UsageProblem(f"%mesh debug: give one selector, such as {words[0]}, not {rest.strip()!r}")
@@ -285,7 +287,7 @@ class MeshCommands:
         self._meshes.debugger.open(entry.mesh, mesh, words[0] if words else mesh.name)
 
     def down(self, rest: str) -> None:
-        """End a mesh, or all of them; one that is begun is ended, also when an interrupt comes."""
+        """End a mesh, or all meshes; an interrupt takes effect only after the mesh that is being ended."""
         words = tokens(rest)
         if len(words) == 1 and words[0] not in self._meshes.names and self._meshes.detached.has(words[0]):
             names = words
@@ -305,10 +307,10 @@ class MeshCommands:
             raise RemoteInterrupt(f"interrupted{said}")
 
     def _down(self, name: str) -> None:
-        """End one mesh, and say so."""
+        """End one mesh and print a message."""
         if name not in self._meshes.names:
             count = self._meshes.detached.down(name)
-            print(_ended(name, count) if count else f"{name}: none of its hosts has come; it is forgotten")
+            print(_ended(name, count) if count else f"{name}: none of its hosts has come up; it was removed")
             return
         print(self._end(name))
 
@@ -319,13 +321,13 @@ class MeshCommands:
             del self._shell.user_ns[name]
         return _ended(name, count)
 
-    # -- for viewers, which ask from other threads
+    # -- commands of viewers, which call from other threads
 
     def answer(self, asked: Asked) -> str:
-        """Do what a viewer asks for, as the command of that name does; gives what that would print.
+        """Carry out a viewer's command, and return what the ``%mesh`` command of that name would print.
 
         Raises:
-            UsageProblem: there is no such mesh, rank or loop, or it can't be done to it.
+            UsageProblem: there is no such mesh, rank or loop, or the command can't be applied to it.
         """
         if asked.mesh not in self._meshes.names:
             raise UsageProblem(f"mesh {asked.mesh!r} is down")
@@ -358,12 +360,12 @@ def _ended(name: str, count: int) -> str:
 
 
 def _stacks(entry: Entry, mesh: ProcMesh) -> str:
-    """What ranks do now."""
+    """Describe what ranks do now."""
     return stacks_text(entry.mesh.view(), look(entry.mesh), mesh.ranks)
 
 
 def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
-    """What ranks have written: stream and text."""
+    """Return what ranks have written, as pairs of stream and text."""
     logs = mesh.logs()
     lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
     if not lines:
@@ -372,7 +374,7 @@ def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str,
 
 
 def _traceback(mesh: ProcMesh) -> str:
-    """The last failures of ranks, as the cell has shown them, or would have."""
+    """Format the last failures of ranks as their cell shows them."""
     extent = mesh.whole.extent
     failures = {Point(rank, extent): placed(failure) for rank, failure in mesh.last_failures().items()}
     if not failures:

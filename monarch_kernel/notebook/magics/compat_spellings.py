@@ -1,4 +1,4 @@
-"""The magics of ipyparallel and nbdistributed, as far as fingers remember them: each says how it is written here."""
+"""The names of common magics of ipyparallel and nbdistributed; each tells the user which magic to use here."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from monarch_kernel.notebook.magics.meshes import Meshes
 
 __all__ = ["PeerMagics"]
 
-_LONG = {"-t": "--targets", "-a": "--noblock", "-b": "--block", "-o": "--out"}  # %remote takes no short ones
+_LONG = {"-t": "--targets", "-a": "--noblock", "-b": "--block", "-o": "--out"}  # %remote has no short options
 
 
 class PeerMagics:
-    """Magics under the peers' names, where these are free; whoever loads the real ones gets the real ones."""
+    """Registers magics under the peers' names unless these names are taken; loading the original magics replaces ours."""
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
         self._shell = shell
@@ -25,7 +25,7 @@ class PeerMagics:
         self._ours: dict[tuple[str, str], Callable[..., None]] = {}
 
     def register(self) -> None:
-        """Take the names that are free."""
+        """Register the names that are not taken."""
         register: Any = self._shell.register_magic_function
         for kind, name, say in (
             ("cell", "px", self._px),
@@ -39,7 +39,7 @@ class PeerMagics:
                 self._ours[kind, name] = say
 
     def remove(self) -> None:
-        """Give back the names that are ours still."""
+        """Unregister the names that are still ours."""
         for (kind, name), say in self._ours.items():
             if self._shell.magics_manager.magics[kind].get(name) is say:
                 del self._shell.magics_manager.magics[kind][name]
@@ -50,22 +50,24 @@ class PeerMagics:
         return next(reversed(self._meshes.names), "t")
 
     def _px(self, line: str, cell: str) -> None:
-        """Say how it is written here."""
-        raise UsageError(f"%%px is ipyparallel's; write here: {' '.join(['%%remote', self._mesh, *line.split()])}")
+        """Tell the user which magic to use instead."""
+        raise UsageError(
+            f"%%px is an ipyparallel magic; use instead: {' '.join(['%%remote', self._mesh, *line.split()])}"
+        )
 
     def _px_line(self, line: str) -> None:
-        """Say how it is written here."""
+        """Tell the user which magic to use instead."""
         words = [_LONG.get(word, word) if word.startswith("-") else word for word in line.split()]
-        raise UsageError(f"%px is ipyparallel's; write here: {' '.join(['%remote', self._mesh, *words])}")
+        raise UsageError(f"%px is an ipyparallel magic; use instead: {' '.join(['%remote', self._mesh, *words])}")
 
     def _autopx(self, line: str) -> None:
-        """Say how it is written here."""
-        raise UsageError(f"%autopx is ipyparallel's; write here: %autoremote {self._mesh}, and %autoremote off")
+        """Tell the user which magic to use instead."""
+        raise UsageError(f"%autopx is an ipyparallel magic; use instead: %autoremote {self._mesh}, and %autoremote off")
 
     def _rank(self, magic: str, line: str, cell: str) -> None:
-        """Say how it is written here."""
+        """Tell the user which magic to use instead."""
         ranks = line.strip().strip("[]").replace(" ", "") or "0,1"
         raise UsageError(
-            f"%%{magic} is nbdistributed's; write here: %%remote {self._mesh} --targets {ranks}, "
+            f"%%{magic} is an nbdistributed magic; use instead: %%remote {self._mesh} --targets {ranks}, "
             f"or %%remote {self._mesh}[0:2] for a range"
         )

@@ -1,4 +1,4 @@
-"""Completion of our magics' lines (commands, options, names of meshes), and of what will run on ranks."""
+"""Completes the lines of our magics (commands, options, names of meshes) and code that will run on ranks."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NAMES = ("--mesh",)
 
 
 class _Final(list[SimpleCompletion]):
-    """Completions that silence the other matchers even if there are none: IPython asks for their number first."""
+    """Completions that suppress the other matchers even if there are none: IPython checks their number first."""
 
     def __len__(self) -> int:
         return max(1, super().__len__())
 
 
 def make_matcher(meshes: Meshes, remote: RemoteNames) -> Callable[[CompletionContext], SimpleMatcherResult]:
-    """A matcher for IPython's completer."""
+    """Return a matcher for IPython's completer."""
 
     @context_matcher(identifier="monarch_kernel.base.mesh", priority=100)  # type: ignore[untyped-decorator]
     def match(context: CompletionContext) -> SimpleMatcherResult:
@@ -64,7 +64,7 @@ def _offset(context: CompletionContext) -> int:
 def candidates(
     text: str, meshes: Sequence[str], detached: Callable[[], Sequence[str]] = tuple
 ) -> list[tuple[str, str]]:
-    """Words that may stand at the end of a line, with their kinds; none if the line is no magic of ours."""
+    """Return the words that may complete a line, with their kinds; none if the line is not one of our magics."""
     words = text.split()
     if not words or words[0] not in ("%mesh", "%%remote", "%remote", "%autoremote") or text == words[0]:
         return []

@@ -3,21 +3,23 @@
 Theory of operation
 ===================
 
-pdb runs on the rank (``features/debugging/worker.py``). The controller knows where ranks stand still (`ProcMesh.stops`), and
-takes a line for each. Here is who asks the person for that line, with Jupyter's ``input()``:
+pdb runs on the rank (``features/debugging/worker.py``). The controller knows where ranks have stopped (`ProcMesh.stops`), and
+sends each of them a line of input. This module asks the user for that line with Jupyter's ``input()``. Where it does so depends
+on what has stopped:
 
-- a cell in the foreground: its own loop, between two turns (`DebugPrompt.foreground`);
-- an endpoint whose future the main thread waits for: that wait (`Future.halt`, `DebugPrompt.attend`);
-- anything else, such as a cell in the background: nobody. Where it stopped is said, and ``%mesh debug t[1]`` opens the prompt.
+- a cell in the foreground asks in its own loop, between two turns (`DebugPrompt.foreground`);
+- an endpoint whose future the main thread waits for asks in that wait (`Future.halt`, `DebugPrompt.attend`);
+- anything else, such as a cell in the background, does not ask. A line says where it stopped, and ``%mesh debug t[1]`` opens
+  the prompt.
 
-Where nobody can be asked, breakpoints are passed over. A frontend says with each cell whether it takes input; one that does
-may also send what does not, such as an extension that looks at variables. So what stops while a cell waits for it is up to
-that cell, and what stops in the background waits if any cell has taken input so far.
+Ranks skip breakpoints where no frontend accepts input. A frontend says with each cell whether it accepts input; a frontend
+that does may also send cells that do not, such as those of an extension that inspects variables. So the cell that waits for
+the stopped code decides, and code that stops in the background waits if any cell has accepted input so far.
 
-Which rank is asked next, and what is shown of what they say, is up to a `Conversation`.
+A `Conversation` decides which rank to ask next, and which of the ranks' replies to show.
 
-An interrupt at the prompt ends the cell, as it would without debugger. A rank that dies while the person thinks ends the
-prompt: the thread that drives the views (`Background`) sees it, and interrupts the wait.
+An interrupt at the prompt ends the cell, as it would without a debugger. If a rank dies while its prompt is open, the thread
+that drives the views (`Background`) notices it and interrupts the wait for input.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ Drive = Callable[[object, Callable[[float], bool]], None]
 
 
 class DebugPrompt:
-    """The notebook's end of the debuggers.
+    """The notebook's prompt for the debuggers on ranks.
 
     Args:
-        shell: the notebook's.
-        drive: has a function called some 20 times a second until it gives False (`Background.drive`).
+        shell: the shell of the notebook.
+        drive: calls a function about 20 times a second until it returns False (`Background.drive`).
     """
 
     def __init__(self, shell: InteractiveShell, drive: Drive) -> None:
@@ -69,8 +71,8 @@ class DebugPrompt:
         self._attended: list[Callable[[], list[StopEvent]]] = []
         self._untold: list[StopEvent] = []
         self._lock = threading.Lock()
-        self._prompt = threading.Lock()  # cells of subshells share the one channel on which answers come
-        self._holder: tuple[int, Runtime, int] | None = None  # thread and request that are at their prompt
+        self._prompt = threading.Lock()  # cells of subshells share the channel on which input arrives
+        self._holder: tuple[int, Runtime, int] | None = None  # thread, runtime and request of the open prompt
         self._asking: Callable[[float], bool] | None = None
         self._is_gone = False
         self._is_anybody_there = False
@@ -80,11 +82,11 @@ class DebugPrompt:
         self._is_anybody_there |= self.may_ask()
 
     def watch(self, runtime: Runtime, sink_of: Callable[[StopEvent], Sink | None]) -> None:
-        """Be who is asked when ranks of a session stop.
+        """Ask the user when ranks of a session stop.
 
         Args:
-            runtime: of the session.
-            sink_of: gives where the cell shows things that has stopped; None for what is no cell.
+            runtime: the runtime of the session.
+            sink_of: returns the sink of the cell that has stopped; None for stopped code that is not a cell.
         """
         if runtime not in self._watched:
             self._watched = [*(each for each in self._watched if not each.closed), runtime]
@@ -96,14 +98,14 @@ class DebugPrompt:
                 self._hear(stop)
 
     def _runtime_of(self, stop: StopEvent) -> Runtime | None:
-        """The one whose rank waits there; None if none does any more."""
+        """Return the runtime whose rank still waits at this stop; None if there is none."""
         return next((each for each in self._watched if stop in DebugPrompts(each).stops([stop.proc])), None)
 
     # -- cells in the foreground
 
     @contextlib.contextmanager
     def foreground(self, cell: RemoteCell) -> Iterator[Callable[[RemoteCell, HeldInterrupts], None]]:
-        """Ask in a cell while it runs; gives what is to be called where its ranks have stopped."""
+        """Ask in a cell while it runs; yields the function to call when its ranks have stopped."""
         conversation = Conversation(self, cell.output.sink)
 
         def attend(cell: RemoteCell, interrupts: HeldInterrupts) -> None:
@@ -114,7 +116,7 @@ class DebugPrompt:
 
     @contextlib.contextmanager
     def _attending(self, stops: Callable[[], list[StopEvent]]) -> Iterator[None]:
-        """Leave it to the caller to tell of some stops."""
+        """Let the caller announce some stops."""
         self._attended.append(stops)
         try:
             with self._leaving_the_prompt():
@@ -149,16 +151,16 @@ class DebugPrompt:
     # -- %mesh debug
 
     def open(self, whole: ProcMesh, mesh: ProcMesh, selector: str) -> None:
-        """Prompt for the ranks of a mesh that have stopped, else where one has failed.
+        """Open the prompt of the ranks of a mesh that have stopped, else of a rank that has failed.
 
         Raises:
-            UsageProblem: there is nothing to debug, or nobody to ask.
+            UsageProblem: there is nothing to debug, or the frontend accepts no input.
             RemoteInterrupt: the prompt was interrupted.
         """
         if not self.may_ask():
             raise UsageProblem(f"%mesh debug: {_NO_STDIN}")
         if self._is_held():
-            raise UsageProblem("%mesh debug: another cell asks at this moment; answer there, or interrupt it")
+            raise UsageProblem("%mesh debug: another cell is asking for input; answer there, or interrupt it")
         sink = Sink(self._shell)
         if mesh.stops():
             self._converse(mesh, None, sink)
@@ -166,12 +168,12 @@ class DebugPrompt:
         alive = [rank for rank in whole.ranks if rank not in whole.deaths()]
         errors = _errors(whole, alive)
         found = {rank: errors[rank] for rank in mesh.ranks if rank in errors}
-        if not found and mesh.stops():  # it came to its breakpoint just now
+        if not found and mesh.stops():  # a rank has just reached its breakpoint
             self._converse(mesh, None, sink)
             return
         if not found:
             raise UsageProblem(f"%mesh debug: nothing to debug on {selector}: {_whereabouts(whole, mesh, errors)}")
-        # Those that were released, or interrupted, are consequences.
+        # Errors of ranks that were released or interrupted are consequences.
         causes = [rank for rank, error in found.items() if error.kind == "exception"] or list(found)
         rank = min(causes)
         others = f"; also failed: {format_ranks(set(found) - {rank})}" if len(found) > 1 else ""
@@ -191,7 +193,7 @@ class DebugPrompt:
                         raise RemoteInterrupt("left the debugger")
                     raise RemoteInterrupt(
                         f"left the prompt; {format_ranks(stop.rank for stop in mesh.stops())} still wait there: "
-                        f"%mesh debug goes back, %mesh interrupt {mesh.name} ends what they run"
+                        f"%mesh debug returns to it, %mesh interrupt {mesh.name} ends what they run"
                     )
                 stops = mesh.stops()
                 if post_mortem is not None:
@@ -207,18 +209,18 @@ class DebugPrompt:
             except MonarchError as error:
                 raise UsageProblem(f"%mesh debug: {error}".partition("\n")[0]) from None
 
-    # -- what nobody attends to
+    # -- stops that no foreground wait attends to
 
     def _hear(self, event: object) -> None:
-        """On the leading thread."""
+        """Queue a stop; called on the thread that leads the runtime's loop."""
         if isinstance(event, StopEvent) and event.begins:
             with self._lock:
-                if event not in self._untold:  # it came while we began to watch
+                if event not in self._untold:  # it arrived while `watch` was starting
                     self._untold.append(event)
             self._drive(self, self._tell)
 
     def _tell(self, now: float) -> bool:
-        """Say where code stopped that nobody waits for."""
+        """Announce where background code has stopped."""
         with self._lock:
             if self._untold and now - self._untold[-1].since < TOGETHER_S:
                 return True
@@ -242,18 +244,19 @@ class DebugPrompt:
     # -- asking
 
     def may_ask(self) -> bool:
-        """Whether the frontend takes input in the cell that runs, as far as it has said."""
+        """Whether the frontend accepts input in the running cell; True if it has not said."""
         kernel = getattr(self._shell, "kernel", None)
         return bool(getattr(kernel, "_allow_stdin", True))
 
     def ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
-        """Ask for a line, which ends in a newline, or is empty at the end of the input.
+        """Ask for a line of input.
 
         Returns:
-            None if it was interrupted, there is nobody any more to give the line to, or another cell asks.
+            The line, which ends in a newline, or is empty at the end of the input. None if the prompt was interrupted, the
+            rank no longer waits for the line, or another cell asks.
 
         Raises:
-            StdinNotImplementedError: the frontend takes no input.
+            StdinNotImplementedError: the frontend accepts no input.
         """
         runtime = self._runtime_of(stop)
         if runtime is None or self._is_held() or not self._prompt.acquire(blocking=False):
@@ -265,7 +268,7 @@ class DebugPrompt:
             self._prompt.release()
 
     def _is_held(self) -> bool:
-        """Whether a cell of another thread is at its prompt, or between two of them."""
+        """Whether a cell of another thread has its prompt open, or is between two prompts."""
         thread, runtime, request = self._holder or (0, None, 0)
         return (
             runtime is not None
@@ -275,7 +278,7 @@ class DebugPrompt:
 
     @contextlib.contextmanager
     def _leaving_the_prompt(self) -> Iterator[None]:
-        """Let others ask at the end."""
+        """Release the prompt for other cells at the end."""
         try:
             yield
         finally:
@@ -311,7 +314,7 @@ class DebugPrompt:
                     self._stop_looking()
         except KeyboardInterrupt:
             self._stop_looking()
-            # Else the signal was ours.
+            # If the rank is gone, the signal was ours.
             interrupts.count = seen if self._is_gone else max(interrupts.count, seen + 1)
             return None
         return None if self._is_gone else line
@@ -321,24 +324,24 @@ class DebugPrompt:
             self._asking = None
 
     def pass_over(self, stops: Iterable[StopEvent]) -> None:
-        """Have code go on that nobody can be asked about."""
+        """Let stopped code continue without asking the user."""
         for stop in stops:
             if (runtime := self._runtime_of(stop)) is not None:
                 DebugPrompts(runtime).skip(stop, _NO_STDIN)
 
     def answer(self, stop: StopEvent, line: str) -> None:
-        """Give a rank the line it waits for."""
+        """Send a rank the line that it waits for."""
         if (runtime := self._runtime_of(stop)) is not None:
             DebugPrompts(runtime).answer(stop, line)
 
 
 def _told_where(stop: StopEvent) -> str:
-    """Where it stopped, and what runs there if that says more."""
+    """Describe where code stopped, and what runs there unless the place already says so."""
     return stop.where if stop.where.startswith(f"{stop.note},") else f"{stop.where} ({stop.note})"
 
 
 def _errors(mesh: ProcMesh, ranks: Sequence[int]) -> dict[int, KeptError]:
-    """Rank -> what it keeps for a post-mortem, the latest; of those that answer in time."""
+    """Return the latest error that each rank keeps for a post-mortem, by rank; without ranks that do not answer in time."""
     futures = {rank: mesh.look(rank, ListErrors) for rank in ranks}
     deadline = time.monotonic() + _LOOK_S
     found: dict[int, KeptError] = {}
@@ -349,7 +352,7 @@ def _errors(mesh: ProcMesh, ranks: Sequence[int]) -> dict[int, KeptError]:
 
 
 def _whereabouts(whole: ProcMesh, mesh: ProcMesh, errors: dict[int, KeptError]) -> str:
-    """What there is instead."""
+    """Say which other ranks can be debugged."""
     name = whole.name
     dead = sorted(set(mesh.ranks) & set(whole.deaths()))
     stopped = [stop.rank for stop in whole.stops()]

@@ -1,8 +1,8 @@
-"""A person and the debuggers of several ranks: who is asked next, and what is shown of what they say.
+"""Leads the user through the debuggers of several ranks: chooses the rank of the next prompt, and shows the replies.
 
-One prompt at a time: that of the lowest rank which waits, and of the same rank until it goes on. A rank that does not come
-back to its prompt within `PATIENCE_S` runs something that takes long, perhaps a collective that the others must join: then
-it is the next rank's turn.
+One prompt is open at a time. It belongs to the lowest rank that waits, and stays with that rank until the rank continues. A
+rank that does not return to its prompt within `PATIENCE_S` runs something slow, perhaps a collective that the others must join;
+then the next rank gets the prompt.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ __all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
 
 PATIENCE_S = 1.0
 TOGETHER_S = 0.1
-"""Ranks that stop within this time, in seconds, are told in one line."""
+"""Ranks that stop within this time, in seconds, are announced in one line."""
 _HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
 
 
 class Asker(Protocol):
-    """What a conversation needs: somebody who asks the person, and tells the ranks."""
+    """What a conversation needs: asks the user for input and sends it to ranks."""
 
     def may_ask(self) -> bool:
-        """Whether there is somebody to ask."""
+        """Whether the frontend accepts input."""
         ...
 
     def ask(self, prompt: str, stop: StopEvent, interrupts: HeldInterrupts) -> str | None:
-        """Ask for a line; None if it was interrupted, the rank is gone, or another conversation asks."""
+        """Ask for a line; None if the prompt was interrupted, the rank is gone, or another conversation asks."""
         ...
 
     def answer(self, stop: StopEvent, line: str) -> None:
-        """Give a rank the line it waits for."""
+        """Send a rank the line that it waits for."""
         ...
 
     def pass_over(self, stops: Iterable[StopEvent]) -> None:
-        """Have code go on that nobody can be asked about."""
+        """Let stopped code continue without asking the user."""
         ...
 
 
 class Conversation:
-    """Leads a person through the stops of one cell, or of the ranks of a mesh.
+    """Leads the user through the stops of one cell, or of the ranks of a mesh.
 
     Args:
-        prompt: asks.
-        sink: where the debuggers' words go.
+        prompt: asks the user for input.
+        sink: shows the debuggers' output.
     """
 
     def __init__(self, prompt: Asker, sink: Sink) -> None:
@@ -67,14 +67,14 @@ class Conversation:
         self._has_helped = False
 
     def turn(self, stops: Sequence[StopEvent], interrupts: HeldInterrupts) -> None:
-        """Say what is new, and ask for the next line if a rank waits for one."""
+        """Show what is new, and ask for the next line if a rank waits for one."""
         now = time.monotonic()
         waiting = {stop.rank: stop for stop in stops if stop.is_waiting}
         if not self._prompt.may_ask():
             self._prompt.pass_over(waiting.values())
             return
         if any(stop.begins and now - stop.since < TOGETHER_S for stop in waiting.values()):
-            return  # others may stop at the same place in a moment
+            return  # other ranks may stop at the same place in a moment
         self._announce(waiting.values())
         running = self._asked & {stop.rank for stop in stops if not stop.is_waiting}
         if running and now < self._asked_at + PATIENCE_S:
@@ -85,7 +85,7 @@ class Conversation:
         self._asked = set()
         if self._rank not in waiting:
             if self._rank in running:
-                self._say(f"[{self._rank}] runs on")
+                self._say(f"[{self._rank}] continues to run")
             self._rank = min(waiting)
         stop = waiting[self._rank]
         self._show([stop])
@@ -106,7 +106,7 @@ class Conversation:
             if int(words[1]) in waiting:
                 self._rank = int(words[1])
                 chosen = waiting[self._rank]
-                if (chosen.proc, chosen.turn) in self._shown:  # else it is told where it is, before the prompt
+                if (chosen.proc, chosen.turn) in self._shown:  # else its place is shown before the prompt
                     self._say(f"[{chosen.rank}] {chosen.where}")
             else:
                 self._say(f"[{words[1]}] has not stopped; stopped: {format_ranks(waiting)}")
@@ -121,7 +121,7 @@ class Conversation:
             self._asked.add(stop.rank)
         self._asked_at, self._to_all = time.monotonic(), to_all
 
-    # -- what is said
+    # -- output
 
     def _announce(self, waiting: Iterable[StopEvent]) -> None:
         new = [stop for stop in waiting if stop.begins and (stop.proc, stop.turn) not in self._told]
@@ -154,7 +154,7 @@ class Conversation:
 
 
 def grouped(stops: Iterable[StopEvent], key: Callable[[StopEvent], str]) -> list[tuple[str, list[StopEvent]]]:
-    """Those that have the same to say together, by their lowest rank."""
+    """Group stops with the same mesh and key, ordered by their lowest rank."""
     groups: dict[tuple[str, str], list[StopEvent]] = {}
     for stop in sorted(stops, key=lambda stop: stop.rank):
         groups.setdefault((stop.mesh, key(stop)), []).append(stop)
@@ -162,5 +162,5 @@ def grouped(stops: Iterable[StopEvent], key: Callable[[StopEvent], str]) -> list
 
 
 def label(stops: Iterable[StopEvent]) -> str:
-    """Their ranks: ``[0-2]``."""
+    """Format the ranks of stops, such as ``[0-2]``."""
     return format_ranks(stop.rank for stop in stops)

@@ -1,4 +1,4 @@
-"""How a notebook shows errors of ours: when they are raised, when they come late, and when ``%tb`` shows the last one again."""
+"""Shows our errors in the notebook: raised ones, late ones of background cells, and the last one again for ``%tb``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from monarch_kernel.notebook.view.errors import error_block
 __all__ = ["Failures"]
 
 _MISUSE = (AttributeError, IndexError, KeyError, NameError, SyntaxError, TimeoutError, TypeError, ValueError)
-"""What our functions raise, besides errors of ours, where they refuse a call."""
+"""Built-in errors that our functions raise to refuse a call."""
 
 _IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 
 
 class Failures:
-    """Shows errors in our own words: one of ranks as a block per distinct error, each with what helps against it."""
+    """Shows our errors without IPython's traceback: those of ranks as a block per distinct error, with hints."""
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes, faults: Faults) -> None:
         self._shell = shell
@@ -37,15 +37,15 @@ class Failures:
         self._faults = faults
 
     def install(self) -> None:
-        """From now on these are shown here: errors of ours, calls that we refuse, missing names, and interrupts."""
+        """Start to show our errors, refused calls, missing names and interrupts."""
         self._shell.set_custom_exc((MonarchError, *_MISUSE, KeyboardInterrupt), self._show_raised)
 
     def remove(self) -> None:
-        """Leave all errors to IPython."""
+        """Let IPython show all errors again."""
         self._shell.set_custom_exc((), None)
 
     def show_late(self, error: BaseException, sink: Sink) -> None:
-        """Show the error of a cell in the background where that was started."""
+        """Show the error of a background cell below the cell that started it."""
         lines = self._remember(error, error.__traceback__)
         sink.error(type(error).__name__, str(error), lines)
 
@@ -59,7 +59,7 @@ class Failures:
     ) -> list[str]:
         try:
             return self._show_one(shell, kind, error, tb)
-        except KeyboardInterrupt:  # IPython would drop a handler that raises, for all later errors
+        except KeyboardInterrupt:  # IPython would disable a handler that raises
             print("\nKeyboardInterrupt", file=sys.stderr)
             return []
 
@@ -78,15 +78,15 @@ class Failures:
         return lines
 
     def _remember(self, error: BaseException, tb: TracebackType | None) -> list[str]:
-        """Make it the error that ``%tb`` shows, and have its lines."""
+        """Make this the error that ``%tb`` shows, and return its lines."""
         local = [frame for frame in traceback.extract_tb(tb) if _is_local_code(frame.filename)]
         place = ""
         if local and local[-1].line and not local[-1].line.startswith("get_ipython()"):
             place = f"    at line {local[-1].lineno} of this cell: {local[-1].line}"
         render = partial(self._lines, error, place)
-        if isinstance(error, MonarchError):  # RemoteInterrupt has its own
+        if isinstance(error, MonarchError):  # RemoteInterrupt has its own renderer
             error._render_traceback_ = render  # type: ignore[attr-defined]
-        # What IPython does with the errors that it shows itself.
+        # As IPython does for the errors that it shows itself.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, tb
         if sys.version_info >= (3, 12):
             sys.last_exc = error
@@ -112,13 +112,13 @@ class Failures:
         return [*lines, "", *hints] if hints else lines
 
     def _show_plainly(self, error: BaseException, tb: TracebackType) -> None:
-        """Show an error as IPython does: down to the line that has called us, and with one more line if ranks have a name."""
+        """Show an error as IPython does, down to the line that called us; with a hint if ranks have the missing name."""
         shell, kind = self._shell, type(error)
         hint = local_hint(error, self._meshes) if isinstance(error, NameError) else ""
         shown = _without_our_frames(tb)
         if (
             isinstance(error, SyntaxError) and shown is not tb
-        ):  # IPython shows these in a way of its own, with all frames
+        ):  # IPython has a special display for these, with all frames
             lines = shell.InteractiveTB.structured_traceback(kind, error, shown)
             shell._showtraceback(kind, error, lines)
             return
@@ -133,19 +133,19 @@ class Failures:
             shell.showtraceback((kind, error, tb), running_compiled_code=True)
         finally:
             with suppress(AttributeError):
-                del error._render_traceback_  # type: ignore[attr-defined]  # it holds the frames, by way of the traceback
+                del error._render_traceback_  # type: ignore[attr-defined]  # it keeps the frames alive through the traceback
 
 
 def _placed(error: RanksError) -> RanksError:
-    """The error with its places in the notebook's own cells named as the notebook numbers them."""
+    """Return the error with frames that name the notebook's local cells by their numbers."""
     reports = {point: placed(failure) for point, failure in error.reports.items()}
     return type(error)(error.what, reports, error.results)
 
 
 def _without_our_frames(tb: TracebackType) -> TracebackType:
-    """A traceback up to the line that has called us, if it ends in our code: the message says why we refuse the call.
+    """Cut a traceback that ends in our code after the line that called us; the message says why we refuse the call.
 
-    What a magic raises in this way is a fault of ours, and shown whole.
+    Such an error of a magic is a bug of ours, and its whole traceback is shown.
     """
     steps = []
     step: TracebackType | None = tb
@@ -163,7 +163,7 @@ def _without_our_frames(tb: TracebackType) -> TracebackType:
 
 
 def _drop_own_end(tb: TracebackType) -> None:
-    """Take away what an interrupt met below the user's code: the handler of the signal, the inside of a magic of ours."""
+    """Remove the frames of an interrupt below the user's code: the signal handler, and the inside of our magics."""
     last = tb
     each: TracebackType | None = tb
     is_own = False

@@ -1,4 +1,4 @@
-"""Replacing ranks of a notebook's mesh: what is waited for, and what is said of it."""
+"""Replaces ranks of a notebook's mesh, shows the progress, and describes the result."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _GROUP_TIMEOUT_S = 60.0
 def replace_ranks(
     lane: Lane, mesh: ProcMesh, interrupt_others: Callable[[], object], *, restart: bool, grace_s: float = 2.0
 ) -> str:
-    """Have new processes take the places of ranks, and have the group formed anew if there was one; gives what became of it.
+    """Replace ranks by new processes, form the process group again if there was one, and describe the result.
 
     Args:
-        lane: of the whole mesh.
-        mesh: it, or the part of it whose ranks are replaced.
+        lane: the queue of the whole mesh.
+        mesh: the whole mesh, or the slice of it whose ranks are replaced.
         interrupt_others: interrupts what runs on other threads of the notebook.
-        restart: whether to replace those that live, too, and not only the dead.
-        grace_s: how long these have to end, in seconds, before they are killed.
+        restart: whether to replace live ranks, too, and not only dead ones.
+        grace_s: how long live ranks have to end, in seconds, before they are killed.
 
     Raises:
-        RemoteInterrupt: the wait was interrupted; what was begun goes on.
+        RemoteInterrupt: the wait was interrupted; the replacement continues.
         SupervisionError: new processes have died, or the mesh was stopped.
-        ActorError: actors could not be made again.
+        ActorError: actors could not be created again.
     """
     had_group = bool(lane.group_members) and not lane.cells
     begun = time.monotonic()
@@ -72,19 +72,19 @@ def replace_ranks(
         except MonarchError as error:
             future.cancel()
             why = str(error).partition("\n")[0]
-            return f"{said}; the process group could not be formed anew ({why}): the next cell tries again"
+            return f"{said}; the process group could not be formed again ({why}): the next cell tries again"
         lane.needs_group = False
-        return f"{said}; process group formed anew in {time.monotonic() - begun:.2f} s"
+        return f"{said}; process group formed again in {time.monotonic() - begun:.2f} s"
 
 
 def _coming(mesh: ProcMesh) -> set[int]:
-    """The ranks that are being replaced, as an earlier command has asked for."""
+    """Return the ranks that an earlier command is still replacing."""
     rows = mesh.view().ranks
     return {rank for rank in mesh.ranks if rows[rank].restarts and rows[rank].state == "starting"}
 
 
 class _Waiting:
-    """Says in the cell what is waited for, when an engine has been asked for other hosts."""
+    """Shows progress in the cell while an engine brings up other hosts."""
 
     def __init__(self, mesh: ProcMesh, lost: HostMesh | None) -> None:
         self._mesh = mesh
@@ -94,7 +94,7 @@ class _Waiting:
         self._said_s = _FIRST_WORD_S - LiveView.EVERY_S
 
     def turn(self) -> None:
-        """Say it, if it is time, and they are not up yet."""
+        """Show the progress if it is time and the hosts are not up yet."""
         waited_s = time.monotonic() - self._begun
         if self._hosts is None or waited_s < self._said_s + LiveView.EVERY_S:
             return
@@ -104,14 +104,14 @@ class _Waiting:
             self._view.say(coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new)
 
     def end(self) -> None:
-        """They are up: where something was said that is no longer true."""
+        """Replace the progress, if it was shown, when the hosts are up."""
         if self._hosts is not None and not self._view.is_new:
             hosts, waited_s = self._hosts.view(), time.monotonic() - self._begun
             self._view.say(up_text(self._mesh.name, hosts, waited_s, what="new host"))
 
 
 def _named(mesh: ProcMesh, hosts: HostMesh | None) -> str:
-    """Where new processes are, if their hosts are new, too."""
+    """Describe the new hosts of new processes; empty if their hosts are not new."""
     if hosts is None:
         return ""
     view = hosts.view()
@@ -131,14 +131,14 @@ def _wait(
     while not future.wait(_PUMP_S):
         turn()
         if interrupts.count:
-            raise RemoteInterrupt("interrupted; what is begun goes on, and the next cell waits for it")
+            raise RemoteInterrupt("interrupted; the replacement continues, and the next cell waits for it")
         if time.monotonic() >= deadline:
-            raise LaunchError(f"no end within {timeout_s:g} s")
+            raise LaunchError(f"not done within {timeout_s:g} s")
     return future.get()
 
 
 def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
-    dead = mesh.whole.deaths()  # others may have died meanwhile
+    dead = mesh.whole.deaths()  # other ranks may have died meanwhile
     alive = [rank for rank in mesh.whole.ranks if rank not in replaced and rank not in dead]
     state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
     if len(replaced) > 1 and alive:

@@ -1,4 +1,4 @@
-"""What to do about a name that is on the other side: defined in the notebook and used on ranks, or the other way round."""
+"""Hints for names that are defined on the other side, in the notebook or on ranks, and for ranks that have died."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]) -> list[str]:
-    """Hints for names that a cell did not find on its ranks, and that the notebook has, or other ranks."""
+    """Return hints for names that a cell did not find on its ranks, and that the notebook or other ranks have."""
     if not isinstance(error, RemoteError):
         return []
     hints: dict[str, None] = {}
@@ -31,14 +31,14 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
         if having:
             hints[elsewhere_hint(name, mesh.name, having)] = None
             if new := [rank for rank in ranks if mesh.view().ranks[rank].restarts]:
-                hints[f"{format_ranks(new)} of {mesh.name} began anew, in place of processes that ended"] = None
+                hints[f"{format_ranks(new)} of {mesh.name} started again, in place of processes that ended"] = None
         elif name in namespace:
             hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
     return list(hints)
 
 
 def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
-    """How to go on after a rank has died; empty if none has, or if there is another in its place by now."""
+    """Return a hint how to continue after a rank has died; empty if no rank has, or if it was replaced already."""
     died = {failure.pid for failure in reports if failure.kind == "lost"}
     for entry in meshes:
         deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
@@ -51,7 +51,7 @@ def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
 
 
 def local_hint(error: NameError, meshes: Meshes) -> str:
-    """A hint for a name that a local cell did not find, and that ranks have; empty if there is none."""
+    """Return a hint for a name that a local cell did not find, and that ranks have; empty if no rank has it."""
     missing = _NOT_DEFINED.match(str(error)) if type(error) is NameError else None
     if missing is None:
         return ""

@@ -1,4 +1,4 @@
-"""What is done to a loop of ranks, by a line of ``%mesh loop`` or by a viewer, and what is said of it."""
+"""Controls a live loop for ``%mesh loop`` and for viewers, and describes the result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["steer"]
 
 
 def steer(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str, Any] | None = None) -> str:
-    """Do it, and say what comes of it.
+    """Control a live loop or set its knobs, and describe the result.
 
     Args:
-        loop: that is steered.
+        loop: the loop to control.
         command: ``pause``, ``resume``, ``step``, ``stop`` or ``set``.
-        count: of steps.
-        knobs: what is to be turned: name -> value.
+        count: number of steps.
+        knobs: the knobs to set: name -> value.
 
     Raises:
-        UsageProblem: it can't be done.
+        UsageProblem: the loop refuses the command.
     """
     try:
         return _steer(loop, command, count, knobs or {})
@@ -31,13 +31,13 @@ def steer(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str
 
 def _steer(loop: SteeredLoop, command: str, count: int, knobs: Mapping[str, Any]) -> str:
     if command == "pause":
-        return f"all ranks stand before step {loop.pause():,}"
+        return f"all ranks pause before step {loop.pause():,}"
     if command == "resume":
         loop.resume()
-        return "it goes on"
+        return "the loop continues"
     if command == "step":
         loop.step(count)
         return f"{count:,} step{'s' * (count != 1)} more"
     if command == "stop":
-        return f"it ends before step {loop.stop():,}"
+        return f"the loop ends before step {loop.stop():,}"
     return "\n".join(f"{name} is {value!r} from step {loop.set(name, value):,} on" for name, value in knobs.items())

@@ -1,4 +1,4 @@
-"""``%mesh``, ``%%remote`` and ``%remote``, for our kernel and for any other IPython (``%load_ext monarch_kernel``)."""
+"""The magics ``%mesh``, ``%%remote`` and ``%autoremote``, for our kernel and any IPython (``%load_ext monarch_kernel``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _AUTOREMOTE_USAGE = options_help("%autoremote") + "\n\n%autoremote off\n%autorem
 
 @magics_class
 class MeshMagics(Magics):
-    """The magics, and the meshes they bring up."""
+    """The magics and the meshes that they bring up."""
 
     shell: InteractiveShell
     give_log_back: Callable[[], None]
@@ -65,7 +65,7 @@ class MeshMagics(Magics):
     @line_magic
     @documented(mesh_help())
     def mesh(self, line: str) -> None:
-        """Bring meshes of ranks up and down, and look at them."""
+        """Bring up, inspect and end meshes of ranks."""
         with _UsageErrors():
             self._commands.run(line)
 
@@ -75,8 +75,8 @@ class MeshMagics(Magics):
     def remote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
         """Run a cell, or evaluate an expression, on the ranks of a mesh.
 
-        The ranks' variables ``rank``, ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh) are there,
-        and so is a process group. With --background a handle comes back at once: .state, .result(), .cancel(), await.
+        The ranks have the variables ``rank``, ``world_size``, ``local_rank``, ``device`` and ``mesh`` (a DeviceMesh), and a
+        process group. With --background the cell returns a handle immediately: .state, .result(), .cancel(), await.
         """
         with _UsageErrors():
             if _asks_for_help(line):
@@ -85,19 +85,19 @@ class MeshMagics(Magics):
             if cell is None:
                 return self._remote_line(line)
             options = parse_remote(line)
-            if options.local:  # else `CellTransformer` has seen to it
-                raise UsageProblem("%%remote --local has to be the first line of a cell")
+            if options.local:  # on the first line, `CellTransformer` handles it
+                raise UsageProblem("%%remote --local must be the first line of a cell")
             entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
-            # One line down, so that line numbers in errors are those of the notebook's cell, with its %%remote line.
+            # The newline stands for the %%remote line, so that line numbers in errors are those of the notebook's cell.
             return self._run(entry, mesh, "\n" + cell, options)
 
     @no_var_expand
     @line_cell_magic
     @documented(_AUTOREMOTE_USAGE)
     def autoremote(self, line: str, cell: str | None = None) -> BackgroundCell | None:
-        """Run every cell from now on as if it began with ``%%remote``, or say whether that is so.
+        """Run every cell from now on as if it started with ``%%remote``; without arguments, show whether this is on.
 
-        A cell that begins with ``%%local`` runs in the kernel, and so does one that begins with a magic of ours.
+        A cell that starts with ``%%local`` or with another of these magics runs in the kernel.
         """
         with _UsageErrors():
             if cell is not None:
@@ -116,7 +116,7 @@ class MeshMagics(Magics):
             return self._mode_text()
         options = parse_remote("" if words == ["on"] else line, "%autoremote")
         if options.local:
-            raise UsageProblem("%autoremote: --local is for one cell: %%remote --local")
+            raise UsageProblem("%autoremote: --local applies to a single cell; use %%remote --local")
         entry, _ = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
         named = line if options.selector else " ".join([entry.mesh.name, *(word for word in words if word != "on")])
         self.transformer.mode = named
@@ -127,7 +127,7 @@ class MeshMagics(Magics):
         if mode is None:
             return "autoremote is off: cells run in the kernel; %autoremote SELECTOR switches it on"
         return (
-            f"autoremote is on: cells run as %%remote {mode}; %%local keeps one in the kernel, %autoremote off ends it"
+            f"autoremote is on: cells run as %%remote {mode}; %%local runs one in the kernel, %autoremote off ends it"
         )
 
     def _autoremote_cell(self, line: str, cell: str) -> BackgroundCell | None:
@@ -149,8 +149,8 @@ class MeshMagics(Magics):
             %%local
             code
         """
-        # `CellTransformer` takes the line away where it may stand.
-        raise UsageError("%%local has to be the first line of a cell")
+        # `CellTransformer` removes the line where it is allowed.
+        raise UsageError("%%local must be the first line of a cell")
 
     def _remote_line(self, line: str) -> BackgroundCell | None:
         before, rest = split_options(line, "%remote")
@@ -163,7 +163,7 @@ class MeshMagics(Magics):
         given = " ".join(filter(None, [before, after]))
         options = parse_remote(f"{given} --mesh {selector}" if selector else given, "%remote")
         if options.local:
-            raise UsageProblem("%remote: --local is for cells: %%remote --local")
+            raise UsageProblem("%remote: --local applies to cells; use %%remote --local")
         entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
         if not expression:
             what = f" after {selector or given}" if selector or given else ""
@@ -203,7 +203,7 @@ class MeshMagics(Magics):
         return None
 
     def _show_end(self, cell: RemoteCell) -> None:
-        """Show what a cell in the background came to, where it was started."""
+        """Show the values or the error of a background cell below the cell that started it."""
         try:
             cell.show_values()
         except (MonarchError, KeyboardInterrupt) as error:
@@ -211,13 +211,13 @@ class MeshMagics(Magics):
         self.meshes.background.follow(cell.output)
 
     def _check_syntax(self, code: str) -> None:
-        """Find a syntax error before anything is sent."""
+        """Report a syntax error before anything is sent."""
         try:
             source = self.shell.transform_cell(code)
             compile(source, "<remote cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         except SyntaxError as error:
             line = f": {error.text.strip()!r}" if error.text and error.text.strip() else ""
-            blank = len(code) - len(code.lstrip("\n"))  # IPython takes blank lines at the top away
+            blank = len(code) - len(code.lstrip("\n"))  # IPython removes blank lines at the top
             where = f"line {error.lineno + blank}" if error.lineno else "somewhere"
             raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}{line}; nothing was sent") from None
 
@@ -235,7 +235,7 @@ def _asks_for_help(line: str) -> bool:
 
 
 class _UsageErrors:
-    """Turns our one-line problems into IPython's, which are shown without a traceback."""
+    """Converts our one-line errors into IPython's UsageError, which is shown without a traceback."""
 
     def __enter__(self) -> None:
         pass
@@ -246,12 +246,12 @@ class _UsageErrors:
 
 
 def load(shell: InteractiveShell) -> MeshMagics:
-    """Add the magics to a shell; to our kernel's, which has them, nothing is added."""
+    """Add the magics to a shell; no effect if the shell has them, as that of our kernel does."""
     loaded: tuple[MeshMagics, object] | None = getattr(shell, _EXTENSION, None)
     if loaded is not None:
         return loaded[0]
     magics = MeshMagics(shell)
-    magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel that is the log of the Jupyter server
+    magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel, the log of the Jupyter server
     shell.register_magics(magics)
     magics.failures.install()
     magics.faults.install()
@@ -266,7 +266,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magics away, and end the meshes."""
+    """Remove the magics and end the meshes."""
     magics, matcher = getattr(shell, _EXTENSION, (None, None))
     if magics is None:
         return
@@ -275,7 +275,7 @@ def unload(shell: InteractiveShell) -> None:
             del shell.user_ns[entry.mesh.name]
     close: Callable[[], None] = magics.meshes.close
     atexit.unregister(close)
-    close()  # cells in the background show their end
+    close()  # background cells show their results first
     delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()

@@ -1,4 +1,4 @@
-"""The notebook's meshes by name: brought up, selected, given cells to run, ended."""
+"""The notebook's meshes by name: brings them up, selects them, runs cells on them, and ends them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ __all__ = ["Entry", "Meshes", "cell_number", "root_name"]
 _PUMP_S = 0.05
 _POLL_S = 0.01
 _UP_TIMEOUT_S = 150.0
-_SHARE = 0.01  # of a processor, for the table of a mesh
-_BESIDE_WIDGET_S = 2.0  # how often the table is brought up to date that stands in the saved notebook
-_OTHERS_S = 0.5  # ranks that end together are told together
-_FIRST_WORD_S = 1.0  # a mesh that is up sooner is shown at once, for frontends that can't update what they have shown
+_SHARE = 0.01  # share of a processor for drawing the table of a mesh
+_BESIDE_WIDGET_S = 2.0  # update interval of the table beside a widget, which only the saved notebook shows
+_OTHERS_S = 0.5  # ranks that end within this time are reported together
+_FIRST_WORD_S = 1.0  # a mesh that is up sooner shows no progress, for frontends that can't update output
 
 
 def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
@@ -61,27 +61,27 @@ def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> 
 
 
 def cell_number(shell: InteractiveShell) -> int:
-    """Number of the cell that runs, as the notebook shows it; ``execution_count`` may be one ahead already."""
+    """Return the number of the running cell as the notebook shows it; ``execution_count`` may be one ahead already."""
     history = shell.history_manager
     return max(1, len(history.input_hist_parsed) - 1) if history is not None else shell.execution_count
 
 
 @dataclass
 class Entry:
-    """A mesh with a name, its cells, and the table that shows it."""
+    """A named mesh with its cells and the table that shows it."""
 
     mesh: ProcMesh
     options: UpOptions
     lane: Lane
     view: LiveView = field(default_factory=LiveView)
-    draw_at: float = 0.0  # when the table is to be drawn next, if that took long
-    widget: LiveWidget | None = None  # the same, alive, where the frontend can draw it
-    kept: KeptSession | None = None  # the mesh's own, if it outlives the kernel
+    draw_at: float = 0.0  # when to draw the table next; later if drawing was slow
+    widget: LiveWidget | None = None  # the live view, where the frontend can draw it
+    kept: KeptSession | None = None  # the session of a mesh that outlives the kernel
     allocation: Allocation | None = None  # its hosts, if they are not this machine
-    replacing: threading.Lock = field(default_factory=threading.Lock)  # held by who replaces ranks
+    replacing: threading.Lock = field(default_factory=threading.Lock)  # held while ranks are replaced
 
     def end_widget(self) -> None:
-        """From now on the table stands for itself, with the last that is known."""
+        """Close the widget and leave the table with the last known state."""
         if self.widget is not None:
             self.view.update(self.mesh.view(), time.monotonic(), force=True)
             self.widget.close()
@@ -92,13 +92,13 @@ class Meshes:
     """The meshes of one notebook.
 
     Args:
-        shell: the notebook's.
-        detached: those that outlive it.
+        shell: the shell of the notebook.
+        detached: the meshes that outlive the notebook's kernel.
 
     Attributes:
         interrupt_others: interrupts what runs on other threads of the notebook; called when the main thread is interrupted.
-        viewers: who looks at them.
-        command: carries out what viewers ask for.
+        viewers: the viewers of the meshes.
+        command: carries out the commands of viewers.
     """
 
     command: Command
@@ -122,17 +122,17 @@ class Meshes:
 
     @property
     def names(self) -> list[str]:
-        """Names of the meshes that are up, in the order in which they came."""
+        """Names of the meshes that are up, in the order in which they came up."""
         self._forget_closed()
         return list(self._entries)
 
     def latest_mesh(self) -> ProcMesh | None:
-        """The mesh that was brought up last; None if none is up."""
+        """Return the mesh that was brought up last; None if none is up."""
         self._forget_closed()
         return self._entries[self._latest].mesh if self._entries else None
 
     def _forget_closed(self) -> None:
-        """Forget the meshes of a session that was shut down by ``shutdown_context()``."""
+        """Remove the meshes of a session that was shut down by ``shutdown_context()``."""
         for name, entry in list(self._entries.items()):
             if entry.mesh._runtime.closed:
                 del self._entries[name]
@@ -140,21 +140,21 @@ class Meshes:
             self._latest = next(reversed(self._entries), "")
 
     def get(self, name: str) -> Entry:
-        """A mesh that is known to be up."""
+        """Return a mesh that is known to be up."""
         return self._entries[name]
 
     # -- up and down
 
     def prepare(self) -> None:
-        """Have this machine's agent and zygote start, so that the first mesh comes up at once."""
+        """Start this machine's agent and zygote, so that the first mesh comes up quickly."""
         this_host()
 
     def up(self, options: UpOptions) -> Entry:
-        """Bring a mesh up and show it; its name becomes a variable.
+        """Bring up a mesh and show it; its name becomes a variable.
 
         Raises:
             UsageProblem: the name is taken.
-            LaunchError: it did not come up; what had come is ended again.
+            LaunchError: the mesh did not come up; processes that had started were ended.
         """
         self._forget_closed()
         there = self._entries.get(options.name)
@@ -180,14 +180,14 @@ class Meshes:
                 entry = self._up_on_hosts(options, store, view, interrupts)
             else:
                 entry = self._up_here(options, store, view, interrupts)
-            self._add(entry)  # an interrupt that comes now comes too late
+            self._add(entry)  # an interrupt from here on has no effect
         self.attend_to_stops(entry)
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         entry.widget = self.viewers.widget(entry.options.name)
         return entry
 
     def show(self, entry: Entry) -> None:
-        """Show a mesh that is up in another place; in the one before stays how it was."""
+        """Show a mesh in a new place; its previous view keeps the last state."""
         entry.end_widget()
         entry.view = LiveView()
         entry.view.show(entry.mesh.view())
@@ -244,15 +244,15 @@ class Meshes:
         self.background.start()
 
     def attend_to_stops(self, entry: Entry) -> None:
-        """Be who is asked when ranks stop in the debugger; also those that have stopped before."""
+        """Ask the user when ranks stop in the debugger, also for ranks that have already stopped."""
         self.debugger.watch(entry.mesh._runtime, self._sink_of)
 
     def attach(self, name: str) -> tuple[Entry, TakenUp]:
-        """Take up a mesh that outlived its kernel; its name becomes a variable. To ranks that have stopped nobody attends yet.
+        """Attach a mesh that outlived its kernel; its name becomes a variable. The caller calls `attend_to_stops`.
 
         Raises:
-            UsageProblem: there is none, or it is up here.
-            AttachError: it can't be attached.
+            UsageProblem: there is no such mesh, or it is attached here already.
+            AttachError: the mesh can't be attached.
         """
         if name in self.names:
             raise UsageProblem(f"%mesh attach: {name!r} is attached already")
@@ -263,10 +263,10 @@ class Meshes:
         return entry, taken
 
     def _await_start(self, entry: Entry, interrupts: HeldInterrupts) -> None:
-        """Wait until all ranks are up, and say what is waited for; in vain, when one has ended meanwhile.
+        """Wait until all ranks are up, and show the progress; give up soon after a rank has ended.
 
         Raises:
-            LaunchError: some did not come up; which, and why.
+            LaunchError: some ranks did not come up; the text names them and says why.
             RemoteInterrupt: the wait was interrupted.
         """
         mesh, name = entry.mesh, entry.options.name
@@ -276,11 +276,11 @@ class Meshes:
         future = mesh.initialized
         while not future.wait(_PUMP_S):
             if interrupts.count:
-                raise RemoteInterrupt(f"interrupted while {name} was brought up; what had come is ended again")
+                raise RemoteInterrupt(f"interrupted while {name} was starting; the ranks that were up have been ended")
             waited_s = time.monotonic() - begin
             if lost_s is None and mesh.deaths():
                 lost_s = waited_s
-            if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # others may take long to come, for nothing
+            if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # do not wait for slow ranks without use
                 raise LaunchError(missing_ranks_text(name, len(mesh), mesh.deaths(), waited_s))
             if waited_s < said_s + LiveView.EVERY_S:
                 continue
@@ -300,13 +300,13 @@ class Meshes:
             raise LaunchError(missing_ranks_text(name, len(mesh), failures, time.monotonic() - begin)) from None
 
     def down(self, name: str) -> int:
-        """End a mesh; gives the number of its ranks."""
+        """End a mesh and return the number of its ranks."""
         entry = self._entries.pop(name)
         if self._latest == name:
             self._latest = next(reversed(self._entries), "")
         try:
             entry.mesh.stop(f"mesh {name!r} was ended by %mesh down").get()
-        finally:  # the wait may be interrupted; the mesh ends all the same
+        finally:  # the mesh ends even if the wait is interrupted
             if entry.kept is not None:
                 entry.kept.close()
             if entry.allocation is not None:
@@ -317,7 +317,7 @@ class Meshes:
         return len(entry.mesh)
 
     def close(self) -> None:
-        """End all meshes but those that outlive us, and the session."""
+        """End all meshes except detached ones, and the session."""
         kept = [entry.kept for entry in self._entries.values() if entry.kept is not None]
         for entry in self._entries.values():
             entry.end_widget()
@@ -326,20 +326,20 @@ class Meshes:
         shutdown_context().get()
         self.background.close()
         self.background = Background(self._draw)
-        for session in kept:  # after the background, which would show that their cells have ended
+        for session in kept:  # after closing the background thread, which would show that their cells have ended
             session.leave()
         if self._store is not None:
             self._store.close()
             self._store = None
 
-    # -- which mesh
+    # -- selecting a mesh
 
     def is_mesh(self, name: str | None, namespace: Mapping[str, Any]) -> bool:
-        """Whether a variable is a mesh, or a slice of one, as far as cells are concerned."""
+        """Whether a name is a mesh of the notebook, or a variable that is a mesh or a slice of one."""
         return name in self._entries or (name is not None and isinstance(namespace.get(name), ProcMesh))
 
     def select(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> tuple[Entry, ProcMesh]:
-        """The mesh that a selector means; an empty one means the mesh last brought up.
+        """Return the mesh that a selector selects; an empty selector selects the mesh last brought up.
 
         Args:
             selector: see `evaluate`.
@@ -347,13 +347,13 @@ class Meshes:
             targets: which of its ranks, see `pick_ranks`; empty for all.
 
         Raises:
-            UsageProblem: it means none.
+            UsageProblem: the selector selects no mesh.
         """
         mesh = self.find(selector, namespace, targets)
         return self._entry_of(mesh, selector), mesh
 
     def find(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> ProcMesh:
-        """The mesh that a selector means, as for `select`, of which nothing is noted: it is only looked at."""
+        """Return the mesh that a selector selects, as `select` does, without creating an entry for it."""
         mesh = self._find(selector, namespace)
         return mesh[pick_ranks(targets, mesh.ranks)] if targets else mesh
 
@@ -365,25 +365,25 @@ class Meshes:
             return self._entries[self._latest].mesh
         name = root_name(selector)
         if name is not None and not self.is_mesh(name, namespace):
-            raise UsageProblem(f"there is no mesh {name!r}; there is: {', '.join(self._entries) or 'none'}")
+            raise UsageProblem(f"there is no mesh {name!r}; available: {', '.join(self._entries) or 'none'}")
         ours = {name: entry.mesh for name, entry in self._entries.items()}
         mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
         if not isinstance(mesh, ProcMesh):
-            raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write such as {name}[0:2]")
+            raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write, for example, {name}[0:2]")
         return mesh
 
     def _entry_of(self, mesh: ProcMesh, selector: str) -> Entry:
-        """What is known of a mesh; one that the user has made with ``spawn_procs`` becomes known by its first cell."""
+        """Return the entry of a mesh; the first cell on a mesh that the user made with ``spawn_procs`` creates its entry."""
         whole = mesh.whole
         for entry in self._entries.values():
             if entry.mesh.procs == whole.procs:
                 return entry
         if mesh._runtime.closed or any(death.kind == "stopped" for death in mesh.deaths().values()):
             have = ", ".join(self._entries) or "none"
-            raise UsageProblem(f"{selector}: mesh {mesh.name!r} is down; there is: {have}")
+            raise UsageProblem(f"{selector}: mesh {mesh.name!r} is down; available: {have}")
         if mesh.name in self._entries:
             raise UsageProblem(
-                f"{selector}: another mesh is called {mesh.name!r}; give this one a name of its own: "
+                f"{selector}: another mesh is called {mesh.name!r}; give this one a different name: "
                 "spawn_procs(..., name=...)"
             )
         if self._store is None:
@@ -410,25 +410,25 @@ class Meshes:
         stream: bool,
         timeout_s: float | None,
     ) -> RemoteCell:
-        """A cell that waits for its turn; to be driven with `run` or by the `background`."""
+        """Create a cell and queue it; the caller drives it with `run` or by the `background`."""
         output = CellOutput(mesh, sink, entry.lane.slots, raw=raw, stream=stream)
         return RemoteCell(
             entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
         )
 
     def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
-        """Drive a cell to its end, and show what it writes meanwhile, and its values.
+        """Drive a cell to its end, and show its output and its values.
 
         Raises:
-            RemoteError: it failed on some ranks.
+            RemoteError: the cell failed on some ranks.
             SupervisionError: a rank is dead.
-            RemoteInterrupt: it was interrupted, or took longer than its timeout.
+            RemoteInterrupt: the cell was interrupted, or took longer than its timeout.
             LaunchError: the process group could not be formed.
         """
         try:
             with self.debugger.foreground(cell) as attend:
                 results = run_in_foreground(cell, self.interrupt_others, attend)
-            cell.show_values()  # here, where %%capture has them
+            cell.show_values()  # here, where %%capture captures them
             return results
         finally:
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
@@ -438,10 +438,10 @@ class Meshes:
                 self.background.drive(cell, self._drive_on(cell))
 
     def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
-        """Have all ranks of a mesh call a function, as a cell of the notebook's that runs now.
+        """Call a function on all ranks of a mesh, as a cell of the notebook that runs now.
 
         Raises:
-            MeshDownError: it is down.
+            MeshDownError: the mesh is down.
             MonarchError: as `run`.
         """
         try:
@@ -463,7 +463,7 @@ class Meshes:
         return ValueMesh(results.extent, [result.value for result in results.values()])
 
     def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
-        """Interrupt all that a mesh, or a part of it, runs and has queued; gives what became of it."""
+        """Interrupt everything that a mesh or a slice of it runs and has queued, and describe the effect."""
         ranks = set(mesh.ranks)
         of_lane = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
         waited = [cell.number for cell in of_lane if cell.stage == "waiting"]
@@ -483,10 +483,10 @@ class Meshes:
             return stopping.text(view, waited)
 
     def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
-        """Have new processes take the places of dead ranks, or of all, of a mesh or a part of it; gives what became of it.
+        """Replace the dead ranks, or all ranks, of a mesh or a slice of it by new processes, and describe the result.
 
         Raises:
-            UsageProblem: somebody does so already, such as by a button of the view.
+            UsageProblem: another thread replaces ranks of this mesh, such as for a button of the view.
         """
         if not entry.replacing.acquire(blocking=False):
             raise UsageProblem(f"{entry.options.name}: ranks are being replaced already; wait until that is done")
@@ -497,7 +497,7 @@ class Meshes:
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
 
     def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
-        """What is left to do for a cell that did not stop when it was interrupted."""
+        """Return the function that drives a cell in the background after it did not stop when it was interrupted."""
         cell.output.sink.pin()
 
         def turn(now: float) -> bool:
@@ -509,7 +509,7 @@ class Meshes:
         return turn
 
     def _sink_of(self, stop: StopEvent) -> Sink | None:
-        """Where the cell that has stopped shows things; None for what is no cell."""
+        """Return the sink of the cell that has stopped; None for stopped code that is not a cell."""
         cells = [cell for entry in self for cell in list(entry.lane.cells) if stop in cell.stops()]
         return cells[0].output.sink if cells else None
 

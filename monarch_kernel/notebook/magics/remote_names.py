@@ -1,10 +1,10 @@
-"""What Tab and Shift-Tab know of the ranks' names, in the part of a cell that will run there.
+"""Completes and describes names on ranks (Tab and Shift-Tab) in code that will run there.
 
-Theory of operation. Names come from what the ranks have told after their last cell, so they are there at once; while a
-cell runs, what it has defined so far is asked, too. Attributes, keys and arguments are asked of one rank, an idle one if
-there is one: it answers whatever it runs, unless native code holds its GIL. So a second one is asked when the first is
-late, and after `CAP_S` in all the last answer that is known is given. What the cell itself binds and imports is added: it
-is not on the ranks yet.
+Theory of operation. Ranks report their names after each cell, so names are known without asking; while a cell runs, a rank is
+asked for the names that it has defined so far. For attributes, keys and arguments one rank is asked, an idle one if there is
+one. A rank answers even while it runs code, unless native code holds its GIL. So a second rank is asked when the first one is
+slow, and after `CAP_S` in total the last known answer is used. Names that the cell itself binds and imports are added, as they
+are not on the ranks yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PREDEFINED = {
     "rank": "int",
     "world_size": "int",
 }
-"""What the first cell will find, until the ranks have told what they have."""
+"""Names that the first cell will find; used until the ranks have reported their names."""
 
 _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
 _CHAIN = rf"(?:[^\W\d]\w*|\"[^\"\n]*\"|'[^'\n]*')(?:\.[^\W\d]\w*|{_BRACKETS})*"
@@ -70,10 +70,10 @@ class RemoteCode:
     """Code that will run on ranks.
 
     Attributes:
-        selector: expression that gives the mesh.
+        selector: expression that selects the mesh.
         targets: which of its ranks; empty for all.
-        code: what will run there.
-        cursor: where the cursor is in it.
+        code: the code.
+        cursor: offset of the cursor in the code.
     """
 
     selector: str
@@ -94,9 +94,9 @@ def remote_code(text: str, cursor: int, is_mesh: IsMesh, autoremote: str | None 
         text: the whole cell.
         cursor: an offset into it.
         is_mesh: whether a variable is a mesh.
-        autoremote: what ``%autoremote`` was given, if it is on.
+        autoremote: the arguments of ``%autoremote``, if it is on.
     """
-    if assigned := _ASSIGNED.match(text, text.rfind("\n", 0, cursor) + 1):  # code_at knows a %remote that is a line
+    if assigned := _ASSIGNED.match(text, text.rfind("\n", 0, cursor) + 1):  # for code_at
         text, cursor = text[assigned.end() :].partition("\n")[0], cursor - assigned.end()
     form = code_at(text, cursor, autoremote, is_mesh) if cursor >= 0 else None
     if form is None:
@@ -106,17 +106,17 @@ def remote_code(text: str, cursor: int, is_mesh: IsMesh, autoremote: str | None 
         code, options = text[form.start :].partition("\n")[0], form.line.removesuffix(form.body)
     try:
         targets = parse_remote(options).targets
-    except UsageProblem:  # it is being written
+    except UsageProblem:  # the line is still being typed
         targets = ""
     return RemoteCode(form.selector, targets, code, cursor - form.start)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What may stand where the cursor is.
+    """Completions at the cursor.
 
     Attributes:
-        fragment: what has been written of it.
+        fragment: the text before the cursor that they replace.
         matches: (text, kind) in the order in which to offer them.
     """
 
@@ -125,12 +125,12 @@ class Found:
 
 
 class RemoteNames:
-    """Completes and describes what is on ranks.
+    """Completes and describes names on ranks.
 
     Args:
-        meshes: the notebook's.
+        meshes: the meshes of the notebook.
         namespace: the notebook's variables, among which are meshes.
-        mode: gives what ``%autoremote`` was given, if it is on.
+        mode: returns the arguments of ``%autoremote``, if it is on.
     """
 
     def __init__(self, meshes: Meshes, namespace: Mapping[str, Any], mode: Callable[[], str | None]) -> None:
@@ -150,12 +150,12 @@ class RemoteNames:
             return None
 
     def complete(self, text: str, cursor: int) -> Found | None:
-        """Say what may stand at the cursor; None if that is not for ranks to say."""
+        """Return the completions at the cursor; None if ranks have nothing to say about them."""
         located = self.locate(text, cursor)
         if located is None:
             return None
         code, mesh = located
-        if origin := _FROM.search(code.before):  # a module that is not loaded on the ranks is for others to read
+        if origin := _FROM.search(code.before):  # other matchers complete a module that ranks have not loaded
             answer = self._ask(mesh, "attributes", "module", {"module": origin[1]})
             return _matching(answer, origin[2]) if answer else None
         if _NOT_PYTHON.search(code.before):
@@ -184,7 +184,7 @@ class RemoteNames:
         return None
 
     def describe(self, mesh: ProcMesh, expression: str, code: str, *, source: bool) -> dict[str, str] | None:
-        """Describe what an expression means on ranks: title -> text; None if nothing is known of it."""
+        """Describe an expression on ranks: title -> text; None if nothing is known about it."""
         imports = _imports(code)
         told = self._ask_first(mesh, expression, lambda id: Inspect(id, expression, source, imports))
         if told is None or told[1] is None:
@@ -193,9 +193,10 @@ class RemoteNames:
         return {**about, "Ranks": _where(mesh, expression, rank, about.get("Value", ""))}
 
     def inspect(self, text: str, cursor: int, detail: int) -> dict[str, str] | None:
-        """Describe what is at the cursor, or the function in whose call that is; None if it will not run on ranks.
+        """Describe the name at the cursor, or the function whose call surrounds it.
 
-        What is empty means nothing there.
+        Returns:
+            Title -> text; empty if nothing is known. None if the code will not run on ranks.
         """
         located = self.locate(text, cursor)
         if located is None:
@@ -205,7 +206,7 @@ class RemoteNames:
         return (self.describe(mesh, name, code.code, source=detail > 0) if name else None) or {}
 
     def _of_running_cell(self, mesh: ProcMesh) -> list[tuple[str, str]]:
-        """What ranks have that run a cell, which they tell of only at its end."""
+        """Ask for the names of a rank that runs a cell, as it reports them only at the end of the cell."""
         ranks = _best_ranks(mesh)
         running = [rank.rank for rank in mesh.view().ranks if rank.state == "running"]
         if not ranks or ranks[0] not in running:
@@ -213,7 +214,7 @@ class RemoteNames:
         return self._ask(mesh, "names", "", {}) or []
 
     def _arguments(self, mesh: ProcMesh, code: RemoteCode, imports: Mapping[str, str]) -> list[tuple[str, str]]:
-        """The arguments of the call in which the cursor is, without those that are written already."""
+        """Return the arguments of the call around the cursor, without those that are written already."""
         before = code.code[: code.cursor]
         opening = _open_bracket(before)
         call = _CALL.search(before[: opening + 1]) if opening >= 0 else None
@@ -224,7 +225,7 @@ class RemoteNames:
         return [(text, kind) for text, kind in answer if text[:-1] not in written]
 
     def _ask(self, mesh: ProcMesh, wanted: Any, expression: str, imports: Mapping[str, str]) -> Any:
-        """Ask a rank; the last answer that is known if it takes too long."""
+        """Ask a rank; return the last known answer if it takes too long."""
         about = (mesh.name, mesh.procs, wanted, expression)
         told = self._ask_first(mesh, expression, lambda id: Complete(id, wanted, expression, dict(imports)))
         if told is None:
@@ -237,7 +238,7 @@ class RemoteNames:
     def _ask_first(
         self, mesh: ProcMesh, expression: str, make: Callable[[int], Complete | Inspect]
     ) -> tuple[int, Any] | None:
-        """Ask a rank, and another one if that is late; gives the rank that has answered, and what."""
+        """Ask a rank, and a second one if the first is slow; return the rank that answered, and its answer."""
         deadline = time.monotonic() + CAP_S
         futures: dict[int, Any] = {}
         waiter = Waiter()
@@ -259,7 +260,7 @@ class RemoteNames:
 
 
 def kinds_on(mesh: ProcMesh) -> dict[str, str]:
-    """Names that any rank has, by what kind of thing each is on the lowest of them."""
+    """Return the names that any rank has, with the kind of each on the lowest rank that has it."""
     kinds: dict[str, str] = {}
     for names in mesh.names().values():
         kinds = {**names, **kinds}
@@ -267,7 +268,7 @@ def kinds_on(mesh: ProcMesh) -> dict[str, str]:
 
 
 def _best_ranks(mesh: ProcMesh, expression: str = "") -> list[int]:
-    """Ranks that can answer: those that have the variable of the expression before others, then idle ones."""
+    """Return the ranks that can answer: first those that have the expression's variable, and among equals idle ones first."""
     states = {rank.rank: rank.state for rank in mesh.view().ranks}
     idle = [rank for rank in mesh.ranks if states[rank] in ("idle", "failed")]
     ranks = idle + [rank for rank in mesh.ranks if states[rank] == "running"]
@@ -276,9 +277,9 @@ def _best_ranks(mesh: ProcMesh, expression: str = "") -> list[int]:
 
 
 def _where(mesh: ProcMesh, expression: str, asked: int, value: str) -> str:
-    """On which ranks a variable is, and where it is of another kind; of what is no variable only who was asked.
+    """Describe which ranks have a variable, and where it is of another kind; for other expressions only the asked rank.
 
-    A value of which the kind does not tell all is said to be that of one rank.
+    If the kind does not determine the value, the text adds from which rank the value comes.
     """
     names = mesh.names()
     kinds = {rank: names[rank][expression] for rank in names if expression in names[rank]}
@@ -298,16 +299,16 @@ def _where(mesh: ProcMesh, expression: str, asked: int, value: str) -> str:
     return f"{text}; the value is that of {format_ranks([asked])}" if is_of_one else text
 
 
-# What is in the text.
+# Parsing the text of a cell.
 
 
 def _imports(code: str) -> dict[str, str]:
-    """Names that a cell imports -> dotted paths."""
+    """Return the names that a cell imports -> dotted paths."""
     found: dict[str, str] = {}
     for statement in _IMPORT.findall(code):
         try:
             body = ast.parse(statement.strip()).body
-        except SyntaxError:  # half written
+        except SyntaxError:  # incomplete
             continue
         for node in body:
             if isinstance(node, ast.Import):
@@ -341,7 +342,7 @@ def _builtin_names() -> Iterator[tuple[str, str]]:
 
 
 def _merged(*parts: Any) -> list[tuple[str, str]]:
-    """Each name once, as its first part has it; parts in order, each sorted."""
+    """Merge parts in order, each sorted; a name that several parts have keeps the kind of the first."""
     found: dict[str, str] = {}
     for part in parts:
         for text, kind in sorted(part):
@@ -368,7 +369,7 @@ def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> 
 
 
 def _in_text(line: str) -> str:
-    """The quote or ``#`` of the string or comment in which a line ends, as far as one line tells; empty if in none."""
+    """Return the quote or ``#`` of the string or comment in which a line ends, judged by this line alone; else empty."""
     quote = ""
     position = 0
     while position < len(line):
@@ -386,7 +387,7 @@ def _in_text(line: str) -> str:
 
 
 def _open_bracket(text: str) -> int:
-    """Offset of the innermost ``(`` that is open at the end; -1 if another bracket is, or none."""
+    """Return the offset of the innermost open bracket at the end if it is a ``(``; else -1."""
     depth = 0
     for offset in range(len(text) - 1, max(-1, len(text) - 2_000), -1):
         if text[offset] in ")]}":

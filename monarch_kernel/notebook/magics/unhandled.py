@@ -1,4 +1,4 @@
-"""How a notebook shows failures that no actor has handled: at once, where they can be seen, and without failing a cell."""
+"""Shows failures that no actor handled: soon, in the output of a cell, and without failing that cell."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _KEEP = 256
 
 
 class Faults:
-    """What the notebook has in place of `unhandled_fault_hook`.
+    """Shows unhandled failures in the notebook; replaces the default `unhandled_fault_hook`.
 
-    A failure is held back for a moment: often a cell waits for the actor that has failed, and shows the error itself, and often
-    other ranks of the mesh fail alike. Of the actors that a process has taken with it the first is shown with all that is
-    known, each other in a line.
+    A failure is held back for a moment: often a cell waits for the failed actor and shows the error itself, and often other
+    ranks of the mesh fail in the same way. If several actors die with a process, the first one is shown with all details, and
+    each of the others in one line.
     """
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:
@@ -47,23 +47,23 @@ class Faults:
         self._hook: FaultHook = self.show
 
     def install(self) -> None:
-        """From now on failures are shown here; a hook of the user's own stays."""
+        """Install the hook, unless the user has set another one."""
         if monarch_kernel.actor.unhandled_fault_hook is show_fault:
             monarch_kernel.actor.unhandled_fault_hook = self._hook
 
     def remove(self) -> None:
-        """Leave them to the hook that was there."""
+        """Restore the default hook."""
         if monarch_kernel.actor.unhandled_fault_hook is self._hook:
             monarch_kernel.actor.unhandled_fault_hook = show_fault
 
     def note_shown(self, failure: Failure) -> None:
-        """The report of a rank is shown as part of an error that a cell raises."""
+        """Note that an error of a cell shows this report of a rank."""
         with self._news:
             self._shown.append(failure)
             self._news.notify_all()
 
     def show(self, failure: MeshFailure) -> None:
-        """Show a failure soon, in the cell that runs then, or else in the one that ran last; not one that a cell shows, too."""
+        """Show a failure soon, in the running cell or else in the last one, unless a cell's error shows it."""
         with self._news:
             self._held.append((time.monotonic() + _HOLD_S, failure))
             if self._is_showing:
@@ -76,11 +76,11 @@ class Faults:
             for failure in due:
                 try:
                     self._show(failure)
-                except Exception:  # the next one is shown all the same
+                except Exception:  # still show the next one
                     _log.exception("a failure could not be shown: %s", failure.headline())
 
     def _next(self) -> list[MeshFailure]:
-        """Wait for the next failures that are to be shown, one for each mesh; none if there are no more."""
+        """Wait for the next failures to show, one for each mesh; empty if there are no more."""
         with self._news:
             while True:
                 self._held = [item for item in self._held if not self._is_shown(item[1])]
@@ -113,7 +113,7 @@ class Faults:
 
     def _write(self, lines: list[str]) -> None:
         sink = Sink(self._shell)
-        sink.pin()  # what the cell captures is not seen
+        sink.pin()  # bypass %%capture, which would hide it
         sink.write("stderr", "\n".join(lines) + "\n")
 
     def _is_shown(self, failure: MeshFailure) -> bool:
@@ -122,17 +122,17 @@ class Faults:
 
 
 def _placed(failure: MeshFailure) -> MeshFailure:
-    """The failure with its places in the notebook's own cells named as the notebook numbers them."""
+    """Return the failure with frames that name the notebook's local cells by their numbers."""
     reports = {rank: placed(report) for rank, report in failure.reports.items()}
     return replace(failure, reports=reports, causes={rank: _placed(cause) for rank, cause in failure.causes.items()})
 
 
 def _is_same(report: Failure, shown: Failure) -> bool:
-    """Whether an error that is shown has this report; callers of an actor are told what ended it with a few words more."""
+    """Whether a shown error includes this report; the error of an actor's caller has the same message with text appended."""
     return _place(report) == _place(shown) and shown.message.startswith(report.message)
 
 
 def _place(report: Failure) -> tuple[object, ...]:
-    """Where a failure was raised; without the names of files, which the notebook changes in what it shows."""
+    """Return where a failure was raised, without file names, as the notebook changes these in what it shows."""
     lines = tuple((frame.line, frame.function) for frame in report.frames)
     return (report.host, report.pid, report.etype, lines)

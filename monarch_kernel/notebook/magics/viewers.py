@@ -1,8 +1,8 @@
-"""Who looks at the meshes of a notebook: what they are told, and what they ask for.
+"""The viewers of a notebook's meshes: sends them updates and carries out their commands.
 
-A viewer is a widget in a cell or a panel, each in some browser. It is told of a change at most five times a second, and only
-while it says that it looks (`notebook.view.frames` has the protocol). Commands of viewers are carried out on threads of their
-own, for the main thread may run a cell.
+A viewer is a widget in a cell, or a panel, in a browser. It receives changes at most five times a second, and only while it
+says that it is visible (`notebook.view.frames` has the protocol). Each command of a viewer runs on a separate thread, as the
+main thread may run a cell.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from monarch_kernel.runtime.rpc.future import Future
 __all__ = ["TARGET", "Asked", "Command", "LiveWidget", "Viewer", "Viewers"]
 
 TARGET = "monarch_kernel.view"
-"""Of the comms that panels open."""
+"""Target name of the comms that panels open."""
 
 _EVERY_S = 0.18
-"""How often viewers are told, at most; a little less than the time between two turns of who asks for it."""
+"""Minimum time between updates of viewers; a little less than the interval at which the background thread publishes."""
 
 _CURVES_EVERY_S = 1.0
 _DOING_EVERY_S = 1.0
 _DOING_AFTER_S = 0.5
-"""What has run for less is not looked at."""
+"""Ranks are asked what they do only when a rank has run for longer than this."""
 
 _SHOWN = 100
-"""Characters of what was not understood."""
+"""Number of characters of an invalid value that an error shows."""
 
 _MAX_PANELS = 32
-"""Of a kernel. Pages may be closed without a word: those that were heard of last are kept; one that lives comes again."""
+"""Panels that a kernel keeps. Pages may close without a message, so the most recently active are kept; others reconnect."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,17 +61,17 @@ Send = Callable[[dict[str, Any]], None]
 
 
 class Asked(NamedTuple):
-    """What a viewer asks for.
+    """A command of a viewer.
 
     Attributes:
         command: one of `COMMANDS` or `LOOP_COMMANDS`.
-        mesh: name of it.
-        ranks: of which of its ranks; None for all.
+        mesh: name of the mesh.
+        ranks: which of its ranks; None for all.
         abort: with ``interrupt``, whether to abort process groups.
-        loop: request and number of the loop that is steered.
-        steps: with ``step``, how many.
-        knob: with ``set``, its name.
-        value: with ``set``, what it is turned to.
+        loop: request and number of the loop to control.
+        steps: with ``step``, the number of steps.
+        knob: with ``set``, the name of the knob.
+        value: with ``set``, the new value of the knob.
     """
 
     command: str
@@ -85,16 +85,16 @@ class Asked(NamedTuple):
 
 
 Command = Callable[[Asked], str]
-"""Carries out what a viewer asks for, and gives what became of it; raises UsageProblem if it can't be done."""
+"""Carries out a command of a viewer and returns a description of the result; raises UsageProblem if it can't be done."""
 
 
 class Viewer:
-    """One that looks, or has looked; its methods are for any thread, and return soon.
+    """A widget or panel that shows meshes. Its methods may be called from any thread, and return quickly.
 
     Args:
-        viewers: all of the notebook.
-        send: gives it a message; for any thread.
-        mesh: the one that it looks at; empty for all.
+        viewers: all viewers of the notebook.
+        send: sends a message to this viewer; may be called from any thread.
+        mesh: the mesh that it shows; empty for all.
     """
 
     def __init__(self, viewers: Viewers, send: Send, mesh: str) -> None:
@@ -103,10 +103,10 @@ class Viewer:
         self._viewers = viewers
         self._send = send
         self._shown: tuple[MeshFrame, ...] | None = None
-        self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as they were told last
+        self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as last sent
 
     def hear(self, message: object) -> None:
-        """Take what it says; what is no message of the protocol is nothing."""
+        """Handle a message of the viewer; messages that are not of the protocol are ignored."""
         if not isinstance(message, Mapping):
             return
         kind = message.get("kind")
@@ -122,14 +122,14 @@ class Viewer:
             self._viewers.carry_out(self, message)
 
     def show(self, frame: Frame) -> None:
-        """Tell it what there is, if that is not what it was told last; while bytes go in any case, for it draws how fast."""
+        """Send a frame if it differs from the last one, or if bytes flow, as the viewer draws their rate."""
         meshes = tuple(mesh for mesh in frame.meshes if self.mesh in ("", mesh.name))
         if meshes != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
             self._shown = meshes
             self.tell({"kind": "frame", **to_json(Frame(frame.at, meshes, frame.seq))})
 
     def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
-        """Tell it of the curves of loops, by mesh, as far as they are others than it was told last."""
+        """Send the curves of loops, by mesh, that differ from those sent last."""
         told = self._curves or {}
         self._curves = {mesh: message for mesh, message in messages.items() if self.mesh in ("", mesh)}
         for mesh, message in self._curves.items():
@@ -138,27 +138,27 @@ class Viewer:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has not been told of curves yet."""
+        """Whether no curves have been sent to it yet."""
         return self._curves is None
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send it something."""
+        """Send a message to the viewer."""
         try:
             self._send(message)
         except Exception:  # its connection is gone
             self.looks_until = 0.0
-            _log.debug("a viewer can't be told", exc_info=True)
+            _log.debug("a message to a viewer can't be sent", exc_info=True)
 
 
 class Viewers:
     """All viewers of a notebook.
 
     Args:
-        meshes: gives those that are up.
-        command: carries out what a viewer asks for.
+        meshes: returns the meshes that are up.
+        command: carries out a command of a viewer.
 
     Attributes:
-        by_comm: id of a comm -> who is at its other end.
+        by_comm: id of a comm -> the viewer at its other end.
     """
 
     def __init__(self, meshes: Callable[[], Iterable[ProcMesh]], command: Command) -> None:
@@ -174,32 +174,32 @@ class Viewers:
         self._lock = threading.Lock()
 
     def connect(self, send: Send, mesh: str = "") -> Viewer:
-        """A new viewer, which has yet to say that it looks."""
+        """Add a new viewer; it receives updates once it has said that it is visible."""
         viewer = Viewer(self, send, mesh)
         with self._lock:
             self._viewers.append(viewer)
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """A viewer is gone."""
+        """Remove a viewer."""
         with self._lock:
             if viewer in self._viewers:
                 self._viewers.remove(viewer)
 
     def widget(self, mesh: str) -> LiveWidget | None:
-        """Show a mesh alive, in the output of the cell that runs; None where there is no frontend that could draw it."""
+        """Show a live widget of a mesh in the output of the running cell; None without a frontend that can draw it."""
         kernel = getattr(get_ipython(), "kernel", None)
         if getattr(kernel, "comm_manager", None) is None:
             return None
         return LiveWidget(self, mesh)
 
     def panel(self, comm: Any, opened: Mapping[str, Any]) -> None:
-        """A panel opens a comm, perhaps once more: a page that knows of no answer asks again."""
+        """Handle a comm that a panel opens, perhaps again: a page that has received no answer repeats it."""
         former = self.by_comm.get(comm.comm_id)
         if former is not None:
             self.leave(former)
         if (first := self._panels.get(comm.comm_id)) is not None:
-            first._closed = True  # when it is collected it would else close this one, which has its id, in the page
+            first._closed = True  # else its finalizer would close the new comm, which has the same id, in the page
         self._panels[comm.comm_id] = comm
         viewer = self.by_comm[comm.comm_id] = self.connect(comm.send)
         comm.on_msg(lambda message: viewer.hear(message["content"]["data"]))
@@ -210,19 +210,19 @@ class Viewers:
             self.left(id)
 
     def left(self, comm_id: str) -> None:
-        """The other end of a comm has closed it."""
+        """Handle a comm that its other end has closed."""
         self._panels.pop(comm_id, None)
         viewer = self.by_comm.pop(comm_id, None)
         if viewer is not None:
             self.leave(viewer)
 
     def are_looking(self, mesh: str = "") -> bool:
-        """Whether somebody looks, at a mesh or at all."""
+        """Whether a viewer is visible, of a mesh or of any."""
         now = time.monotonic()
         return any(each.looks_until > now for each in list(self._viewers) if not mesh or each.mesh in ("", mesh))
 
     def publish(self, *, force: bool = False) -> None:
-        """Tell those who look what has changed, if the last time is long enough ago; costs nothing if nobody looks."""
+        """Send changes to visible viewers if the last update is long enough ago; costs nothing if none is visible."""
         now = time.monotonic()
         if not force and now < self._told_at + _EVERY_S:
             return
@@ -241,7 +241,7 @@ class Viewers:
                     viewer.show_curves(curves)
 
     def history(self, mesh: str = "") -> dict[str, list[tuple[int, int]]]:
-        """How fast bytes have gone to and from the ranks of meshes, in each of the last seconds."""
+        """Return how many bytes went to and from the ranks of meshes in each of the last seconds."""
         return {
             each.name: [(round(took), round(sent)) for took, sent in each.throughput()]
             for each in self._meshes()
@@ -263,7 +263,7 @@ class Viewers:
         return Frame(at, tuple(found), self._seq)
 
     def _curves(self, frame: Frame) -> dict[str, dict[str, Any]]:
-        """What is to be told of the curves of the loops in a frame, by mesh."""
+        """Return the messages with the curves of the loops in a frame, by mesh."""
         found = {}
         for mesh in self._meshes():
             shown = {
@@ -271,7 +271,7 @@ class Viewers:
             }
             views = []
             for loop in mesh.loops if shown else ():
-                with suppress(LookupError):  # by now it is no longer kept
+                with suppress(LookupError):  # the loop may be gone by now
                     if loop.key in shown:
                         views.append(loop.view())
             if views:
@@ -279,14 +279,14 @@ class Viewers:
         return found
 
     def carry_out(self, viewer: Viewer, message: Mapping[str, Any]) -> None:
-        """Do what a viewer asks for, on a thread of its own, and tell it what became of it."""
+        """Run a command of a viewer on a separate thread, and send the viewer the result."""
 
         def work() -> None:
             try:
                 text, ok = self._ask(message), True
             except (MonarchError, UsageProblem, KeyboardInterrupt) as error:
                 text, ok = str(error), False
-            except Exception as error:  # the thread must not end without a word
+            except Exception as error:  # the thread must not end without a reply
                 _log.exception("a command of a viewer failed: %r", message)
                 text, ok = f"{type(error).__name__}: {error}", False
             viewer.tell({"kind": "reply", "id": message.get("id", 0), "ok": ok, "text": text})
@@ -297,13 +297,13 @@ class Viewers:
     def _ask(self, message: Mapping[str, Any]) -> str:
         command, mesh, ranks = message.get("command"), message.get("mesh"), message.get("ranks")
         if command not in (*COMMANDS, *LOOP_COMMANDS) or not isinstance(mesh, str):
-            raise UsageProblem(f"the view has asked for something unknown ({str(command)[:_SHOWN]!r}): reload the page")
+            raise UsageProblem(f"the view has sent an unknown command ({str(command)[:_SHOWN]!r}): reload the page")
         if len(mesh) > _SHOWN:
             raise UsageProblem(f"no mesh has such a name: {mesh[:_SHOWN]!r} ...")
         if command in LOOP_COMMANDS:
             return self._command(_asked_of_loop(command, mesh, message))
         if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
-            raise UsageProblem(f"ranks are a list of numbers, not {str(ranks)[:_SHOWN]!r}")
+            raise UsageProblem(f"ranks must be a list of integers, not {str(ranks)[:_SHOWN]!r}")
         return self._command(Asked(command, mesh, ranks, bool(message.get("abort"))))
 
 
@@ -311,18 +311,18 @@ def _asked_of_loop(command: str, mesh: str, message: Mapping[str, Any]) -> Asked
     loop, count = message.get("loop"), message.get("count", 1)
     knob, value = message.get("knob", ""), message.get("value")
     if not (isinstance(loop, list) and len(loop) == 2 and all(type(each) is int for each in loop)):
-        raise UsageProblem(f"a loop is two numbers, not {str(loop)[:_SHOWN]!r}")
+        raise UsageProblem(f"a loop must be a list of two integers, not {str(loop)[:_SHOWN]!r}")
     if type(count) is not int:
-        raise UsageProblem(f"steps are counted, not {str(count)[:_SHOWN]!r}")
+        raise UsageProblem(f"the number of steps must be an integer, not {str(count)[:_SHOWN]!r}")
     if not isinstance(knob, str) or not isinstance(value, (int, float, str, bool, type(None))):
         raise UsageProblem(
-            f"a knob has a name, and is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
+            f"a knob needs a name and a value that is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
         )
     return Asked(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
 
 
 class LiveWidget:
-    """A widget in the output of a cell, and its viewer."""
+    """A widget in the output of a cell, with its viewer."""
 
     def __init__(self, viewers: Viewers, mesh: str) -> None:
         from monarch_kernel.notebook.view.widget import MeshWidget  # takes a quarter of a second to import
@@ -334,13 +334,13 @@ class LiveWidget:
         self._comm_id = self._widget.comm.comm_id
         viewers.by_comm[self._comm_id] = self._viewer
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        self._display({"application/vnd.jupyter.widget-view+json": view})  # without text, for there is a table
+        self._display({"application/vnd.jupyter.widget-view+json": view})  # without text, as the table is shown, too
 
     def _display(self, data: dict[str, Any], *, update: bool = False) -> None:
         publish_display_data(data, transient={"display_id": f"mesh-{self._comm_id}"}, update=update)
 
     def close(self) -> None:
-        """Take it out of the page, and out of the notebook: where that is opened anew, its model would be missed."""
+        """Remove the widget from the page and the notebook; a reopened notebook would report its missing model."""
         self._viewers.left(self._comm_id)
         self._display({}, update=True)
         self._widget.layout.close()
@@ -348,7 +348,7 @@ class LiveWidget:
 
 
 class _DoingNow:
-    """Where the ranks of a mesh are in the user's code, asked for now and then, and never waited for."""
+    """Tracks where the ranks of a mesh are in the user's code; asks them regularly, and never waits for answers."""
 
     def __init__(self) -> None:
         self._asked: Future[dict[int, Doing | Failure]] | None = None
@@ -356,19 +356,19 @@ class _DoingNow:
         self._known: dict[int, tuple[str, str]] = {}
 
     def turn(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
-        """Rank -> line and collective, as far as it is known."""
+        """Return rank -> line and collective, where known; ask the ranks again if it is time."""
         now = time.monotonic()
         asked = self._asked
         if asked is not None and not asked.done() and now > self._asked_at + _DOING_EVERY_S:
-            asked.cancel()  # a rank that has not answered holds the GIL, and is where it was
-        if asked is not None and asked.done():  # perhaps not at once: another thread may drive the transport
+            asked.cancel()  # a rank that has not answered holds the GIL, and has not moved on
+        if asked is not None and asked.done():  # may lag behind the cancel: another thread may drive the transport
             self._asked = None
             error = asked.exception(0)
             if error is None:
                 answers = asked.get(0)
                 self._known |= {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
             elif not isinstance(error, MeshDownError):
-                _log.error("what the ranks of %s do is not known", mesh.name, exc_info=error)
+                _log.error("the ranks of %s could not be asked what they do", mesh.name, exc_info=error)
         if self._asked is None and now > self._asked_at + _DOING_EVERY_S:
             self._asked, self._asked_at = mesh.doing(), now
         return self._known

@@ -1,1 +1,1 @@
-"""Reads what the user typed: lines of magics, selectors, which cell is for ranks. Pure."""
+"""Parses what the user typed: lines of magics, selectors, and which cells run on ranks. No I/O."""

@@ -1,4 +1,4 @@
-"""Where a cell runs, on ranks or in the kernel, read off its text alone: nothing is run, and no mesh is looked for."""
+"""Determines from the text of a cell whether it runs on ranks or in the kernel, without running code or looking up meshes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from monarch_kernel.notebook.syntax.selector import root_name
 
 __all__ = ["CellForm", "code_at", "read_cell"]
 
-# What works on meshes, or may end the mode, is for the kernel also while every other cell is for the ranks.
+# Cells that work on meshes or may end the mode run in the kernel even while %autoremote is on.
 _OURS = re.compile(
     r"%{1,2}(?:autoremote|mesh|remote|local|px|autopx|ranks?)(?![\w.])"
-    r"|%(?:tb|xmode)(?![\w.])"  # errors of ranks are shown by the kernel
+    r"|%(?:tb|xmode)(?![\w.])"  # the kernel shows errors of ranks
     r"|autoremote[ \t]+(?:off|on)[ \t]*$"
     r"|%(?:un|re)?load_ext[ \t]+monarch_kernel\b"
     r"|(?:exit|quit)(?:\(\))?[ \t;]*$"
@@ -27,15 +27,15 @@ _LINE = re.compile(r"[ \t]*%remote(?![\w.])")
 
 @dataclass(frozen=True)
 class CellForm:
-    """What a cell is.
+    """Where a cell runs, and its parts.
 
     Attributes:
-        runs: on the ranks, or in the kernel.
+        runs: whether it runs on the ranks or in the kernel.
         why: ``%%remote``, ``%remote``, ``%%local``, ``%autoremote``; empty for a cell with no such magic.
-        selector: expression that gives the mesh; empty for the one last brought up, and for cells of the kernel.
-        line: what was written after the magic's name.
+        selector: expression that selects the mesh; empty for the mesh last brought up, and for cells of the kernel.
+        line: the text after the magic's name.
         body: the code.
-        start: where the body begins in the text, in characters.
+        start: offset of the body in the text, in characters.
         first_line: number of the line with the magic, counted from 0.
     """
 
@@ -56,12 +56,12 @@ def _no_mesh(name: str | None) -> bool:
 
 
 def read_cell(text: str, autoremote: str | None = None, is_mesh: IsMesh = _no_mesh) -> CellForm:
-    """Read a cell, which may be incomplete: it may be typed still.
+    """Parse a cell, which may be incomplete, as the user may still be typing it.
 
     Args:
-        text: as the user wrote it; of a cell with ``%remote`` in the middle, that line alone can be read.
-        autoremote: what ``%autoremote`` was given, if it is on: a selector, and perhaps options.
-        is_mesh: whether a variable is a mesh, by which ``%remote`` tells a selector from an expression.
+        text: the cell as the user wrote it; to parse a ``%remote`` in the middle of a cell, pass that line alone.
+        autoremote: the arguments of ``%autoremote``, if it is on: a selector, and perhaps options.
+        is_mesh: whether a variable is a mesh; ``%remote`` needs this to distinguish a selector from an expression.
     """
     number, position, line = _first_code(text)
     code = line.strip()
@@ -80,7 +80,7 @@ def read_cell(text: str, autoremote: str | None = None, is_mesh: IsMesh = _no_me
 
 
 def code_at(text: str, cursor: int, autoremote: str | None = None, is_mesh: IsMesh = _no_mesh) -> CellForm | None:
-    """What will run on ranks where the cursor is; None if it stands in code of the kernel, or in a magic's options.
+    """Return the code at the cursor if it will run on ranks; None in code of the kernel, or in a magic's options.
 
     Args:
         text: the whole cell.
@@ -95,14 +95,14 @@ def code_at(text: str, cursor: int, autoremote: str | None = None, is_mesh: IsMe
         form = read_cell(line, None, is_mesh)
         form = replace(form, start=begin + form.start)
         if not form.body and not text[:cursor].endswith((" ", "\t")):
-            return None  # the selector is being written
+            return None  # the user is typing the selector
     if form.why == "%%remote" and not text[: form.start].endswith("\n"):
-        return None  # its options are being written
+        return None  # the user is typing its options
     return form if form.runs == "ranks" and cursor >= form.start else None
 
 
 def _first_code(text: str) -> tuple[int, int, str]:
-    """Number, place and text of the first line that is neither empty nor a comment; no text if there is none."""
+    """Return number, offset and text of the first line that is neither empty nor a comment; no text if there is none."""
     position = 0
     for number, line in enumerate(text.splitlines(keepends=True)):
         code = line.strip()
@@ -113,7 +113,7 @@ def _first_code(text: str) -> tuple[int, int, str]:
 
 
 def _read_line(text: str, number: int, start: int, rest: str, is_mesh: IsMesh) -> CellForm:
-    """``%remote [SELECTOR] EXPRESSION``."""
+    """Parse ``%remote [SELECTOR] EXPRESSION``."""
     line = rest.strip()
     selector = ""
     _, body = split_options(line, "%remote")
@@ -129,7 +129,7 @@ def _read_line(text: str, number: int, start: int, rest: str, is_mesh: IsMesh) -
 
 
 def _selector_of(line: str) -> str:
-    """The selector of a line with options; of a line that is no good yet, its first word that may be one."""
+    """Return the selector of a line with options; if the line is not valid yet, its first word that may be a selector."""
     try:
         return parse_remote(line).selector
     except UsageProblem:

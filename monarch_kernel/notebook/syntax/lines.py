@@ -1,4 +1,4 @@
-"""Lines of magics, whichever: their words, and what all parsers of them do."""
+"""Splits lines of magics into words; the base of all parsers of magics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Parser", "UsageProblem", "checked_name", "refuse_unknown", "spelling
 
 
 class UsageProblem(ValueError):
-    """A magic was misused; the text is one line which says what to write."""
+    """A magic was used incorrectly; the text is one line that says what to write."""
 
 
 class Parser(argparse.ArgumentParser):
-    """The one place that knows what a magic takes: parsing, help, completion and errors read it."""
+    """The arguments of a magic, defined once for parsing, help, completion and errors."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, add_help=False, allow_abbrev=False)
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def spellings(parser: argparse.ArgumentParser, *, aliases: bool = False) -> list[str]:
-    """The options that a parser knows: one spelling of each, or all."""
+    """Return the options of a parser: one spelling of each, or all."""
     names: list[str] = []
     for action in parser._actions:
         if action.help == argparse.SUPPRESS:
@@ -38,10 +38,10 @@ def spellings(parser: argparse.ArgumentParser, *, aliases: bool = False) -> list
 
 
 def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
-    """Say what there is instead of what a parser did not know.
+    """Refuse arguments that a parser does not know, and list its options.
 
     Raises:
-        UsageProblem: there is something that it did not know.
+        UsageProblem: there is an unknown argument.
     """
     if unknown:
         what = "option" if unknown[0].startswith("-") else "argument"
@@ -55,7 +55,7 @@ def tokens(line: str) -> list[str]:
     A comment ends the line.
 
     Raises:
-        UsageProblem: a quotation is not closed.
+        UsageProblem: a quotation mark is not closed.
     """
     found: list[str] = []
     depth = 0
@@ -92,10 +92,10 @@ def _without_comment(line: str) -> str:
 
 
 def checked_name(text: str, what: str, example: str = "trainers") -> str:
-    """A name that a variable can have.
+    """Return a name if it is a valid variable name.
 
     Raises:
-        UsageProblem: it can't; the text says what must be one.
+        UsageProblem: the name is not valid.
     """
     if not text.isidentifier() or keyword.iskeyword(text):
         raise UsageProblem(f"{what} must be a Python variable name, not {text!r}, such as {example}")

@@ -1,4 +1,4 @@
-"""The magics' command lines: what may be written, and one-line errors that say what is allowed."""
+"""Parses the lines of the magics; errors are one line that says what is allowed."""
 
 from __future__ import annotations
 
@@ -35,47 +35,47 @@ COMMANDS = {
     "up": "bring a mesh up",
     "show": "show the live view of a mesh, or of all",
     "down": "end a mesh, or all of them",
-    "attach": "take up a mesh that outlived its kernel",
-    "interrupt": "interrupt what it runs, keep its state; --abort: abort process groups, too",
-    "loop": "say how far its loop is; pause, resume, step [N], stop, or turn knobs",
-    "rollback": "put back what its ranks had before a step, of which they keep a snapshot; its next loop goes on from there",
-    "tensorboard": "write what its loops log for TensorBoard, from now on",
+    "attach": "attach a mesh that outlived its kernel",
+    "interrupt": "interrupt what it runs and keep its state; --abort: also abort process groups",
+    "loop": "show the progress of its live loop; pause, resume, step [N], stop, or set knobs",
+    "rollback": "restore the state of its ranks before a step, from their snapshots; its next loop continues from there",
+    "tensorboard": "write what its loops log for TensorBoard from now on",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
-    "sync": "send edited modules to its ranks, and load anew what is imported there",
-    "stacks": "say what every rank does now",
-    "traffic": "say how many bytes have gone between its ranks, by which roads, and in collectives",
-    "debug": "look at a rank in pdb, where it failed or stopped",
-    "logs": "show what ranks have written, also what was left out",
-    "doctor": "say whether all is there that the kernel needs, and what to do where it is not",
-    "help": "what a command takes",
+    "sync": "send edited modules to its ranks, and reload the imported ones there",
+    "stacks": "show what every rank does now",
+    "traffic": "show how many bytes went between its ranks, by which data paths, and in collectives",
+    "debug": "open pdb on a rank, where it failed or stopped",
+    "logs": "show what ranks have written, including what cells left out",
+    "doctor": "check the requirements of the kernel, and say how to meet those that are not met",
+    "help": "show the arguments of a command",
 }
 
 STEERING = ("pause", "resume", "step", "stop")
-"""What ``%mesh loop`` does to a loop, besides turning its knobs."""
+"""The commands of ``%mesh loop``, besides setting knobs."""
 
 _GROUPS = "equal lines of several ranks are shown once here, with their ranks; --raw shows each rank's own"
-# Options of ipyparallel's %%px that have no meaning here, and what there is instead.
+# Options of ipyparallel's %%px that do not exist here, with what to use instead.
 _PEERS = {
     "--group-outputs": _GROUPS,
     "--progress-after": "the table of the mesh shows what its ranks do",
     "--signal-on-interrupt": "Kernel > Interrupt raises KeyboardInterrupt on the ranks",
     "-e": _GROUPS,
     "--engine": _GROUPS,
-    "--verbose": "a cell that runs is seen in the table of its mesh",
+    "--verbose": "the table of the mesh shows the cell that runs",
 }
 
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """``%%remote``.
+    """The arguments of ``%%remote``.
 
     Attributes:
-        selector: expression that gives a mesh; empty for the one last brought up.
-        out: variable that takes the values of the last expression; empty for none.
-        raw: whether to show every line of every rank for itself.
-        timeout_s: after which the cell is interrupted; None for never.
-        background: whether the cell returns at once, while the ranks go on.
+        selector: expression that selects a mesh; empty for the mesh last brought up.
+        out: variable for the values of the last expression; empty for none.
+        raw: whether to show every line of every rank separately.
+        timeout_s: seconds after which the cell is interrupted; None for no timeout.
+        background: whether the cell returns immediately, while the ranks continue.
         targets: which ranks of the selected mesh, such as ``0,2``, ``1-3``, ``0:4:2``; empty for all.
         stream: whether output is shown while the cell runs, or only at its end.
         local: whether the kernel runs the cell, too.
@@ -93,13 +93,13 @@ class RemoteOptions:
 
 @dataclass(frozen=True)
 class LogsOptions:
-    """``%mesh logs``.
+    """The arguments of ``%mesh logs``.
 
     Attributes:
-        selector: expression that gives a mesh; empty for the one last brought up.
-        lines: of each rank, at most.
-        stderr: whether to show only that stream.
-        raw: whether to show every line of every rank for itself.
+        selector: expression that selects a mesh; empty for the mesh last brought up.
+        lines: maximum number of lines of each rank.
+        stderr: whether to show only stderr.
+        raw: whether to show every line of every rank separately.
     """
 
     selector: str
@@ -110,12 +110,12 @@ class LogsOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """``%mesh loop``.
+    """The arguments of ``%mesh loop``.
 
     Attributes:
-        selector: expression that gives a mesh; empty for the one last brought up.
-        command: ``pause``, ``resume``, ``step`` or ``stop``; empty if knobs are turned, or nothing is done.
-        count: of steps.
+        selector: expression that selects a mesh; empty for the mesh last brought up.
+        command: ``pause``, ``resume``, ``step`` or ``stop``; empty to set knobs, or to only show the loop.
+        count: number of steps.
         knobs: name -> value.
     """
 
@@ -133,7 +133,7 @@ def _remote_parser(magic: str) -> Parser:
         nargs="?",
         default="",
         metavar="SELECTOR",
-        help="t, t[0], t[0:4], t.slice(dp=0); left out, the mesh last brought up",
+        help="t, t[0], t[0:4], t.slice(dp=0) (default: the mesh last brought up)",
     )
     add("--mesh", metavar="NAME", help="the same as SELECTOR")
     add(
@@ -145,12 +145,12 @@ def _remote_parser(magic: str) -> Parser:
         help="only these ranks, as output numbers them: 0,2 or 1-3 or 0:4:2 or all",
     )
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
-    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    add("--raw", action="store_true", help="show the lines of each rank separately, also equal ones")
     add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
-    # That is for cells: elsewhere it is read, to be refused in words of its own, but not offered.
-    of_local = "run the cell here, too, when the ranks have run it" if magic == "%%remote" else argparse.SUPPRESS
+    # The option applies to cells only. Other magics parse it to refuse it with a specific error, but do not offer it.
+    of_local = "also run the cell in the kernel, after the ranks" if magic == "%%remote" else argparse.SUPPRESS
     add("--local", action="store_true", help=of_local)
-    add("-a", "--background", "--noblock", action="store_true", help="return at once; the ranks go on")
+    add("-a", "--background", "--noblock", action="store_true", help="return immediately; the ranks continue")
     add("-b", "--block", action="store_true", help="wait for the ranks (default)")
     add("--stream", action="store_true", help="show output while the cell runs (default)")
     add("--no-stream", action="store_true", help="show output when the cell has ended")
@@ -161,15 +161,15 @@ def _logs_parser(magic: str) -> Parser:
     parser = Parser(magic)
     add = parser.add_argument
     add("selector", nargs="?", default="", metavar="SELECTOR", help="a mesh or a slice of one: t, t[0], t[0:4]")
-    add("--lines", default="200", metavar="N", help="the last N of each rank (default: 200)")
-    add("--stderr", action="store_true", help="only what was written there")
-    add("--raw", action="store_true", help="show each rank's lines for themselves, equal ones too")
+    add("--lines", default="200", metavar="N", help="show the last N lines of each rank (default: 200)")
+    add("--stderr", action="store_true", help="show only stderr")
+    add("--raw", action="store_true", help="show the lines of each rank separately, also equal ones")
     return parser
 
 
 def _doctor_parser(magic: str) -> Parser:
     parser = Parser(magic)
-    parser.add_argument("--quick", action="store_true", help="bring no rank up, which takes seconds")
+    parser.add_argument("--quick", action="store_true", help="skip bringing up ranks, which takes seconds")
     return parser
 
 
@@ -185,11 +185,11 @@ _PARSERS: dict[str, Callable[[str], Parser]] = {
 
 @functools.cache
 def parser_of(magic: str, engine: str = "") -> Parser | None:
-    """What knows the arguments of ``%mesh COMMAND`` or ``%%remote``; None for a command without options.
+    """Return the parser of ``%mesh COMMAND`` or ``%%remote``; None for a command without options.
 
     Args:
-        magic: which one.
-        engine: whose options ``%mesh up`` takes, too.
+        magic: the magic, with the command.
+        engine: engine whose options ``%mesh up`` takes, too.
     """
     if engine:
         return up_parser(engine)
@@ -198,22 +198,22 @@ def parser_of(magic: str, engine: str = "") -> Parser | None:
 
 
 def option_names(magic: str, *, aliases: bool = False, engine: str = "") -> list[str]:
-    """The options of ``%mesh COMMAND`` or of ``%%remote``: one spelling of each, for errors, or all, for completion."""
+    """Return the options of ``%mesh COMMAND`` or ``%%remote``: one spelling of each for errors, or all for completion."""
     parser = parser_of(magic, engine)
     return spellings(parser, aliases=aliases) if parser else []
 
 
 def repeatable(magic: str, engine: str = "") -> set[str]:
-    """The options that may be given several times."""
+    """Return the options that may be given several times."""
     parser = parser_of(magic, engine)
     actions = parser._actions if parser else ()
     return {name for action in actions if isinstance(action.default, list) for name in action.option_strings}
 
 
 def split_options(line: str, magic: str) -> tuple[str, str]:
-    """Split a line into the options with which it begins and the expression that follows.
+    """Split a line into the options with which it starts and the expression that follows.
 
-    Only the long spellings: ``-t`` is the negative of ``t``.
+    Recognizes only long spellings, as ``-t`` is the negative of ``t``.
     """
     parser = parser_of(magic)
     takes_value = {n: a.nargs is None for a in (parser._actions if parser else ()) for n in a.option_strings}
@@ -245,10 +245,10 @@ def _parse(line: str, magic: str) -> argparse.Namespace:
 
 
 def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
-    """Read what follows ``%%remote``, or another magic that takes the same.
+    """Parse the arguments of ``%%remote``, or of another magic that takes the same.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     known = _parse(line, magic)
     if known.mesh and known.selector:
@@ -279,19 +279,19 @@ def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
 
 
 def parse_doctor(line: str) -> bool:
-    """Read what follows ``%mesh doctor``: whether only what is quick is to be done.
+    """Parse the arguments of ``%mesh doctor``; return whether to do only quick checks.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     return bool(_parse(line, "%mesh doctor").quick)
 
 
 def parse_logs(line: str) -> LogsOptions:
-    """Read what follows ``%mesh logs``.
+    """Parse the arguments of ``%mesh logs``.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     known = _parse(line, "%mesh logs")
     if not known.lines.isdecimal() or not int(known.lines):
@@ -300,10 +300,10 @@ def parse_logs(line: str) -> LogsOptions:
 
 
 def parse_loop(line: str) -> LoopOptions:
-    """Read what follows ``%mesh loop``: ``[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]``.
+    """Parse the arguments of ``%mesh loop``: ``[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]``.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
     is_named = bool(words) and words[0] not in STEERING and not _KNOB.match(words[0])
@@ -315,17 +315,17 @@ def parse_loop(line: str) -> LoopOptions:
         if command == "step" and len(more) == 1 and more[0].isdecimal() and int(more[0]):
             return LoopOptions(selector, command, int(more[0]))
         if more:
-            takes = "how many steps, such as 10" if command == "step" else "nothing"
+            takes = "a number of steps, such as 10" if command == "step" else "no argument"
             raise UsageProblem(f"%mesh loop: {command} takes {takes}, not {' '.join(more)!r}")
         return LoopOptions(selector, command)
     knobs = {}
     for word in words:
         if not _KNOB.match(word):
-            raise UsageProblem(f"%mesh loop: {word!r} is none of {', '.join(STEERING)}, and no KNOB=VALUE")
+            raise UsageProblem(f"%mesh loop: {word!r} is neither one of {', '.join(STEERING)} nor KNOB=VALUE")
         name, _, value = word.partition("=")
         try:
             knobs[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # no number: a text needs no quotes
+        except (ValueError, SyntaxError):  # a text needs no quotes
             knobs[name] = value
     return LoopOptions(selector, knobs=knobs)
 
@@ -334,37 +334,37 @@ _KNOB = re.compile(r"[^=()\[\]]+=(?!=)")
 
 
 def parse_rollback(line: str) -> tuple[str, int | None]:
-    """Read what follows ``%mesh rollback``: ``[SELECTOR] [STEP]``; gives the selector, and None for the newest step.
+    """Parse the arguments of ``%mesh rollback``, ``[SELECTOR] [STEP]``; return selector and step, None for the newest step.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
     step = int(words.pop()) if words and words[-1].isdecimal() else None
     if len(words) > 1:
-        raise UsageProblem(f"%mesh rollback: it takes a mesh and a step, such as t 40, not {line.strip()!r}")
+        raise UsageProblem(f"%mesh rollback: takes a mesh and a step, such as t 40, not {line.strip()!r}")
     return words[0] if words else "", step
 
 
 def parse_tensorboard(line: str) -> tuple[str, str | None]:
-    """Read what follows ``%mesh tensorboard``: ``[SELECTOR] FOLDER | off``; gives the selector, and None for ``off``.
+    """Parse the arguments of ``%mesh tensorboard``, ``[SELECTOR] FOLDER | off``; return selector and folder, None for ``off``.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
     if not 1 <= len(words) <= 2:
         said = f", not {line.strip()!r}" if words else ""
-        raise UsageProblem(f"%mesh tensorboard: it takes a folder, such as runs/gpt (or off){said}")
+        raise UsageProblem(f"%mesh tensorboard: takes a folder, such as runs/gpt (or off){said}")
     folder = words.pop()
     return words[0] if words else "", None if folder == "off" else folder
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:
-    """The one mesh that a command names; empty if it may be left out and is.
+    """Return the one mesh that a command names; empty if the name is optional and left out.
 
     Raises:
-        UsageProblem: it is unknown, missing, or one of several.
+        UsageProblem: the mesh is unknown, the name is missing, or there are several.
     """
     have = ", ".join(known) or "none"
     if not known and not (optional and not rest):
@@ -376,5 +376,5 @@ def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optiona
     if len(rest) > 1:
         raise UsageProblem(f"%mesh {command}: name one mesh, not {' '.join(rest)!r}")
     if rest[0] not in known:
-        raise UsageProblem(f"%mesh {command}: there is no mesh {rest[0]!r}; there is: {have}")
+        raise UsageProblem(f"%mesh {command}: there is no mesh {rest[0]!r}; available: {have}")
     return rest[0]

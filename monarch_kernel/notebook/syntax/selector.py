@@ -1,7 +1,7 @@
-"""Selectors: the expression that says on which mesh a cell runs, read without running anything.
+"""Evaluates selectors, the expressions that select the mesh of a cell, without running arbitrary code.
 
-A selector is looked at, not evaluated: names, indices and the algebra of meshes are all it may hold, so that a slip such as
-``%%remote t.stop()`` is refused before it has done anything.
+A selector may contain only names, indices and the algebra of meshes, so that a mistake such as ``%%remote t.stop()`` is refused
+before it has any effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARITHMETIC: dict[type[ast.operator], Any] = {
 
 
 def root_name(selector: str) -> str | None:
-    """The variable that a selector starts with: ``t`` of ``t[0:2].slice(dp=0)``; None if it is nothing like that."""
+    """Return the variable with which a selector starts: ``t`` for ``t[0:2].slice(dp=0)``; None if there is no variable."""
     try:
         node: ast.expr = ast.parse(selector.strip(), mode="eval").body
     except (SyntaxError, ValueError):
@@ -46,7 +46,7 @@ def root_name(selector: str) -> str | None:
 
 
 def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "trainers") -> Any:
-    """The mesh that a selector gives, or what else its name stands for.
+    """Return the mesh that a selector selects, or another object that its name refers to.
 
     Args:
         selector: names, ints, slices and lists as indices, ``.slice(...)`` and the rest of the mesh algebra.
@@ -54,7 +54,7 @@ def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "traine
         example: name of a mesh, for errors.
 
     Raises:
-        UsageProblem: it holds anything else, or can't be applied; the text says what to write.
+        UsageProblem: the selector contains anything else, or can't be applied; the text says what to write.
     """
     try:
         tree = ast.parse(selector.strip(), mode="eval").body
@@ -69,15 +69,15 @@ def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "traine
 
 def _refusal(selector: str, example: str, part: str = "") -> str:
     name = root_name(selector) or example
-    because = f": {part} is not run here" if part and part != selector.strip() else ""
+    because = f": {part} is not evaluated here" if part and part != selector.strip() else ""
     return (
-        f"{selector!r} selects no mesh{because}; write a name and, if need be, a slice, such as "
+        f"{selector!r} selects no mesh{because}; write a name and, if needed, a slice, such as "
         f"{name}[0:2] or {name}.slice(...)"
     )
 
 
 class _Reader:
-    """Reads one selector."""
+    """Evaluates one selector."""
 
     def __init__(self, selector: str, namespace: Mapping[str, Any], example: str) -> None:
         self._selector = selector
@@ -93,7 +93,7 @@ class _Reader:
         return self._namespace[name]
 
     def mesh(self, node: ast.expr) -> Any:
-        """A mesh, or whatever a bare name stands for."""
+        """Evaluate to a mesh, or to any object if the node is only a name."""
         if isinstance(node, ast.Name):
             return self._variable(node.id)
         if isinstance(node, ast.Subscript):
@@ -155,7 +155,7 @@ class _Reader:
         return value
 
     def _argument(self, node: ast.expr) -> Any:
-        """Of ``slice``, ``split``, ``flatten`` and ``rename``: what an index may be, names, tuples of names."""
+        """Evaluate an argument of ``slice``, ``split``, ``flatten`` or ``rename``: an index, a name, or a tuple of names."""
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             return node.value
         if isinstance(node, (ast.Tuple, ast.List)):
@@ -172,16 +172,16 @@ _SLICE = re.compile(r"-?\d*:-?\d*(?::\d*)?")
 
 
 def pick_ranks(targets: str, ranks: Sequence[int]) -> list[int]:
-    """Places, in a mesh with these ranks, of those that ``--targets`` names.
+    """Return the indices, in a mesh with these ranks, of the ranks that ``--targets`` names.
 
-    Ranks are numbered as in output: a slice of a mesh keeps the numbers of the whole.
+    Ranks are numbered as in output: a slice of a mesh keeps the numbers of the whole mesh.
 
     Args:
-        targets: ``0,2``, ``1-3`` (to and with 3), ``0:4:2`` (as Python slices), or several of these with commas.
-        ranks: of the selected mesh.
+        targets: ``0,2``, ``1-3`` (including 3), ``0:4:2`` (as Python slices), or several of these with commas.
+        ranks: the ranks of the selected mesh.
 
     Raises:
-        UsageProblem: it can't be read, or names a rank that is not there.
+        UsageProblem: the targets are not valid, or name a rank that does not exist.
     """
     place = {rank: i for i, rank in enumerate(ranks)}
     top = max(ranks) + 1
@@ -199,7 +199,7 @@ def pick_ranks(targets: str, ranks: Sequence[int]) -> list[int]:
         else:
             raise UsageProblem(f"--targets takes ranks, such as 0,2 or 1-3 or 0:4:2 or all, not {targets!r}")
     if missing := [rank for rank in wanted if rank not in place]:
-        raise UsageProblem(f"--targets {targets}: there is no rank {missing[0]}; there is: {format_ranks(ranks)}")
+        raise UsageProblem(f"--targets {targets}: there is no rank {missing[0]}; available: {format_ranks(ranks)}")
     if not wanted:
-        raise UsageProblem(f"--targets {targets} selects no rank; there is: {format_ranks(ranks)}")
+        raise UsageProblem(f"--targets {targets} selects no rank; available: {format_ranks(ranks)}")
     return [place[rank] for rank in dict.fromkeys(wanted)]

@@ -1,4 +1,4 @@
-"""What may follow ``%mesh up``."""
+"""Parses the arguments of ``%mesh up``."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ __all__ = ["UpOptions", "engine_of", "parse_up", "up_parser"]
 
 
 MAX_HOSTS = 100_000
-"""More are a slip of the hand."""
+"""More hosts are considered a typing error."""
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """``%mesh up``.
+    """The arguments of ``%mesh up``.
 
     Attributes:
-        name: of the mesh.
+        name: name of the mesh.
         axes: axis -> number of ranks along it.
         gpus: whether each rank was asked to have a GPU (``--gpus``).
         device: ``auto``, ``cpu`` or ``cuda``.
-        env: added to the environment of the ranks.
+        env: variables to add to the environment of the ranks.
         detach: whether the mesh outlives the kernel.
-        keep_s: how long it does without another that takes it up, in seconds; 0 for ever.
-        restart: what is replaced when a rank dies: nothing (``never``), that ``rank``, or the ``mesh``.
-        max_restarts: how often that is done.
-        engine: who provides the hosts (``--on``).
-        hosts: how many; 0 for this machine itself, without an axis of its own.
-        host_names: what they are called, for engines that do not choose them.
+        keep_s: how long a detached mesh is kept without a kernel, in seconds; 0 for no limit.
+        restart: what to replace when a rank dies: nothing (``never``), that ``rank``, or the ``mesh``.
+        max_restarts: maximum number of such replacements.
+        engine: the engine that provides the hosts (``--on``).
+        hosts: number of hosts; 0 for this machine itself, without an axis for hosts.
+        host_names: names of the hosts, for engines that do not choose them.
         python: interpreter of the hosts; empty for that of the notebook.
-        wait_s: how long they may take to come, in seconds; None for as long as is usual.
-        lost_after_s: how long a host may be silent, in seconds, before it is given up.
-        dry_run: whether to say only what would be asked for.
+        wait_s: how long the hosts may take to come up, in seconds; None for the default.
+        lost_after_s: how long a host may be silent, in seconds, before it is considered lost.
+        dry_run: whether to only show what the engine would be asked for.
         of_engine: fields of the engine's own options -> values.
     """
 
@@ -65,41 +65,45 @@ class UpOptions:
 
     @property
     def per_host(self) -> int:
-        """How many ranks each host has."""
+        """Number of ranks of each host."""
         return math.prod(self.axes.values()) // max(1, self.hosts)
 
 
 def up_parser(engine: str = "") -> Parser:
-    """What knows the arguments of ``%mesh up``, with those of an engine."""
+    """Return the parser of ``%mesh up``, with the options of an engine."""
     parser = Parser("%mesh up")
     add = parser.add_argument
-    add("name", nargs="?", default="mesh", metavar="NAME", help="becomes a variable, the mesh (default: mesh)")
+    add("name", nargs="?", default="mesh", metavar="NAME", help="name of the mesh and of its variable (default: mesh)")
     add("-n", metavar="N", help="bring up N ranks (processes) on this machine, or on each host")
-    add("--gpus", metavar="N", help="ranks with a GPU each")
-    add("--axes", metavar="A=N,B=M", help="name the axes of all ranks, such as dp=2,tp=4; else gpus, or hosts and gpus")
-    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs where there are enough")
+    add("--gpus", metavar="N", help="bring up N ranks with a GPU each")
+    add("--axes", metavar="A=N,B=M", help="axes of the mesh, such as dp=2,tp=4 (default: gpus, or hosts and gpus)")
+    add("--device", choices=["auto", "cuda", "cpu"], default="auto", help="auto (default): GPUs if there are enough")
     add(
         "--on",
         choices=list(ENGINES),
         default="local",
         metavar="ENGINE",
-        help=f"who provides hosts: {', '.join(ENGINES)}",
+        help=f"engine that provides the hosts: {', '.join(ENGINES)}",
     )
-    add("--hosts", metavar="N|NAMES", help="how many; with --on ssh which: a,b,c, or a file that has one a line")
+    add(
+        "--hosts",
+        metavar="N|NAMES",
+        help="number of hosts; with --on ssh their names: a,b,c, or a file with one per line",
+    )
     add("--python", metavar="PATH", help="interpreter of the hosts (default: the path of this one)")
-    add("--wait", metavar="S", help="give all back if they are not up in S seconds")
-    add("--lost-after", metavar="S", help="a host that is silent so long is lost (default: 1)")
-    add("--dry-run", action="store_true", help="say what the engine would be asked for, and ask for nothing")
+    add("--wait", metavar="S", help="give all hosts back if they are not up within S seconds")
+    add("--lost-after", metavar="S", help="consider a host lost after S seconds of silence (default: 1)")
+    add("--dry-run", action="store_true", help="show what the engine would be asked for, without asking it")
     add("--env", action="append", default=[], metavar="K=V", help="add to the ranks' environment; may be repeated")
-    add("--restart", choices=get_args(Restart), default="never", help="what is replaced when a rank dies")
+    add("--restart", choices=get_args(Restart), default="never", help="what to replace when a rank dies")
     add(
         "--max-restarts",
         default="3",
         metavar="N",
-        help="how often, within 5 minutes, before it is given up (default: 3)",
+        help="replace at most N times within 5 minutes (default: 3)",
     )
     add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
-    add("--keep-for", metavar="TIME", help="with --detach: it ends by itself after 45 (s), 30m or 2h without a kernel")
+    add("--keep-for", metavar="TIME", help="with --detach: end the mesh after 45 (s), 30m or 2h without a kernel")
     for option in ENGINES[engine].options if engine else ():
         if not option.metavar:
             add(*option.flags, dest=_dest(option), action="store_true", help=option.help)
@@ -117,7 +121,7 @@ def _dest(option: Option) -> str:
 
 
 def engine_of(words: Sequence[str]) -> str:
-    """The engine that a line of ``%mesh up`` names; empty if it names none, or one that there is not."""
+    """Return the engine that a line of ``%mesh up`` names; empty if it names none, or an unknown one."""
     for i, word in enumerate(words):
         flag, equals, name = word.partition("=")
         if flag == "--on":
@@ -127,10 +131,10 @@ def engine_of(words: Sequence[str]) -> str:
 
 
 def _foreign(flag: str, owners: Sequence[str], engine: str) -> str:
-    """What is said of an option that only other engines have."""
+    """Format the error for an option that only other engines have."""
     whose = f"{flag} is an option of --on {' and --on '.join(owners)}"
     if not engine:
-        return f"%mesh up: {whose}; say --on ENGINE, too"
+        return f"%mesh up: {whose}; add --on ENGINE"
     own = ", ".join(option.flags[0] for option in ENGINES[engine].options)
     return f"%mesh up: {whose}; " + (f"those of --on {engine} are {own}" if own else f"--on {engine} has none")
 
@@ -173,8 +177,8 @@ def _silence(text: str) -> float:
     seconds = _seconds(text, "--lost-after")
     if seconds < LEAST_SILENCE_S:
         raise UsageProblem(
-            f"%mesh up: --lost-after must be at least {LEAST_SILENCE_S} seconds, not {text}: hosts say four times a second "
-            "that they are there"
+            f"%mesh up: --lost-after must be at least {LEAST_SILENCE_S} seconds, not {text}: hosts send a heartbeat four "
+            "times a second"
         )
     return seconds
 
@@ -187,29 +191,29 @@ def _span(text: str) -> float:
 
 
 def _host_names(text: str, origin: str) -> tuple[str, ...]:
-    """The hosts of a list, or of a file, which may have comments, and ``slots=N`` as MPI and DeepSpeed have it."""
+    """Parse a list of hosts, or a file, which may have comments and ``slots=N`` as in MPI and DeepSpeed."""
     lines = [line.partition("#")[0] for line in text.splitlines()]
     words = [word for line in lines for word in re.split(r"[\s,]+", line) if word]
     names = [word for word in words if not re.fullmatch(r"(max_)?slots=\d+", word)]
     for name in names:
-        if name.startswith("-"):  # it would be read as an option by whoever is given it
-            raise UsageProblem(f"%mesh up: {name!r} in {origin} is no host")
+        if name.startswith("-"):  # ssh would parse it as an option
+            raise UsageProblem(f"%mesh up: {name!r} in {origin} is not a host name")
         if names.count(name) > 1:
-            raise UsageProblem(f"%mesh up: host {name!r} stands twice in {origin}")
+            raise UsageProblem(f"%mesh up: host {name!r} is listed twice in {origin}")
     if not names:
         raise UsageProblem(f"%mesh up: there is no host in {origin}")
     return tuple(names)
 
 
 def _hosts(text: str, engine: Engine, read: Callable[[str], str | None]) -> tuple[int, tuple[str, ...]]:
-    """How many hosts are asked for, and what they are called."""
+    """Parse ``--hosts`` into the number of hosts and their names."""
     if "hosts" not in engine.takes:
         if not text.isdecimal():
             raise UsageProblem(
                 f"%mesh up: --on {engine.name} takes a number of hosts, such as --hosts 4, and chooses them; not {text!r}"
             )
         if (hosts := _count(text, "--hosts")) > MAX_HOSTS:
-            raise UsageProblem(f"%mesh up: --hosts {text} are more than a mesh can have, which is {MAX_HOSTS:,}")
+            raise UsageProblem(f"%mesh up: --hosts {text} is more than a mesh can have, which is {MAX_HOSTS:,}")
         return hosts, ()
     if text.isdecimal():
         raise UsageProblem(
@@ -223,7 +227,7 @@ def _hosts(text: str, engine: Engine, read: Callable[[str], str | None]) -> tupl
 
 
 def _of_engine(known: argparse.Namespace, engine: Engine) -> dict[str, Any]:
-    """What was given of the options of an engine."""
+    """Parse the given options of an engine."""
     given: dict[str, Any] = {}
     for option in engine.options:
         text = getattr(known, _dest(option), None)
@@ -245,11 +249,11 @@ _ONLY_WITH_HOSTS = ("python", "wait", "lost_after", "dry_run")
 
 
 def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]) -> UpOptions:
-    """Read what asks for hosts; how many GPUs they have is not known here."""
+    """Parse arguments that ask for hosts of an engine, whose number of GPUs is not known here."""
     engine = ENGINES[known.on]
     if known.hosts is None:
         example = "a,b,c" if "hosts" in engine.takes else "4"
-        raise UsageProblem(f"%mesh up: say which hosts --on {engine.name} shall give: --hosts {example}")
+        raise UsageProblem(f"%mesh up: --on {engine.name} requires --hosts, such as --hosts {example}")
     hosts, names = _hosts(known.hosts, engine, read)
     of_engine = _of_engine(known, engine)
     if known.detach:
@@ -270,7 +274,7 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
                 f"{hosts * per_host}"
             )
     elif per_host is None:
-        raise UsageProblem("%mesh up: say how many ranks each host shall have: -n N, or --gpus N with a GPU each")
+        raise UsageProblem("%mesh up: specify the number of ranks of each host: -n N, or --gpus N with a GPU each")
     else:
         axes = {"hosts": hosts, "gpus": per_host}
     return UpOptions(
@@ -291,13 +295,11 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
 
 
 def _check_detach(engine: Engine, of_engine: Mapping[str, Any]) -> None:
-    """Refuse what can't outlive the kernel."""
+    """Refuse options with which the mesh can't outlive the kernel."""
     if engine.ends_with_us:
         raise UsageProblem(f"%mesh up: --detach with --on {engine.name} is not possible: {engine.ends_with_us}")
     if engine.name == "ray" and of_engine.get("dials"):
-        raise UsageProblem(
-            "%mesh up: --detach with --on ray needs hosts that connect to this machine by themselves: not --dial"
-        )
+        raise UsageProblem("%mesh up: --detach with --on ray needs hosts that connect to this machine; remove --dial")
     if engine.name == "ssh" and of_engine.get("tunnel") != "never":
         raise UsageProblem(
             "%mesh up: --detach with --on ssh needs --tunnel never: hosts that are reached through the kernel's SSH connection "
@@ -316,15 +318,15 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] = lambda name: None) -> UpOptions:
-    """Read what follows ``%mesh up``.
+    """Parse the arguments of ``%mesh up``.
 
     Args:
         line: the rest of the line.
-        gpus_here: GPUs of this machine.
-        read_file: gives the text of a file that lists hosts; None if there is no such file.
+        gpus_here: number of GPUs of this machine.
+        read_file: returns the text of a file that lists hosts; None if there is no such file.
 
     Raises:
-        UsageProblem: it can't be; the text says why and what to write.
+        UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
     engine = engine_of(words)
@@ -347,10 +349,10 @@ def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] =
         for option in _ONLY_WITH_HOSTS:
             if getattr(known, option):
                 flag = f"--{option.replace('_', '-')}"
-                raise UsageProblem(f"%mesh up: {flag} is for hosts of an engine: say --on ENGINE --hosts N, too")
+                raise UsageProblem(f"%mesh up: {flag} applies to hosts of an engine; add --on ENGINE --hosts N")
         options = _parse_up_here(known, gpus_here)
     if known.keep_for is not None and not known.detach:
-        raise UsageProblem("%mesh up: --keep-for says how long a detached mesh is kept: say --detach, too")
+        raise UsageProblem("%mesh up: --keep-for says how long a detached mesh is kept; add --detach")
     return replace(
         options,
         keep_s=0.0 if known.keep_for is None else _span(known.keep_for),
@@ -361,7 +363,7 @@ def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] =
 
 
 def _parse_up_here(known: argparse.Namespace, gpus_here: int) -> UpOptions:
-    """Read what asks for ranks on this machine."""
+    """Parse arguments that ask for ranks on this machine."""
     count = None if known.n is None else _count(known.n, "-n")
     gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
     wants_gpus = gpus is not None or known.device == "cuda"
@@ -374,7 +376,7 @@ def _parse_up_here(known: argparse.Namespace, gpus_here: int) -> UpOptions:
         size = total
     elif size is None:
         if known.device == "cpu" or not gpus_here:
-            raise UsageProblem("%mesh up: say how many ranks: -n N (this machine has no GPU to count)")
+            raise UsageProblem("%mesh up: specify the number of ranks: -n N (this machine has no GPU to count)")
         size = gpus_here
     if wants_gpus and size > gpus_here:
         raise UsageProblem(

@@ -1,4 +1,4 @@
-"""Help on our magics, written from what parses them, so that it lists what is allowed."""
+"""Generates help on our magics from their parsers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def options_help(magic: str) -> str:
-    """What a magic takes: the line to write, and a line for each argument; empty if it has no options."""
+    """Describe the arguments of a magic: a usage line and a line for each argument; empty if it has no options."""
     parser = parser_of(magic)
     if parser is None:
         return ""
@@ -49,7 +49,7 @@ def options_help(magic: str) -> str:
 
 
 def engine_help(engine: Engine) -> str:
-    """What may be asked of an engine: a line on it, and one for each option of its own."""
+    """Describe an engine: a line about it, and one for each of its options."""
     hosts = "a,b,c|FILE" if "hosts" in engine.takes else "N"
     rows = [(f"{', '.join(option.flags)} {option.metavar}".strip(), option.help) for option in engine.options]
     needs = f"; needs monarch_kernel[{engine.extra}]" if engine.extra else ""
@@ -72,8 +72,8 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def mesh_help() -> str:
-    """All commands of ``%mesh``, and the options of those that have some, without those of engines."""
-    rows = [("%mesh", "the meshes that are up")]
+    """Describe all commands of ``%mesh`` with their options, without the options of engines."""
+    rows = [("%mesh", "list the meshes that are up")]
     for command, does in COMMANDS.items():
         parser = parser_of(f"%mesh {command}")
         arguments = _ARGUMENTS.get(command, "[NAME] [OPTION]..." if parser else "")
@@ -85,7 +85,7 @@ def mesh_help() -> str:
 
 
 def command_help(command: str) -> str:
-    """One command of ``%mesh``.
+    """Describe one command of ``%mesh``.
 
     Raises:
         UsageProblem: there is no such command.
@@ -101,7 +101,7 @@ def command_help(command: str) -> str:
 
 
 def documented(usage: str) -> Callable[[F], F]:
-    """Add usage to the docstring of a magic, which is what ``%%remote?`` shows."""
+    """Add usage to the docstring of a magic; ``%%remote?`` shows it."""
 
     def add(function: F) -> F:
         indented = "\n".join(f"    {line}".rstrip() for line in usage.splitlines())

@@ -230,7 +230,7 @@ def test_a_mesh_that_is_down_is_said_to_be(notebook: Notebook) -> None:
     notebook.ok("%mesh down other")
     cell = notebook.run("trainer.fit(Net(), data)")
     assert cell.ename == "MeshDownError"
-    assert "mesh 'other' is down; there is: t" in cell.error
+    assert "mesh 'other' is down; available: t" in cell.error
 
 
 def test_hosts_are_nodes(notebook: Notebook) -> None:

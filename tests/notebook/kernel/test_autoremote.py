@@ -37,7 +37,7 @@ def auto(two: Notebook) -> Iterator[Notebook]:
 
 def test_autoremote_reports_its_state(two: Notebook) -> None:
     off = "autoremote is off: cells run in the kernel; %autoremote SELECTOR switches it on\n"
-    on = "autoremote is on: cells run as %%remote {}; %%local keeps one in the kernel, %autoremote off ends it\n"
+    on = "autoremote is on: cells run as %%remote {}; %%local runs one in the kernel, %autoremote off ends it\n"
     assert two.ok("%autoremote").stdout == off
     assert two.ok("%autoremote t[0] --raw").stdout == on.format("t[0] --raw")
     assert two.ok("%autoremote").stdout == on.format("t[0] --raw")
@@ -137,12 +137,12 @@ def test_history_has_the_cell_as_written(auto: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nope", "there is no mesh 'nope'; there is: t"),
+        ("nope", "there is no mesh 'nope'; available: t"),
         ("t.stop()", "'t.stop()' selects no mesh"),
         ("t --wrong", "%autoremote: unknown option '--wrong'; the options are --background"),
-        ("t --local", "%autoremote: --local is for one cell: %%remote --local"),
+        ("t --local", "%autoremote: --local applies to a single cell; use %%remote --local"),
         ("t u", "%autoremote: unknown argument 'u'"),
-        ("t --targets 7", "--targets 7: there is no rank 7; there is: [0-1]"),
+        ("t --targets 7", "--targets 7: there is no rank 7; available: [0-1]"),
     ],
 )
 def test_a_usage_error_is_one_line_and_leaves_autoremote_off(two: Notebook, line: str, says: str) -> None:
@@ -160,7 +160,7 @@ def test_autoremote_is_off_after_its_mesh_is_gone(two: Notebook) -> None:
     cell = two.run("x_of_u = 1")
     assert (cell.ename, cell.evalue) == (
         "UsageError",
-        "%autoremote u: there is no mesh 'u'; there is: t; autoremote is off now, this cell has not run",
+        "%autoremote u: there is no mesh 'u'; available: t; autoremote is off now, this cell has not run",
     )
     assert two.value("'x_of_u' in globals()") is False
     assert two.ok("1 + 1").plain == "2"
@@ -188,7 +188,7 @@ def test_unloading_the_extension_ends_autoremote(new_notebook: Callable[..., Not
 def test_a_local_cell_is_an_ordinary_cell(two: Notebook) -> None:
     assert two.ok("%%local\n1 + 1").plain == "2"
     misplaced = two.run("1 + 1\nget_ipython().run_cell_magic('local', '', '1')")
-    assert misplaced.evalue == "%%local has to be the first line of a cell"
+    assert misplaced.evalue == "%%local must be the first line of a cell"
 
 
 def test_one_cell_defines_on_both_sides(two: Notebook) -> None:

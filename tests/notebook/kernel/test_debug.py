@@ -197,7 +197,7 @@ def test_stopped_ranks_get_their_prompts_one_after_the_other(four: Notebook, bar
         assert cell.asks == "[0] (Pdb) "
         cell.type("n")  # the barrier, which waits for rank 1
         assert cell.asks == "[1] (Pdb) "
-        assert "[0] runs on" in cell.stdout
+        assert "[0] continues to run" in cell.stdout
     cell.type("all c")
     while cell.asks:
         cell.type("c")
@@ -506,7 +506,7 @@ def test_one_prompt_at_a_time(notebook: Notebook) -> None:
     assert first.prompt() == "[0] (Pdb) "
     other = in_subshell("%mesh debug t[0]")
     other.wait()
-    assert "another cell asks at this moment" in other.evalue
+    assert "another cell is asking for input" in other.evalue
     second = in_subshell("%%remote t[1]\nbreakpoint()\nrank")
     second.wait_for(lambda cell: "stopped at breakpoint" in cell.stdout)
     assert first.type("p rank") == "0\n"

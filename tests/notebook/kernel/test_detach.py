@@ -222,9 +222,9 @@ def test_another_kernel_cannot_attach_an_attached_mesh(place: Path, kernel: Call
         assert not cell.ok
         assert has in cell.stderr, cell.text
     assert f"2 idle  pid {first.pid}\n" in second.ok("%mesh").stdout
-    assert f"attached to another one, pid {first.pid}" in second.run(UP).stderr
+    assert f"attached to another kernel, pid {first.pid}" in second.run(UP).stderr
     assert "'t' is attached already" in first.run("%mesh attach t").stderr
-    assert "there is no detached mesh 'u'; there is none" in second.run("%mesh attach u").stderr
+    assert "there is no detached mesh 'u'; available: none" in second.run("%mesh attach u").stderr
     assert first.ok("%remote t rank").ok  # none of this has disturbed the first kernel
     polite = place.parent / "polite"
     first.ok(f"%%remote t[0]\nimport atexit, pathlib\natexit.register(pathlib.Path({str(polite)!r}).touch);")
@@ -262,7 +262,7 @@ def test_another_kernel_cannot_attach_an_attached_mesh(place: Path, kernel: Call
         assert "belongs to another user (uid 12345)" in second.run("%mesh attach t").stderr
         os.chown(place / "t", 0, -1)
 
-    taken = "a detached mesh 't' is there; take it up with %mesh attach t, or end it with %mesh down t"
+    taken = "a detached mesh 't' exists; attach it with %mesh attach t, or end it with %mesh down t"
     for line in (UP, UP.removesuffix(" --detach")):
         assert taken in second.run(line).stderr
     processes = [*agents(place), *(psutil.Process(pid) for pid in ranks(place))]
@@ -293,7 +293,7 @@ def test_ranks_and_meshes_that_end_while_detached(place: Path, kernel: Callable[
     agent.kill()
     assert_gone([agent])
     third = kernel()
-    assert "t is gone: its processes have ended; what was left of it is cleaned up" in third.ok("%mesh").stdout
+    assert "t is gone: its processes have ended; its remaining files were removed" in third.ok("%mesh").stdout
 
     third.ok(f"{UP} --keep-for 1s", START_S)
     (agent,) = agents(place)

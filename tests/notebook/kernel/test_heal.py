@@ -67,7 +67,7 @@ def test_dead_ranks_are_replaced_and_the_others_keep_their_variables(doomed: Not
     cell = doomed.run("%%remote d\nstate")
     assert "[2] NameError: name 'state' is not defined" in cell.error
     assert "state is on [0-1,3] of d only" in cell.error
-    assert "[2] of d began anew, in place of processes that ended" in cell.error
+    assert "[2] of d started again, in place of processes that ended" in cell.error
     assert "restarts" in doomed.ok("%mesh show d").text
     assert doomed.ok("%%remote d[[0, 1, 3]]\nstate").plain == "[0] 0\n[1] 10\n[3] 30"
     assert doomed.ok("%%remote d\nrank, world_size, local_rank").plain.splitlines()[2] == "[2] (2, 4, 2)"
@@ -78,7 +78,7 @@ def test_the_process_group_is_formed_again(doomed: Notebook, bar: Bar) -> None:
     kill(doomed, 1)
     with bar.below(2.0, "%mesh heal"):
         said = doomed.ok("%mesh heal").stdout
-    assert re.search(r"process group formed anew in \d\.\d\d s", said), said
+    assert re.search(r"process group formed again in \d\.\d\d s", said), said
     assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
 
 
@@ -185,7 +185,7 @@ def test_a_restart_ends_the_running_cell(doomed: Notebook) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("%mesh restart", "say which ranks"),
+        ("%mesh restart", "specify the ranks"),
         ("%mesh heal t u", "give one selector, such as t"),
         ("%mesh heal nobody", "there is no mesh 'nobody'"),
     ],

@@ -180,7 +180,7 @@ def test_an_interrupt_cancels_the_request_for_hosts(notebook: Notebook, machine:
     [
         ("--on local --hosts 2 -n 1 --python /no/such/python", "/no/such/python can't be run: No such file"),
         ("--on local --hosts 2 -n 1 -p debug", "-p is an option of --on slurm; --on local has none"),
-        ("--on ray -n 1", "say which hosts --on ray shall give: --hosts 4"),
+        ("--on ray -n 1", "--on ray requires --hosts, such as --hosts 4"),
     ],
 )
 def test_invalid_options_are_reported_at_once(notebook: Notebook, line: str, says: str) -> None:
@@ -268,7 +268,7 @@ def test_a_second_heal_after_an_interrupt_continues_to_wait(notebook: Notebook, 
     cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell))
     notebook.interrupt()
     cell.wait()
-    assert "interrupted; what is begun goes on" in cell.text
+    assert "interrupted; the replacement continues" in cell.text
     again_at = time.monotonic()
     cell = notebook.send("%mesh heal d")
     cell.wait_for(lambda cell: "0 of 1 new host up" in _last(cell))

@@ -205,7 +205,7 @@ def test_interrupt_of_an_idle_mesh(notebook: Notebook) -> None:
         assert notebook.ok(f"%mesh interrupt {written}").stdout == "t: nothing runs on [0-1]\n"
     assert notebook.ok("%mesh interrupt t[1]").stdout == "t: nothing runs on [1]\n"
     assert notebook.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
-    assert notebook.run("%mesh interrupt nope").evalue == "%mesh interrupt: there is no mesh 'nope'; there is: t"
+    assert notebook.run("%mesh interrupt nope").evalue == "%mesh interrupt: there is no mesh 'nope'; available: t"
     assert notebook.run("%mesh interrupt").evalue == "%mesh interrupt: name a mesh (t)"
     assert "out of range" in notebook.run("%mesh interrupt t[7]").evalue
 

@@ -50,7 +50,7 @@ def test_the_log_has_the_omitted_lines_of_a_flood(notebook: Notebook) -> None:
     [
         ("t --lines many", "%mesh logs: --lines takes a whole number, such as 200, not 'many'"),
         ("t --lines 0", "%mesh logs: --lines takes a whole number, such as 200, not '0'"),
-        ("nope", "there is no mesh 'nope'; there is: t"),
+        ("nope", "there is no mesh 'nope'; available: t"),
         ("t[7]", "t[7]: axis 'gpus' has size 2: index 7 is out of range -2 to 1"),
         ("t --nope", "%mesh logs: unknown option '--nope'; the options are --lines, --raw, --stderr"),
     ],

@@ -48,7 +48,7 @@ def test_magics_control_a_live_loop(running: Notebook) -> None:
         r"loss [\d.]+; lr=0.1; mode='a'\n",
         text,
     ), (text, number)
-    found = re.fullmatch(r"all ranks stand before step ([\d,]+)\n", running.ok("%mesh loop pause").stdout)
+    found = re.fullmatch(r"all ranks pause before step ([\d,]+)\n", running.ok("%mesh loop pause").stdout)
     assert found
     before = int(found[1].replace(",", ""))
     wait_until(lambda: running.value("t.loop.view().step") == before, "all ranks to pause")
@@ -57,17 +57,17 @@ def test_magics_control_a_live_loop(running: Notebook) -> None:
     wait_until(lambda: running.value("t.loop.view().step") == before + 3, "the steps to be done")
     said = running.ok("%mesh loop lr=1e-2 mode=b").stdout
     assert said == f"lr is 0.01 from step {before + 3:,} on\nmode is 'b' from step {before + 3:,} on\n"
-    assert running.ok("%mesh loop resume").stdout == "it goes on\n"
-    found = re.fullmatch(r"it ends before step ([\d,]+)\n", running.ok("%mesh loop stop").stdout)
+    assert running.ok("%mesh loop resume").stdout == "the loop continues\n"
+    found = re.fullmatch(r"the loop ends before step ([\d,]+)\n", running.ok("%mesh loop stop").stdout)
     assert found
     assert ended(running) == (int(found[1].replace(",", "")), (0.01, "b"))
     assert "■ over" in running.ok("%mesh loop").stdout
 
 
 MISUSES = {
-    "%mesh loop t go": "'go' is none of pause, resume, step, stop, and no KNOB=VALUE",
-    "%mesh loop step 0": "step takes how many steps, such as 10, not '0'",
-    "%mesh loop pause now": "pause takes nothing, not 'now'",
+    "%mesh loop t go": "'go' is neither one of pause, resume, step, stop nor KNOB=VALUE",
+    "%mesh loop step 0": "step takes a number of steps, such as 10, not '0'",
+    "%mesh loop pause now": "pause takes no argument, not 'now'",
     "%mesh loop lr=2": "knob 'lr' is at least 0 and at most 1, not 2",
     "%mesh loop lr=x": "knob 'lr' is a float, not a str",
     "%mesh loop lrr=1": "no rank has come to live.knob('lrr'); knobs: lr, mode",
@@ -89,7 +89,7 @@ def test_usage_errors_are_one_line(running: Notebook) -> None:
 
 def test_a_mesh_without_a_loop_shows_how_to_start_one(notebook: Notebook) -> None:
     notebook.ok("%mesh up u -n 1 --device cpu")
-    assert "no rank of u has begun a loop: for step in live.loop(...)" in notebook.run("%mesh loop u").evalue
+    assert "no rank of u has started a loop: for step in live.loop(...)" in notebook.run("%mesh loop u").evalue
     notebook.ok("%mesh down u")
 
 
@@ -110,12 +110,12 @@ def test_a_page_shows_and_controls_a_live_loop_while_a_cell_runs(notebook: Noteb
     assert reply["ok"], reply
     assert re.fullmatch(r"lr is 0.5 from step [\d,]+ on", reply["text"])
     page.wait(lambda: {"name": "lr", "value": 0.5, "low": 0.0, "high": 1.0} in loop()["knobs"])  # type: ignore[operator]
-    assert "all ranks stand" in page.ask("pause", loop=key)["text"]
+    assert "all ranks pause" in page.ask("pause", loop=key)["text"]
     page.wait(lambda: loop()["state"] == "paused")
     at = loop()["step"]
     assert page.ask("step", loop=key)["ok"]
     page.wait(lambda: loop()["step"] > at)  # type: ignore[operator]
-    assert page.ask("resume", loop=key)["text"] == "it goes on"
+    assert page.ask("resume", loop=key)["text"] == "the loop continues"
     assert page.ask("set", loop=key, knob="lr", value=7)["text"] == "knob 'lr' is at least 0 and at most 1, not 7"
     assert page.ask("set", loop=key, knob="no", value=7)["text"].startswith("no rank has come to live.knob('no')")
     for bad in (

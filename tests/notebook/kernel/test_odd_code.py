@@ -175,7 +175,7 @@ def test_an_interrupt_while_a_mesh_comes_up_is_one_line(notebook: Notebook) -> N
         cell.wait()
     finally:
         zygote.resume()
-    assert cell.error == "RemoteInterrupt: interrupted while u was brought up; what had come is ended again"
+    assert cell.error == "RemoteInterrupt: interrupted while u was starting; the ranks that were up have been ended"
     assert "there is no mesh 'u'" in notebook.run("%mesh show u").evalue
 
 

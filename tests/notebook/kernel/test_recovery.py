@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
 ) -> None:
     said = trained.ok(f"%mesh tensorboard t {tmp_path}").stdout
     assert said == (
-        f"t: its loops are written to {tmp_path}, each to a folder of its own\n"
+        f"t: its loops are written to {tmp_path}, each to a separate folder\n"
         f"to see them: %load_ext tensorboard, then %tensorboard --logdir {tmp_path}\n"
     )
     cell = trained.ok(train(0.05, "--background"))
@@ -256,7 +256,7 @@ def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, 
     trained.ok("%mesh loop stop")
     said = trained.ok("%mesh rollback t").stdout
     step = int(
-        re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop goes on from there\n", said)[1]
+        re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop continues from there\n", said)[1]
     )
     assert step % 5 == 0
     assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
@@ -309,7 +309,9 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
     assert "TensorBoard needs the loops of a whole mesh: " in trained.run("%mesh tensorboard t[0:2] x").evalue
     assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
     assert "t is a mesh; write a folder, too, such as t runs/t" in trained.run("%mesh tensorboard t").evalue
-    assert trained.run("%mesh rollback t[0:2]").evalue.startswith("%mesh rollback: all ranks go back together; write t")
+    assert trained.run("%mesh rollback t[0:2]").evalue.startswith(
+        "%mesh rollback: all ranks roll back together; write t"
+    )
 
     trained.ok("t['pushed'] = 'by the program'")
     cell = trained.ok(SLOW.format(name="pushed"))

@@ -36,7 +36,7 @@ def test_ranks_are_chosen_by_number(four: Notebook) -> None:
     assert four.ok("%%remote t --targets all\n0").plain == "[0-3] 0"
     assert four.ok("%%remote t[2:4] --targets 3\nrank").plain == "[3] 3"
     cell = four.run("%%remote t[2:4] --targets 0\nrank")
-    assert (cell.ename, cell.evalue) == ("UsageError", "--targets 0: there is no rank 0; there is: [2-3]")
+    assert (cell.ename, cell.evalue) == ("UsageError", "--targets 0: there is no rank 0; available: [2-3]")
 
 
 def test_an_expression_takes_options_before_it(four: Notebook) -> None:
@@ -47,7 +47,7 @@ def test_an_expression_takes_options_before_it(four: Notebook) -> None:
     assert four.run("%remote t --targets 1").evalue.startswith(
         "%remote: write an expression after t, such as %remote t[0]"
     )
-    assert "--local is for cells" in four.run("%remote t --local rank").evalue
+    assert "--local applies to cells" in four.run("%remote t --local rank").evalue
 
 
 def test_ranks_of_two_axes_are_chosen_by_flat_rank(grid: Notebook) -> None:
@@ -93,13 +93,19 @@ def test_a_cell_without_a_wait(notebook: Notebook, bar: Bar) -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("%%px\n1", "%%px is ipyparallel's; write here: %%remote t"),
-        ("%%px --targets 0:2 --noblock\n1", "%%px is ipyparallel's; write here: %%remote t --targets 0:2 --noblock"),
-        ("%px -t 0 rank", "%px is ipyparallel's; write here: %remote t --targets 0 rank"),
-        ("%px rank + 1", "%px is ipyparallel's; write here: %remote t rank + 1"),
-        ("%autopx", "%autopx is ipyparallel's; write here: %autoremote t, and %autoremote off"),
-        ("%%rank [0, 1]\n1", "%%rank is nbdistributed's; write here: %%remote t --targets 0,1, or %%remote t[0:2]"),
-        ("%%ranks [1]\n1", "%%ranks is nbdistributed's; write here: %%remote t --targets 1, or"),
+        ("%%px\n1", "%%px is an ipyparallel magic; use instead: %%remote t"),
+        (
+            "%%px --targets 0:2 --noblock\n1",
+            "%%px is an ipyparallel magic; use instead: %%remote t --targets 0:2 --noblock",
+        ),
+        ("%px -t 0 rank", "%px is an ipyparallel magic; use instead: %remote t --targets 0 rank"),
+        ("%px rank + 1", "%px is an ipyparallel magic; use instead: %remote t rank + 1"),
+        ("%autopx", "%autopx is an ipyparallel magic; use instead: %autoremote t, and %autoremote off"),
+        (
+            "%%rank [0, 1]\n1",
+            "%%rank is an nbdistributed magic; use instead: %%remote t --targets 0,1, or %%remote t[0:2]",
+        ),
+        ("%%ranks [1]\n1", "%%ranks is an nbdistributed magic; use instead: %%remote t --targets 1, or"),
         (
             "%%remote t --group-outputs type\n1",
             "there is no --group-outputs: equal lines of several ranks are shown once",
@@ -117,7 +123,7 @@ def test_a_magic_of_another_tool_shows_its_equivalent(notebook: Notebook, code: 
 def test_the_equivalents_work(notebook: Notebook) -> None:
     for code in ("%%px --targets 0\nrank", "%px rank", "%px -t 0 rank", "%%rank [0, 1]\nrank"):
         says = notebook.run(code).evalue
-        ours = says.partition("write here: ")[2].partition(", or ")[0]
+        ours = says.partition("use instead: ")[2].partition(", or ")[0]
         assert notebook.ok(ours if code.startswith("%px ") else f"{ours}\nrank").plain.startswith("[0] 0")
 
 
@@ -183,12 +189,12 @@ def test_a_mesh_of_spawn_procs_takes_cells(bare: Notebook) -> None:
     assert bare.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"  # it is the only one
     assert bare.ok("%mesh").stdout.splitlines()[1].split()[:2] == ["m", "r=2"]
     bare.ok("other = this_host().spawn_procs({'r': 1}, device='cpu', name='m')")
-    assert "another mesh is called 'm'; give this one a name of its own" in bare.run("%%remote other\n1").evalue
+    assert "another mesh is called 'm'; give this one a different name" in bare.run("%%remote other\n1").evalue
     bare.ok("other.stop().get()")
     bare.ok("gone = this_host().spawn_procs({'r': 1}, device='cpu')\ngone.stop().get()")
-    assert bare.run("%%remote gone\n1").evalue.endswith("is down; there is: m")
+    assert bare.run("%%remote gone\n1").evalue.endswith("is down; available: m")
     assert bare.ok("%mesh down m").stdout == "m: 2 ranks ended\n"
-    assert bare.run("%%remote mine\n1").evalue == "mine: mesh 'm' is down; there is: none"
+    assert bare.run("%%remote mine\n1").evalue == "mine: mesh 'm' is down; available: none"
     bare.ok(BRINGS_UP.format(n=1), START_S)
 
 
@@ -197,7 +203,7 @@ def test_an_old_slice_does_not_select_a_new_mesh_of_that_name(bare: Notebook) ->
     bare.ok("old = t[0:1]")
     bare.ok("%mesh down t")
     bare.ok(BRINGS_UP.format(n=1), START_S)
-    assert bare.run("%%remote old\n1").evalue == "old: mesh 't' is down; there is: t"
+    assert bare.run("%%remote old\n1").evalue == "old: mesh 't' is down; available: t"
 
 
 # -- values

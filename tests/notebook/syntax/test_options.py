@@ -134,9 +134,9 @@ def test_axes_determine_the_ranks_per_host() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("t --on ray -n 2", "say which hosts --on ray shall give: --hosts 4"),
-        ("t --on ssh -n 2", "say which hosts --on ssh shall give: --hosts a,b,c"),
-        ("t --on ray --hosts 2", "say how many ranks each host shall have: -n N, or --gpus N"),
+        ("t --on ray -n 2", "--on ray requires --hosts, such as --hosts 4"),
+        ("t --on ssh -n 2", "--on ssh requires --hosts, such as --hosts a,b,c"),
+        ("t --on ray --hosts 2", "specify the number of ranks of each host: -n N, or --gpus N"),
         ("t --on ray --hosts 0 -n 1", "--hosts must be at least 1, not 0"),
         (
             "t --on ray --hosts a,b -n 1",
@@ -149,8 +149,8 @@ def test_axes_determine_the_ranks_per_host() -> None:
         ("t --on ssh --hosts ./none -n 1", "--hosts ./none: there is no such file"),
         ("t --on ssh --hosts ./empty -n 1", "there is no host in ./empty"),
         ("t --on ssh --hosts , -n 1", "there is no host in --hosts"),
-        ("t --on ssh --hosts twice -n 1", "host 'a' stands twice in twice"),
-        ("t --on ssh --hosts=-oProxyCommand=x,b -n 1", "'-oProxyCommand=x' in --hosts is no host"),
+        ("t --on ssh --hosts twice -n 1", "host 'a' is listed twice in twice"),
+        ("t --on ssh --hosts=-oProxyCommand=x,b -n 1", "'-oProxyCommand=x' in --hosts is not a host name"),
         ("t --on ray --hosts 2 -n 2 --axes dp=3", "--axes dp=3 makes 3 ranks, but 2 hosts with 2 each have 4"),
         ("t --on ray --hosts 2 --axes dp=3", "makes 3 ranks, which 2 hosts can't share evenly"),
         ("t --on ray --hosts 2 -n 2 --gpus 2", "not both"),
@@ -159,18 +159,18 @@ def test_axes_determine_the_ranks_per_host() -> None:
             "t --on kubernetes --hosts 2 -n 1 --detach",
             "--detach with --on kubernetes is not possible: the connection to pods may go through the kernel",
         ),
-        ("t --on ray --hosts 2 -n 1 --dial --detach", "hosts that connect to this machine by themselves: not --dial"),
+        ("t --on ray --hosts 2 -n 1 --dial --detach", "hosts that connect to this machine; remove --dial"),
         ("t --on ssh --hosts a,b -n 1 --detach", "--detach with --on ssh needs --tunnel never"),
         ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
         ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
         (
             "t --on ray --hosts 2 -n 1 --lost-after 0.01",
-            "--lost-after must be at least 0.5 seconds, not 0.01: hosts say",
+            "--lost-after must be at least 0.5 seconds, not 0.01: hosts send",
         ),
         ("t --on ray --hosts 2 -n 1 --lost-after inf", "--lost-after must be a finite number of seconds, not inf"),
         (
             "t --on ray --hosts 99999999 -n 1 --dry-run",
-            "--hosts 99999999 are more than a mesh can have, which is 100,000",
+            "--hosts 99999999 is more than a mesh can have, which is 100,000",
         ),
         (
             "t --on ssh --hosts a,b -n 1 --port 99999 --dry-run",
@@ -180,15 +180,15 @@ def test_axes_determine_the_ranks_per_host() -> None:
             "t --on ray --hosts 2 -n 1 -p debug",
             "-p is an option of --on slurm; those of --on ray are --address, --cpus",
         ),
-        ("t --hosts 2 -n 1 --address auto", "--address is an option of --on ray; say --on ENGINE, too"),
+        ("t --hosts 2 -n 1 --address auto", "--address is an option of --on ray; add --on ENGINE"),
         ("t --on local --hosts 2 -n 1 --address auto", "--address is an option of --on ray; --on local has none"),
-        ("t -n 1 --cpus 2", "--cpus is an option of --on ray and --on slurm and --on kubernetes; say --on ENGINE, too"),
+        ("t -n 1 --cpus 2", "--cpus is an option of --on ray and --on slurm and --on kubernetes; add --on ENGINE"),
         ("t --on slurm --hosts 2 -n 1 --wrong", "unknown option '--wrong'; the options are --account, --axes"),
         ("t --on slurm --hosts 2 -n 1 --cpus two", "--cpus takes a whole number, such as 4, not 'two'"),
         ("t --on ray --hosts 2 -n 1 --resource tpu", "--resource takes NAME=VALUE, not"),
-        ("t -n 2 --lost-after 3", "--lost-after is for hosts of an engine: say --on ENGINE --hosts N, too"),
-        ("t -n 2 --dry-run", "--dry-run is for hosts of an engine"),
-        ("t -n 2 --python /p", "--python is for hosts of an engine"),
+        ("t -n 2 --lost-after 3", "--lost-after applies to hosts of an engine; add --on ENGINE --hosts N"),
+        ("t -n 2 --dry-run", "--dry-run applies to hosts of an engine"),
+        ("t -n 2 --python /p", "--python applies to hosts of an engine"),
     ],
 )
 def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, says: str) -> None:
@@ -207,15 +207,15 @@ def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, 
         ("-n", 0, "-n"),
         ("t -n 2.5", 0, "not '2.5'"),
         ("t --wrong 2", 0, "unknown option '--wrong'; the options are --axes, --detach"),
-        ("t -n 2 --keep-for 2h", 0, "--keep-for says how long a detached mesh is kept: say --detach, too"),
+        ("t -n 2 --keep-for 2h", 0, "--keep-for says how long a detached mesh is kept; add --detach"),
         ("t -n 2 --detach --keep-for 2d", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h, not '2d'"),
         ("t -n 2 --detach --keep-for 0", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h, not '0'"),
         ("t u -n 2", 0, "unknown argument 'u'"),
         ("2t -n 2", 0, "must be a Python variable name, not '2t'"),
         ("class -n 2", 0, "must be a Python variable name, not 'class'"),
         ("a-b -n 2", 0, "must be a Python variable name, not 'a-b'"),
-        ("t", 0, "say how many ranks: -n N"),
-        ("t --device cpu", 4, "say how many ranks: -n N"),
+        ("t", 0, "specify the number of ranks: -n N"),
+        ("t --device cpu", 4, "specify the number of ranks: -n N"),
         ("t -n 2 --gpus 2", 4, "not both"),
         ("t --gpus 2 --device cpu", 4, "use -n with --device cpu"),
         ("t --gpus 5", 4, "5 GPUs were asked for, this machine has 4"),
@@ -310,7 +310,7 @@ def test_white_space_inside_brackets_does_not_split(words: list[str]) -> None:
 def test_one_known_name_is_required() -> None:
     assert one_name(["t"], "down", ["s", "t"], optional=False) == "t"
     assert one_name([], "show", ["t"], optional=True) == ""
-    for rest, says in (([], "name a mesh (s, t)"), (["x"], "no mesh 'x'; there is: s, t"), (["s", "t"], "name one")):
+    for rest, says in (([], "name a mesh (s, t)"), (["x"], "no mesh 'x'; available: s, t"), (["s", "t"], "name one")):
         with pytest.raises(UsageProblem, match=says.replace("(", r"\(").replace(")", r"\)")):
             one_name(rest, "down", ["s", "t"], optional=False)
     with pytest.raises(UsageProblem, match="no mesh is up"):
@@ -438,7 +438,7 @@ def test_loop_is_read(line: str, expected: LoopOptions) -> None:
     "line", ["t go", "t pause now", "step 0", "step -1", "step x", "t lr", "t lr==3", "lr=3 pause"]
 )
 def test_an_unknown_loop_command_is_refused(line: str) -> None:
-    with pytest.raises(UsageProblem, match=r"^%mesh loop: .* (is none of|takes) "):
+    with pytest.raises(UsageProblem, match=r"^%mesh loop: .* (is neither|takes) "):
         parse_loop(line)
 
 
@@ -499,5 +499,5 @@ def test_tensorboard_is_read(line: str, expected: tuple[str, str | None]) -> Non
 
 @pytest.mark.parametrize("line", ["", "t runs gpt"])
 def test_tensorboard_without_a_folder_is_refused(line: str) -> None:
-    with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: it takes a folder, such as runs/gpt"):
+    with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: takes a folder, such as runs/gpt"):
         parse_tensorboard(line)

@@ -104,9 +104,9 @@ def test_anything_else_is_refused_in_one_line_and_not_run(selector: str) -> None
     [
         (
             "t.stop()",
-            "'t.stop()' selects no mesh; write a name and, if need be, a slice, such as t[0:2] or t.slice(...)",
+            "'t.stop()' selects no mesh; write a name and, if needed, a slice, such as t[0:2] or t.slice(...)",
         ),
-        ("t[stop()]", "'t[stop()]' selects no mesh: stop() is not run here; write a name"),
+        ("t[stop()]", "'t[stop()]' selects no mesh: stop() is not evaluated here; write a name"),
         ("t[9]", "t[9]: axis 'dp' has size 2: index 9 is out of range -2 to 1"),
         ("t[k]", "t[k]: there is no variable 'k' in the kernel"),
         ("t[text]", "t[text]: text is a str; an index is an int, a slice or a list"),
@@ -153,10 +153,10 @@ def test_targets_use_the_rank_numbers_of_the_output(targets: str, ranks: Any, pl
 @pytest.mark.parametrize(
     ("targets", "says"),
     [
-        ("4", "--targets 4: there is no rank 4; there is: [0-3]"),
-        ("0-99999999999", "there is no rank 4; there is: [0-3]"),
-        ("99999999999-0", "selects no rank; there is: [0-3]"),
-        ("2:2", "--targets 2:2 selects no rank; there is: [0-3]"),
+        ("4", "--targets 4: there is no rank 4; available: [0-3]"),
+        ("0-99999999999", "there is no rank 4; available: [0-3]"),
+        ("99999999999-0", "selects no rank; available: [0-3]"),
+        ("2:2", "--targets 2:2 selects no rank; available: [0-3]"),
         ("::0", "the step of a slice must be at least 1"),
         ("two", "--targets takes ranks, such as 0,2 or 1-3 or 0:4:2 or all, not 'two'"),
         ("0,", "--targets takes ranks"),

@@ -242,7 +242,9 @@ def test_a_mesh_ends_after_its_time_limit_and_attach_reports_it(
     if how == "kill":
         assert "t     hosts=2 gpus=2  4 on 2 hosts, time is over  none for " in meshes.text([])
         assert "none for 0" not in meshes.text([])
-    with pytest.raises(UsageProblem, match="'t' was there, and its time is over.*forget it with %mesh down t"):
+    with pytest.raises(
+        UsageProblem, match="'t' is the name of a detached mesh, and its time is over.*remove it with %mesh down t"
+    ):
         meshes.check_free("t", detach=False)
     for _ in range(2):  # a refused attempt does not attach
         with pytest.raises(AttachError, match=r"mesh 't' is gone: its time is over: it was kept for 1 s .* until \d"):
