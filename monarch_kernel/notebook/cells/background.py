@@ -12,13 +12,13 @@ from typing import Any
 
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.notebook.cells.cell import TURN_S, RemoteCell
+from monarch_kernel.notebook.cells.cell import POLL_S, RemoteCell
 from monarch_kernel.notebook.cells.output import CellOutput
 
 __all__ = ["Background", "BackgroundCell"]
 
 _VIEWS_EVERY_S = 0.2
-_SAY_EVERY_S = 1.0
+_UPDATE_EVERY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Background:
 
     def __init__(self, draw: Callable[[float], None]) -> None:
         self._draw = draw
-        self._turns: dict[object, Callable[[float], bool]] = {}
+        self._polls: dict[object, Callable[[float], bool]] = {}
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._is_closed = False
@@ -53,37 +53,37 @@ class Background:
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self._turn_all(time.monotonic())
+        self._poll_all(time.monotonic())
 
-    def drive(self, key: object, turn: Callable[[float], bool]) -> None:
-        """Call ``turn`` with the time about 20 times a second until it returns False; no effect if ``key`` is driven already.
+    def drive(self, key: object, poll: Callable[[float], bool]) -> None:
+        """Call ``poll`` with the time about 20 times a second until it returns False; no effect if ``key`` is driven already.
 
         May be called from any thread; returns immediately.
         """
         with self._lock:
-            self._turns.setdefault(key, turn)
+            self._polls.setdefault(key, poll)
         self._wake.set()
 
     def _run(self) -> None:
         draw_at = 0.0
         while not self._is_closed:
-            self._wake.wait(TURN_S if self._turns else _VIEWS_EVERY_S)
+            self._wake.wait(POLL_S if self._polls else _VIEWS_EVERY_S)
             self._wake.clear()
             now = time.monotonic()
-            turns = self._turn_all(now)
+            polls = self._poll_all(now)
             if now >= draw_at:
                 draw_at = now + _VIEWS_EVERY_S
                 self._guard(self._draw, now)
-            if turns and not self._is_closed:
-                time.sleep(TURN_S / 5)  # output arrives as many small events, each of which wakes this thread
+            if polls and not self._is_closed:
+                time.sleep(POLL_S / 5)  # output arrives as many small events, each of which wakes this thread
 
-    def _turn_all(self, now: float) -> bool:
+    def _poll_all(self, now: float) -> bool:
         with self._lock:
-            turns, self._turns = self._turns, {}
-        for key, turn in turns.items():
-            if self._guard(turn, now):
-                self.drive(key, turn)  # no effect if another thread has queued the key meanwhile
-        return bool(turns)
+            polls, self._polls = self._polls, {}
+        for key, poll in polls.items():
+            if self._guard(poll, now):
+                self.drive(key, poll)  # no effect if another thread has queued the key meanwhile
+        return bool(polls)
 
     @staticmethod
     def _guard(function: Callable[[float], Any], now: float) -> bool:
@@ -96,11 +96,11 @@ class Background:
     def follow(self, output: CellOutput) -> None:
         """Show output that arrives after a cell has ended, below that cell."""
 
-        def turn(now: float) -> bool:
-            output.turn_late(now)
+        def poll(now: float) -> bool:
+            output.poll_late(now)
             return output.is_open
 
-        output.leave(lambda: self.drive(output, turn))
+        output.leave(lambda: self.drive(output, poll))
 
 
 class BackgroundCell:
@@ -129,15 +129,15 @@ class BackgroundCell:
         self._on_end = on_end
         self._done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._display_id = uuid.uuid4().hex
-        self._said_at = time.monotonic()
-        self._since = self._said_at if born is None else born
-        self._said = ""
+        self._updated_at = time.monotonic()
+        self._since = self._updated_at if born is None else born
+        self._shown_text = ""
         self._state = "queued" if born is None else "running"
         self._where = f"cell [{cell.number}] on {cell.mesh.name}{format_ranks(cell.ranks)}"
         self._showing = threading.Lock()
         cell.output.sink.pin()
-        if self._turn(self._said_at):  # sends the cell now if no earlier cell is in the way
-            background.drive(self, self._turn)
+        if self._poll(self._updated_at):  # sends the cell now if no earlier cell is in the way
+            background.drive(self, self._poll)
 
     @property
     def state(self) -> str:
@@ -193,7 +193,7 @@ class BackgroundCell:
 
     def __repr__(self) -> str:
         goes_on = self._state in ("queued", "running")
-        seconds = format_seconds((time.monotonic() if goes_on else self._said_at) - self._since)
+        seconds = format_seconds((time.monotonic() if goes_on else self._updated_at) - self._since)
         return f"{self._where}: {self._state} {'for' if goes_on else 'after'} {seconds}"
 
     def _ipython_display_(self) -> None:
@@ -201,36 +201,36 @@ class BackgroundCell:
         from IPython.display import publish_display_data
 
         with self._showing:
-            self._said = repr(self)
-            publish_display_data({"text/plain": self._said}, transient={"display_id": self._display_id})
+            self._shown_text = repr(self)
+            publish_display_data({"text/plain": self._shown_text}, transient={"display_id": self._display_id})
 
-    def _say(self, now: float) -> None:
+    def _update_display(self, now: float) -> None:
         """Update the lines that show the cell."""
         from IPython.core.getipython import get_ipython
         from IPython.display import publish_display_data
 
         with self._showing:
             text = repr(self)
-            if self._said and text != self._said and getattr(get_ipython(), "kernel", None) is not None:
-                self._said = text
+            if self._shown_text and text != self._shown_text and getattr(get_ipython(), "kernel", None) is not None:
+                self._shown_text = text
                 publish_display_data({"text/plain": text}, transient={"display_id": self._display_id}, update=True)
 
-    def _turn(self, now: float) -> bool:
+    def _poll(self, now: float) -> bool:
         cell, state = self._cell, self._state
         if cell.stage != "over":
-            cell.turn(now)
+            cell.poll(now)
         if cell.stage == "running" and self._state == "queued":
             self._state = "running"
             self._since = now
         if cell.stage == "over":
             self._end(now)
-        if self._state != state or now >= self._said_at + _SAY_EVERY_S:
-            self._said_at = now
-            self._say(now)
+        if self._state != state or now >= self._updated_at + _UPDATE_EVERY_S:
+            self._updated_at = now
+            self._update_display(now)
         return cell.stage != "over"
 
     def _end(self, now: float) -> None:
-        self._said_at = now
+        self._updated_at = now
         result, error = None, None
         try:
             result = self._values(self._cell.result())

@@ -3,7 +3,7 @@
 Theory of operation
 ===================
 
-The thread that waits for a `RemoteCell` advances it by ``wait`` and ``turn``: the main thread for a cell in the foreground
+The thread that waits for a `RemoteCell` advances it by ``wait`` and ``poll``: the main thread for a cell in the foreground
 (`run_in_foreground`), the view thread for a cell in the background (`Background` in ``background.py``). Its stages:
 
 - *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
@@ -31,7 +31,7 @@ from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.net.wire.messages import Payload, Rewind
-from monarch_kernel.notebook.cells.interrupt_progress import Stopping, look, stopping_text
+from monarch_kernel.notebook.cells.interrupt_progress import InterruptProgress, describe_interrupt, inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.cells.recovery import Recovery
@@ -44,7 +44,7 @@ from monarch_kernel.runtime.rpc.gather import CellResult
 
 __all__ = ["CellStage", "Lane", "RemoteCell", "run_in_foreground"]
 
-TURN_S = 0.05
+POLL_S = 0.05
 _WAIT_NOTE_S = 2.0
 _GROUP_TIMEOUT_S = 90.0
 _FINISHED = Value(Payload(), (), {})
@@ -68,7 +68,7 @@ class Lane:
         self.healing: tuple[float, HostMesh | None] | None = None  # start time and hosts of a heal that was interrupted
         self.group_members: tuple[int, ...] = ()  # incarnations of the ranks when the group last formed
         self.slots = RichSlots(uuid.uuid4().hex)
-        self.begun: deque[CellMark] = deque(maxlen=_MARKS)
+        self.marks: deque[CellMark] = deque(maxlen=_MARKS)
         self.history: MutableSequence[tuple[int, str]] = deque(
             maxlen=_MARKS
         )  # number and code of the cells that finished on all ranks
@@ -144,19 +144,19 @@ class RemoteCell:
         self.output = output
         self.stage: CellStage = "waiting"
         self.is_over = threading.Event()
-        self._stopping: Stopping | None = None
+        self._progress: InterruptProgress | None = None
         self._code = code
         self._want_value = want_value
         self._timeout_s = timeout_s
         self._deadline = float("inf")
-        self._turned_at = 0.0
+        self._polled_at = 0.0
         self._has_stops = False
         self._lane = lane
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
         self._error: BaseException | None = None
         self._recovery = Recovery(
-            mesh, code if isinstance(code, str) else "", lane.history, lane.begin_group, self._say, output.hear
+            mesh, code if isinstance(code, str) else "", lane.history, lane.begin_group, self._say, output.handle
         )
         self._recovering: Generator[Future[Any], None, Rewind | None] | None = None
         self._rewind: Rewind | None = None
@@ -166,34 +166,34 @@ class RemoteCell:
         return f"<RemoteCell [{self.number}] on {self.mesh.name}{format_ranks(self.ranks)}: {self.stage}>"
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until ``turn`` has something to do; False after the timeout."""
+        """Wait until ``poll`` has something to do; False after the timeout."""
         if self.stage == "waiting":
             before = self._lane.before(self)
             return before is None or before.is_over.wait(timeout_s)
         return self._future is None or self._future.wait(timeout_s)
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Advance as far as possible without waiting, and show the output that has arrived."""
         if self.stage == "waiting" and self._lane.before(self) is None:
             self._begin(now)
         if self.stage == "forming":
             self._check_group(now)
         if self.stage == "recovering":
-            self.output.turn(now)
+            self.output.poll(now)
             self._recover(now)
         if self.stage == "running":
             assert self._future is not None
-            self.output.turn(now)
+            self.output.poll(now)
             if self._has_stops:  # time in the debugger does not count towards --timeout
-                self._deadline += now - self._turned_at
-            self._turned_at, self._has_stops = now, bool(self.stops())
+                self._deadline += now - self._polled_at
+            self._polled_at, self._has_stops = now, bool(self.stops())
             if self._future.done():
                 self._end(now)
             elif now >= self._deadline:
                 self._deadline = float("inf")
                 self.stop(f"stopped after {self._timeout_s:g} s (--timeout)", now)
-            elif self._stopping is not None:
-                self._stopping.turn(now)
+            elif self._progress is not None:
+                self._progress.poll(now)
 
     def stop(self, reason: str, now: float | None = None) -> None:
         """Interrupt the cell. A cell that was not sent ends; else each call raises KeyboardInterrupt on the ranks.
@@ -213,15 +213,15 @@ class RemoteCell:
             assert self._future is not None
             self._future.interrupt()
             self._fail(RemoteInterrupt(f"{reason} while ranks were being replaced; the loop did not continue"))
-        elif self._stopping is not None:
-            self._stopping.again(now)
+        elif self._progress is not None:
+            self._progress.again(now)
         elif self._future is not None:
-            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, now)
+            self._progress = InterruptProgress(self._lane.mesh, reason, self._interrupt, now)
 
     def note_stop(self, reason: str) -> None:
         """Note that its ranks are interrupted by other means, so that the cell ends as an interrupted cell."""
-        if self.stage == "running" and self._stopping is None:
-            self._stopping = Stopping(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
+        if self.stage == "running" and self._progress is None:
+            self._progress = InterruptProgress(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
         elif self.stage != "running":
             self.stop(reason)
 
@@ -232,20 +232,20 @@ class RemoteCell:
     @property
     def is_stopping(self) -> bool:
         """Whether the cell was interrupted."""
-        return self._stopping is not None
+        return self._progress is not None
 
     def is_given_up(self, now: float) -> bool:
         """Whether the user no longer waits for an interrupted cell that has not stopped."""
-        return self.stage != "over" and self._stopping is not None and self._stopping.is_given_up(now)
+        return self.stage != "over" and self._progress is not None and self._progress.is_given_up(now)
 
     def stop_text(self) -> str:
         """Describe the effect of the interrupt so far."""
-        assert self._stopping is not None
+        assert self._progress is not None
         assert self._future is not None
         answers = self.mesh._runtime.answers(self._future.id)
         if not answers:  # the cell has just ended
-            return f"{self._stopping.why}; it has ended on all ranks"
-        return stopping_text(self._stopping, self.mesh.ranks, answers)
+            return f"{self._progress.why}; it has ended on all ranks"
+        return describe_interrupt(self._progress, self.mesh.ranks, answers)
 
     def _what_is_before(self, before: RemoteCell) -> str:
         """Name the cell that this one waited for, and what its ranks do if it was interrupted and has not stopped."""
@@ -268,7 +268,7 @@ class RemoteCell:
         if not before.is_stopping:
             return []
         mesh = self._lane.mesh
-        lines = doing_lines(mesh.view(), look(mesh), before.busy_ranks())
+        lines = doing_lines(mesh.view(), inspect_ranks(mesh), before.busy_ranks())
         return [f"Cell [{before.number}] was interrupted, but still runs:", *(f"  {line}" for line in lines)]
 
     def stops(self) -> list[StopEvent]:
@@ -347,16 +347,16 @@ class RemoteCell:
 
     def _send(self, now: float) -> None:
         self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
-        self._lane.begun.append(CellMark(time.time(), self.number, self.ranks))
+        self._lane.marks.append(CellMark(time.time(), self.number, self.ranks))
         try:
             if callable(self._code):
-                self._future = self.mesh.call_cell(self._code, cell=self.number, listen=self.output.hear)
+                self._future = self.mesh.call_cell(self._code, cell=self.number, listen=self.output.handle)
             else:
                 self._future = self.mesh.run_cell(
                     self._code,
                     cell=self.number,
                     want_value=self._want_value,
-                    listen=self.output.hear,
+                    listen=self.output.handle,
                     rewind=self._rewind,
                 )
         except Exception as error:  # the session was shut down
@@ -372,17 +372,17 @@ class RemoteCell:
         try:
             self._result = future.get()
         except RanksError as error:
-            if self._stopping is None and self._recovery.wants(future.id, error):
+            if self._progress is None and self._recovery.wants(future.id, error):
                 self._recovering = self._recovery.steps(error)
                 self.stage = "recovering"
                 self._recover(now)
                 return
-            self._error = RemoteInterrupt(self._outcome(self._stopping, error)) if self._stopping else error
+            self._error = RemoteInterrupt(self._outcome(self._progress, error)) if self._progress else error
         except Exception as error:
             self._error = error
         else:
-            if self._stopping is not None:
-                self._error = RemoteInterrupt(f"{self._stopping.why}, but all ranks ran to their end")
+            if self._progress is not None:
+                self._error = RemoteInterrupt(f"{self._progress.why}, but all ranks ran to their end")
             if isinstance(self._code, str) and self._code and self.mesh.is_whole:
                 self._lane.history.append((self.number, self._code))
         self._over()
@@ -404,10 +404,10 @@ class RemoteCell:
     def _say(self, text: str) -> None:
         self.output.sink.write("stderr", f"{text}\n")
 
-    def _outcome(self, stopping: Stopping, error: RanksError) -> str:
+    def _outcome(self, progress: InterruptProgress, error: RanksError) -> str:
         """Describe how the ranks of an interrupted cell ended."""
         done = {point.rank: failure for point, failure in error.reports.items()}
-        return stopping_text(stopping, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
+        return describe_interrupt(progress, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -449,8 +449,8 @@ def run_in_foreground(
                 cell.stop("interrupted", now)
             if cell.is_given_up(now):
                 raise RemoteInterrupt(cell.stop_text())
-            cell.wait(TURN_S)
-            cell.turn(time.monotonic())
+            cell.wait(POLL_S)
+            cell.poll(time.monotonic())
             if attend is not None and not cell.is_stopping and cell.stops():
                 attend(cell, interrupts)
     if interrupts.count and not cell.is_stopping:  # checked when no more interrupts are counted

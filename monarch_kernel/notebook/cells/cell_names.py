@@ -10,12 +10,12 @@ from IPython.core.getipython import get_ipython
 
 from monarch_kernel.errors import Failure, Frame
 
-__all__ = ["in_notebook", "placed"]
+__all__ = ["in_notebook", "with_cell_names"]
 
 _FILE = re.compile(r"(?<=\()[^\s()]*ipykernel_\d+[/\\]\d+\.py(?=, line \d+\))|(?<=\()<ipython-input-[^>]*>")
 
 
-def placed(failure: Failure) -> Failure:
+def with_cell_names(failure: Failure) -> Failure:
     """Return a failure whose frames and message name the notebook's local cells by their numbers."""
 
     def name(found: re.Match[str]) -> str:

@@ -138,7 +138,7 @@ class LiveView:
                 self._states = states
             self.update(view, now, force=force, every_s=every_s)
 
-    def say(self, text: str, *, first: bool = False) -> None:
+    def show_text(self, text: str, *, first: bool = False) -> None:
         """Show a line of text in place of the table."""
         if self._last != (text, text) and (first or self._is_live):
             self._last = (text, text)

@@ -3,15 +3,15 @@
 Theory of operation
 ===================
 
-==========  ===================================================================================================
-0 s         `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
-`LOOK_S`    the controller asks the ranks what they do
-`GRACE_S`   control returns to the user; work that has not stopped is still tracked, and its result is kept
-again       a second interrupt also aborts the process groups of ranks that still run; control returns after `AGAIN_S`
-once more   control returns immediately
-==========  ===================================================================================================
+===========  ===================================================================================================
+0 s          `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
+`INSPECT_S`  the controller asks the ranks what they do
+`GRACE_S`    control returns to the user; work that has not stopped is still tracked, and its result is kept
+again        a second interrupt also aborts the process groups of ranks that still run; control returns after `AGAIN_S`
+once more    control returns immediately
+===========  ===================================================================================================
 
-Nothing here waits: the code that waits for the work calls `Stopping.turn`.
+Nothing here waits: the code that waits for the work calls `InterruptProgress.poll`.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.worker.actor_server import NOT_BEGUN
 
-__all__ = ["GRACE_S", "AllStopping", "Stopping", "look", "stopping_text"]
+__all__ = ["GRACE_S", "InterruptProgress", "MeshInterruptProgress", "describe_interrupt", "inspect_ranks"]
 
-LOOK_S = 0.8
+INSPECT_S = 0.8
 GRACE_S = 1.8
 AGAIN_S = 0.6
 BURST_S = 0.25
 ANSWER_S = 0.4
 
 
-class Stopping:
+class InterruptProgress:
     """The progress of an interrupt of ranks' work, until the work has ended or the user stops waiting for it.
 
     Args:
@@ -66,11 +66,11 @@ class Stopping:
         self.why = why
         self.aborts = abort
         self._interrupt = interrupt
-        self._begun = self._last = now
+        self._started = self._last = now
         self._give_up_at = now + GRACE_S
-        self._look_at = now + LOOK_S
-        self._has_looked = False
-        self._looking: Future[dict[int, Doing | Failure]] | None = None
+        self._inspect_at = now + INSPECT_S
+        self._has_inspected = False
+        self._inspection: Future[dict[int, Doing | Failure]] | None = None
         if not is_sent:
             interrupt(abort)
 
@@ -84,14 +84,14 @@ class Stopping:
             return
         self.aborts = True
         self._interrupt(True)
-        self._look_at = now
+        self._inspect_at = now
         self._give_up_at = now + AGAIN_S
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Ask the ranks what they do when it is time; does not wait."""
-        if self._looking is None and not self._has_looked and now >= self._look_at:
-            self._has_looked = True
-            self._looking = self.mesh.doing()
+        if self._inspection is None and not self._has_inspected and now >= self._inspect_at:
+            self._has_inspected = True
+            self._inspection = self.mesh.doing()
 
     def is_given_up(self, now: float) -> bool:
         """Whether the user has waited long enough."""
@@ -99,18 +99,18 @@ class Stopping:
 
     def waited_s(self) -> float:
         """Return the seconds since the interrupt."""
-        return time.monotonic() - self._begun
+        return time.monotonic() - self._started
 
     def doing(self, ranks: Sequence[int]) -> list[str]:
         """Describe what some ranks of the mesh do now, as lines."""
         if not ranks:
             return []
-        looking, self._looking = self._looking or self.mesh.doing(), None
-        since_s = max(0.0, time.monotonic() - self._look_at)
-        return doing_lines(self.mesh.view(), _seen(looking, ANSWER_S - since_s), ranks)
+        inspection, self._inspection = self._inspection or self.mesh.doing(), None
+        since_s = max(0.0, time.monotonic() - self._inspect_at)
+        return doing_lines(self.mesh.view(), _read(inspection, ANSWER_S - since_s), ranks)
 
 
-class AllStopping(Stopping):
+class MeshInterruptProgress(InterruptProgress):
     """An interrupt of everything that the ranks of a mesh run and have queued at this moment.
 
     Args:
@@ -121,13 +121,13 @@ class AllStopping(Stopping):
 
     def __init__(self, whole: ProcMesh, mesh: ProcMesh, *, abort: bool) -> None:
         self._part = mesh
-        self._owed = dict(zip(mesh.ranks, mesh._runtime.owed(mesh.procs), strict=True))
+        self._pending = dict(zip(mesh.ranks, mesh._runtime.owed(mesh.procs), strict=True))
         super().__init__(whole, "interrupted", lambda abort: mesh.interrupt(abort=abort), time.monotonic(), abort=abort)
 
     def stuck(self) -> list[int]:
         """Return the ranks that have not ended all of this work."""
         now = dict(zip(self._part.ranks, self._part._runtime.owed(self._part.procs), strict=True))
-        return [rank for rank, before in self._owed.items() if not set(before).isdisjoint(now[rank])]
+        return [rank for rank, before in self._pending.items() if not set(before).isdisjoint(now[rank])]
 
     def is_over(self) -> bool:
         """Whether all work has ended, or the user has waited long enough."""
@@ -141,7 +141,7 @@ class AllStopping(Stopping):
             waited: numbers of cells that waited for these ranks and were dropped.
         """
         name = self.mesh.name
-        busy = [rank for rank, owed in self._owed.items() if owed]
+        busy = [rank for rank, pending in self._pending.items() if pending]
         if not busy and not waited:
             return self._nothing()
         stuck = self.stuck()
@@ -164,11 +164,11 @@ class AllStopping(Stopping):
 
     def _nothing(self) -> str:
         """Describe an interrupt that found no request; actors may still do work that the notebook does not wait for."""
-        name, answers = self.mesh.name, look(self.mesh)
+        name, answers = self.mesh.name, inspect_ranks(self.mesh)
         view = self.mesh.view()
-        working = [rank for rank in self._owed if works(view.ranks[rank], answers.get(rank))]
+        working = [rank for rank in self._pending if works(view.ranks[rank], answers.get(rank))]
         if not working:
-            return f"{name}: nothing runs on {format_ranks(self._owed)}"
+            return f"{name}: nothing runs on {format_ranks(self._pending)}"
         head = (
             f"{name}: nothing was interrupted, because the notebook waits for nothing there; actors on "
             f"{format_ranks(working)} work for other callers, or after a broadcast (%mesh restart {name} replaces them)"
@@ -176,15 +176,15 @@ class AllStopping(Stopping):
         return "\n".join([head, *(f"    {line}" for line in doing_lines(view, answers, working))])
 
 
-def look(mesh: ProcMesh) -> dict[int, Doing | Failure]:
+def inspect_ranks(mesh: ProcMesh) -> dict[int, Doing | Failure]:
     """Return what the ranks of a mesh do now, by rank; ranks that do not answer within `ANSWER_S` are left out."""
-    return _seen(mesh.doing(), ANSWER_S)
+    return _read(mesh.doing(), ANSWER_S)
 
 
-def _seen(looking: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict[int, Doing | Failure]:
-    if not looking.wait(max(0.0, timeout_s)):
-        looking.cancel()
-    answers = looking.get()
+def _read(inspection: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict[int, Doing | Failure]:
+    if not inspection.wait(max(0.0, timeout_s)):
+        inspection.cancel()
+    answers = inspection.get()
     return {rank: answer if isinstance(answer, Failure) else _located(answer) for rank, answer in answers.items()}
 
 
@@ -194,22 +194,22 @@ def _located(doing: Doing) -> Doing:
     return replace(doing, activities=tuple(activities))
 
 
-def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
+def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
     """Describe the effect of an interrupt on some work.
 
     Args:
-        stopping: the interrupt.
+        progress: the interrupt.
         ranks: the ranks that did the work.
         answers: the answers of these ranks; None for a rank that has not answered.
     """
-    mesh = stopping.mesh
+    mesh = progress.mesh
     outcome = InterruptOutcome(
         mesh.name,
-        stopping.why,
-        aborted=stopping.aborts,
+        progress.why,
+        aborted=progress.aborts,
         n_ranks=len(mesh),
         axes=len(mesh.extent),
-        waited_s=stopping.waited_s(),
+        waited_s=progress.waited_s(),
     )
     for rank, answer in zip(ranks, answers, strict=True):
         if answer is None:
@@ -223,5 +223,5 @@ def stopping_text(stopping: Stopping, ranks: Sequence[int], answers: Sequence[An
         else:
             what = "failed" if answer.kind == "exception" else answer.kind
             outcome.failed.setdefault(f"{what}: {answer.headline()}", []).append(rank)
-    outcome.doing = stopping.doing(sorted({*outcome.stuck, *outcome.dropped}))
+    outcome.doing = progress.doing(sorted({*outcome.stuck, *outcome.dropped}))
     return interrupt_text(outcome)

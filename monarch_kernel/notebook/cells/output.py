@@ -40,19 +40,19 @@ class CellOutput:
         self._id = uuid.uuid4().hex
         self._rich = RichFolder(mesh.ranks, slots, self._id)
         self._blocks: dict[int, str] = {}  # of progress bars that were shown: their texts
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._is_open = False
-        self._turning = threading.Lock()
+        self._polling = threading.Lock()
         self._on_late: Callable[[], None] | None = None
 
-    def hear(self, event: OutputEvent | RichEvent) -> None:
+    def handle(self, event: OutputEvent | RichEvent) -> None:
         """Queue an event; called on the thread that leads the runtime's loop."""
         self._events.append(event)
         if self._on_late is not None:
             self._on_late()
 
     def leave(self, on_late: Callable[[], None]) -> None:
-        """Show further output in the launching cell, as its driver no longer calls `turn`.
+        """Show further output in the launching cell, as its driver no longer calls `poll`.
 
         Args:
             on_late: called when output has arrived, on the thread that leads the runtime's loop.
@@ -67,9 +67,9 @@ class CellOutput:
         """Whether there is output that has not been shown yet."""
         return self._is_open or bool(self._events)
 
-    def turn(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Show the output that is due."""
-        with self._turning:
+        with self._polling:
             self._take(now)
             shown = self._folder.drain(now)
             if not self._stream:
@@ -81,7 +81,7 @@ class CellOutput:
 
     def finish(self, now: float, *, goes_on: bool = False) -> None:
         """Show all remaining output; with ``goes_on``, progress bars stay live."""
-        with self._turning:
+        with self._polling:
             self._take(now)
             self._stream = True
             held, self._held = self._held, []
@@ -92,20 +92,20 @@ class CellOutput:
 
     def show_values(self, bundles: Mapping[int, Bundle]) -> None:
         """Show the values of the last expression, by rank."""
-        with self._turning:
+        with self._polling:
             self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}, self._id))
 
-    def turn_late(self, now: float) -> None:
+    def poll_late(self, now: float) -> None:
         """Show output that arrived after the end; a line without an end is shown after `_QUIET_S` without further output."""
-        self.turn(now)
-        if now - self._heard_at > _QUIET_S:
+        self.poll(now)
+        if now - self._received_at > _QUIET_S:
             self.finish(now, goes_on=True)
 
     def _take(self, now: float) -> None:
         events: list[OutputEvent | RichEvent] = []
         while self._events:
             events.append(self._events.popleft())
-            self._heard_at, self._is_open = now, True
+            self._received_at, self._is_open = now, True
         for event in sorted(events, key=lambda event: event.rank):  # output of one turn is shown in the order of ranks
             if isinstance(event, OutputEvent):
                 self._folder.feed(event.rank, event.stream, event.text, now, event.dropped_lines)

@@ -28,8 +28,8 @@ from monarch_kernel.train.snapshots.rewind import Common, Holdings, common, hold
 
 __all__ = ["Recovery", "python_of"]
 
-MOST_IN_VAIN = 5
-"""Attempts to recover a cell whose loop comes no farther."""
+MAX_RECOVERIES = 5
+"""Maximum number of successive recoveries of a cell whose loop comes no farther."""
 
 
 class Recovery:
@@ -62,7 +62,7 @@ class Recovery:
         self._requests: list[int] = []  # the requests that have run the cell
         self._is_again = False
         self._farthest = -1
-        self._in_vain = 0
+        self._recoveries = 0
 
     def wants(self, request: int, error: RanksError) -> bool:
         """Whether to recover the cell after the error that ended it."""
@@ -86,27 +86,27 @@ class Recovery:
         Raises:
             MonarchError: the cell can't be recovered.
         """
-        begun = time.monotonic()
+        started = time.monotonic()
         step = max((loop.view().step for loop in self._mesh.loops if loop.key[0] in self._requests), default=0)
         if step > self._farthest:
-            self._farthest, self._in_vain = step, 0
+            self._farthest, self._recoveries = step, 0
         died = {point.rank: failure for point, failure in error.reports.items() if failure.kind == "lost"}
         how = re.split(r";| \(", died[min(died)].message)[0]
         self._say(f"{self._mesh.name}: {format_ranks(died)} died ({how}); going back to the last snapshot")
         while True:
-            self._in_vain += 1
-            if self._in_vain > MOST_IN_VAIN:
+            self._recoveries += 1
+            if self._recoveries > MAX_RECOVERIES:
                 raise SnapshotError(
-                    f"{self._mesh.name} was recovered {MOST_IN_VAIN} times, and each time ranks died again before the loop "
+                    f"{self._mesh.name} was recovered {MAX_RECOVERIES} times, and each time ranks died again before the loop "
                     f"passed step {self._farthest:,}; %mesh logs shows their last output"
                 )
             try:
-                return (yield from self._once(begun))
+                return (yield from self._once(started))
             except RanksError:
                 if not self._mesh.deaths():
                     raise
 
-    def _once(self, begun: float) -> Generator[Future[Any], None, Rewind | None]:
+    def _once(self, started: float) -> Generator[Future[Any], None, Rewind | None]:
         mesh = self._mesh
         healing = mesh.heal()
         yield healing
@@ -130,7 +130,7 @@ class Recovery:
         self._is_again = True
         where = f"before step {chosen.key[2]:,}" if chosen else "at the beginning, as it had no snapshot yet"
         ran = f"; ran {_cells_text([number for number, _ in again])} again" if again else ""
-        took = format_seconds(time.monotonic() - begun)
+        took = format_seconds(time.monotonic() - started)
         self._say(f"{mesh.name}: {format_ranks(replaced)} replaced, the loop is back {where}, after {took}{ran}")
         if chosen is None:
             return None

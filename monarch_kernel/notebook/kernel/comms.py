@@ -33,10 +33,10 @@ class LiveComms(RemoteTab):
 
     async def shell_channel_thread_main(self, msg: Any) -> None:
         """Handle a message of the shell channel, on the thread that serves the channel."""
-        if not self._heard(msg):
+        if not self._handle_view_message(msg):
             await super().shell_channel_thread_main(msg)
 
-    def _heard(self, msg: Any) -> bool:
+    def _handle_view_message(self, msg: Any) -> bool:
         """Handle a message if it comes from a view; False if it does not."""
         session, manager = cast(Any, self.session), cast(Any, self.comm_manager)
         try:
@@ -58,7 +58,7 @@ class LiveComms(RemoteTab):
             return False
         try:
             if "method" in data and viewer is not None:
-                viewer.hear(data.get("content"))
+                viewer.handle(data.get("content"))
             else:
                 getattr(manager, kind)(None, ident, message)
         except Exception:  # no message of a page may end the callback of the thread

@@ -38,10 +38,10 @@ class RemoteTab(SteadyStatus):
         return await reply if asyncio.iscoroutine(reply) else reply
 
     def _inspected(self, code: str, cursor_pos: int, detail_level: int, omit_sections: Collection[str]) -> Any:
-        told = self.names.inspect(code, cursor_pos, detail_level)
-        if told is None:
+        description = self.names.inspect(code, cursor_pos, detail_level)
+        if description is None:
             return None
-        shown = {title: text for title, text in told.items() if title.lower() not in omit_sections}
+        shown = {title: text for title, text in description.items() if title.lower() not in omit_sections}
         data = {"text/plain": described(shown, color=True)} if shown else {}
         return {"status": "ok", "found": bool(shown), "data": data, "metadata": {}}
 

@@ -80,11 +80,11 @@ class _Request:
 
     def __init__(self) -> None:
         self.in_user_code = False
-        self._is_struck = False
+        self._is_interrupted = False
 
     def note(self) -> None:
         """Make the user's code that runs next raise KeyboardInterrupt."""
-        self._is_struck = True
+        self._is_interrupted = True
 
     def enter_user_code(self) -> None:
         """Note that the user's code starts, or resumes after a wait.
@@ -93,8 +93,8 @@ class _Request:
             KeyboardInterrupt: an interrupt came before.
         """
         self.in_user_code = True  # first: from here on the signal handler raises
-        if self._is_struck:
-            self._is_struck = False
+        if self._is_interrupted:
+            self._is_interrupted = False
             raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
@@ -117,12 +117,12 @@ class _Awaited(_Request):
 
     def cancel(self) -> None:
         """Cancel the task, or make its next step raise, whichever comes first; callable from any thread and signal handler."""
-        self._is_struck = True
+        self._is_interrupted = True
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._is_struck and not self._task.done():
-            self._is_struck = False
+        if self._is_interrupted and not self._task.done():
+            self._is_interrupted = False
             self.is_cancelled = True
             self._task.cancel()
 
@@ -149,17 +149,17 @@ class KernelInterrupts:
     def install(self) -> None:
         """Handle SIGINT from now on, if this is the main thread."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, self.strike)
+            signal.signal(signal.SIGINT, self.interrupt)
             if self._wakeup is not None:
                 self._wakeup.install()
 
     @in_forks(lambda kernel: signal.default_int_handler)
-    def strike(self, signum: int, frame: FrameType | None) -> None:
+    def interrupt(self, signum: int, frame: FrameType | None) -> None:
         """Interrupt all code of the user that runs; the handler of SIGINT."""
         if self._forking.is_now:  # Python would discard an exception raised now
-            self._call_later(AGAIN_S, partial(self._strike_again, self._request))
+            self._call_later(AGAIN_S, partial(self._interrupt_again, self._request))
             return
-        self.strike_subshells()
+        self.interrupt_subshells()
         caller = _caller_of(frame or sys._getframe(1))  # a repeated interrupt has no frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
         if caller is _HOOKS and request is not None:
@@ -171,11 +171,11 @@ class KernelInterrupts:
         elif request is not None:
             request.note()
 
-    def _strike_again(self, request: _Request | None) -> None:
+    def _interrupt_again(self, request: _Request | None) -> None:
         if self._request is request:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    def strike_subshells(self) -> None:
+    def interrupt_subshells(self) -> None:
         """Interrupt what runs in other threads than the main one."""
         for thread in list(self._threads.values()):
             thread.strike()

@@ -30,7 +30,7 @@ class MonarchKernel(LiveComms):
         self.listen(self._magics.meshes.viewers)
         self._interrupts = KernelInterrupts(self._call_later)
         self._interrupts.guard(self.shell)
-        self._magics.meshes.interrupt_others = self._interrupts.strike_subshells
+        self._magics.meshes.interrupt_others = self._interrupts.interrupt_subshells
 
     @property
     def banner(self) -> str:  # type: ignore[override]

@@ -29,11 +29,11 @@ from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import CellResult, gather
 
-__all__ = ["DetachedMeshes", "ResumedCell", "TakenUp", "default_root", "resumed_cells", "show_missed"]
+__all__ = ["AttachedMesh", "DetachedMeshes", "ResumedCell", "default_root", "resumed_cells", "show_missed"]
 
 
 @dataclass
-class TakenUp:
+class AttachedMesh:
     """A mesh that was attached.
 
     Attributes:
@@ -132,7 +132,7 @@ class DetachedMeshes:
         """Return the names of the meshes that can be attached."""
         return [home.name for home in find(self._root) if not home.owner() and not home.is_gone()]
 
-    def said(self) -> str:
+    def available_text(self) -> str:
         """List the meshes that can be attached, for the end of an error message."""
         names = self.names()
         return f"available: {', '.join(names)}" if names else "available: none"
@@ -156,7 +156,7 @@ class DetachedMeshes:
 
     # -- attach and down
 
-    def attach(self, name: str) -> TakenUp:
+    def attach(self, name: str) -> AttachedMesh:
         """Attach a detached mesh.
 
         Raises:
@@ -176,7 +176,7 @@ class DetachedMeshes:
         if manifest.elsewhere is not None:
             count = len(set(manifest.elsewhere.places))
             options = replace(options, engine=manifest.elsewhere.engine, hosts=count)
-        return TakenUp(mesh, session, options, time.time() - found.since if found else 0.0)
+        return AttachedMesh(mesh, session, options, time.time() - found.since if found else 0.0)
 
     def down(self, name: str) -> int:
         """End a mesh that is attached to no kernel, and return the number of its ranks; 0 if none of its hosts came up.
@@ -190,9 +190,9 @@ class DetachedMeshes:
         over = Home(self._root, name).time_over()
         home = home_of(self._root, name)
         if home is None and over:
-            raise UsageProblem(f"%mesh {command}: mesh {name!r} is gone: {over}; {self.said()}")
+            raise UsageProblem(f"%mesh {command}: mesh {name!r} is gone: {over}; {self.available_text()}")
         if home is None:
-            raise UsageProblem(f"%mesh {command}: there is no detached mesh {name!r}; {self.said()}")
+            raise UsageProblem(f"%mesh {command}: there is no detached mesh {name!r}; {self.available_text()}")
         return home
 
 
@@ -221,9 +221,9 @@ class ResumedCell(RemoteCell):
         self.stage = "running"
 
 
-def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
+def resumed_cells(attached: AttachedMesh, lane: Lane, sink: Sink) -> list[ResumedCell]:
     """Return the cells of an earlier kernel that still run, or whose result no kernel has received; the oldest first."""
-    mesh, runtime = taken.mesh, taken.session.runtime
+    mesh, runtime = attached.mesh, attached.session.runtime
     cells = []
     for cell, future in runtime.resumed:
         region = Region(Extent({"ranks": len(cell.procs)}), tuple(_ranks(mesh, cell.procs)))
@@ -233,16 +233,16 @@ def resumed_cells(taken: TakenUp, lane: Lane, sink: Sink) -> list[ResumedCell]:
 
         finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh._as_spawned)
         output = CellOutput(mesh._with_region(region), sink, lane.slots, raw=False)
-        runtime.listen(cell.id, output.hear)
+        runtime.listen(cell.id, output.handle)
         cells.append(ResumedCell(lane, mesh._with_region(region), cell, future.read_with(finish), output))
     return cells
 
 
-def show_missed(taken: TakenUp, sink: Sink) -> None:
+def show_missed(attached: AttachedMesh, sink: Sink) -> None:
     """Show what ranks wrote while the mesh had no kernel, and which of them died."""
-    runtime, mesh = taken.session.runtime, taken.mesh
+    runtime, mesh = attached.session.runtime, attached.mesh
     now = time.monotonic()
-    sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(taken.detached_s)}\n")
+    sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(attached.detached_s)}\n")
     chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.backlog for chunk in event.chunks]
     if chunks:
         sink.write("stdout", "its ranks wrote meanwhile:\n")

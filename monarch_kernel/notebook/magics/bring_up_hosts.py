@@ -15,7 +15,7 @@ from monarch_kernel.notebook.syntax.up import UpOptions
 from monarch_kernel.notebook.view.hosts import coming_text, missing_text
 from monarch_kernel.runtime.controller.session import Session, current_session
 
-__all__ = ["Allocation", "asked_for", "recipe_of"]
+__all__ = ["Allocation", "recipe_of", "request_text"]
 
 _PUMP_S = 0.05
 _FIRST_WORD_S = 1.0  # no progress is shown for hosts that are up sooner
@@ -39,7 +39,7 @@ def _launcher(options: UpOptions) -> Launcher:
     return make_launcher(ENGINES[recipe.engine], recipe.options, **recipe.common)
 
 
-def asked_for(options: UpOptions) -> str:
+def request_text(options: UpOptions) -> str:
     """Describe what the engine would be asked for, without asking it.
 
     Raises:
@@ -95,7 +95,7 @@ class Allocation:
         """
         name = self._options.name
         begin = time.monotonic()
-        said_s = _FIRST_WORD_S - LiveView.EVERY_S
+        shown_s = _FIRST_WORD_S - LiveView.EVERY_S
         waits_for = ""
         lost_at: float | None = None
         future = self.hosts.initialized
@@ -110,9 +110,9 @@ class Allocation:
                 lost_at = now
             if lost_at is not None and now > lost_at + _OTHERS_S:  # others may wait in a queue for a long time
                 break
-            if now - begin >= said_s + LiveView.EVERY_S:
-                said_s = now - begin
-                view.say(coming_text(name, seen, now - begin), first=view.is_new)
+            if now - begin >= shown_s + LiveView.EVERY_S:
+                shown_s = now - begin
+                view.show_text(coming_text(name, seen, now - begin), first=view.is_new)
         seen = self.hosts.view()
         if seen.count("up") < len(seen.hosts):
             future.cancel()

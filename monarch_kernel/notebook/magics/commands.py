@@ -20,15 +20,15 @@ from monarch_kernel.errors import RemoteError, RemoteInterrupt, format_ranks
 from monarch_kernel.features.editing.sources import check_syntax
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
-from monarch_kernel.notebook.cells.cell_names import placed
+from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.cells.interrupt_progress import look
+from monarch_kernel.notebook.cells.interrupt_progress import inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
-from monarch_kernel.notebook.magics.bring_up_hosts import asked_for
-from monarch_kernel.notebook.magics.loops import steer
+from monarch_kernel.notebook.magics.bring_up_hosts import request_text
+from monarch_kernel.notebook.magics.loops import control_loop
 from monarch_kernel.notebook.magics.meshes import Entry, Meshes
-from monarch_kernel.notebook.magics.viewers import Asked
+from monarch_kernel.notebook.magics.viewers import ViewerCommand
 from monarch_kernel.notebook.output.folding import render
 from monarch_kernel.notebook.output.logs import log_lines
 from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
@@ -101,7 +101,7 @@ class MeshCommands:
         """Bring up a mesh; its name becomes a variable."""
         options = parse_up(rest, len(gpu_ids()), _read_file)
         if options.dry_run:
-            print(asked_for(options))
+            print(request_text(options))
             return
         self._check_variable(options.name, "up", "choose another name")
         self._meshes.up(options)
@@ -131,13 +131,13 @@ class MeshCommands:
         """Attach a mesh that outlived its kernel; its name becomes a variable again."""
         words = tokens(rest)
         if len(words) != 1:
-            raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.said()}")
+            raise UsageProblem(f"%mesh attach: name one detached mesh; {self._meshes.detached.available_text()}")
         self._check_variable(words[0], "attach", f"del {words[0]} first")
-        entry, taken = self._meshes.attach(words[0])
+        entry, attached = self._meshes.attach(words[0])
         sink = Sink(self._shell)
-        show_missed(taken, sink)
+        show_missed(attached, sink)
         self._meshes.show(entry)
-        for cell in resumed_cells(taken, entry.lane, sink):
+        for cell in resumed_cells(attached, entry.lane, sink):
             handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
             if not handle.done():
                 handle._ipython_display_()
@@ -212,7 +212,7 @@ class MeshCommands:
             raise UsageProblem(f"no rank of {mesh.name} has started a loop: for step in live.loop(...)")
         going = [loop for loop in loops if loop.view().state != "over"] or loops
         if options.command or options.knobs:
-            print(steer(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
+            print(control_loop(going[-1], options.command or "set", count=options.count, knobs=options.knobs))
         else:
             print("\n".join(loop_text(loop.view()) for loop in going))
 
@@ -302,9 +302,9 @@ class MeshCommands:
                 n_ended += 1
         if interrupts.count:
             ended, left = names[:n_ended], names[n_ended:]
-            said = f"; {', '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended all the same" if ended else ""
-            said += f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} still up" if left else ""
-            raise RemoteInterrupt(f"interrupted{said}")
+            text = f"; {', '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended all the same" if ended else ""
+            text += f"; {', '.join(left)} {'is' if len(left) == 1 else 'are'} still up" if left else ""
+            raise RemoteInterrupt(f"interrupted{text}")
 
     def _down(self, name: str) -> None:
         """End one mesh and print a message."""
@@ -323,34 +323,34 @@ class MeshCommands:
 
     # -- commands of viewers, which call from other threads
 
-    def answer(self, asked: Asked) -> str:
+    def answer(self, request: ViewerCommand) -> str:
         """Carry out a viewer's command, and return what the ``%mesh`` command of that name would print.
 
         Raises:
             UsageProblem: there is no such mesh, rank or loop, or the command can't be applied to it.
         """
-        if asked.mesh not in self._meshes.names:
-            raise UsageProblem(f"mesh {asked.mesh!r} is down")
-        entry = self._meshes.get(asked.mesh)
+        if request.mesh not in self._meshes.names:
+            raise UsageProblem(f"mesh {request.mesh!r} is down")
+        entry = self._meshes.get(request.mesh)
         mesh = entry.mesh
-        if asked.command in LOOP_COMMANDS:
-            loops = [loop for loop in mesh.loops if loop.key == asked.loop]
+        if request.command in LOOP_COMMANDS:
+            loops = [loop for loop in mesh.loops if loop.key == request.loop]
             if not loops:
                 raise UsageProblem("the loop is over")
-            return steer(loops[0], asked.command, count=asked.steps, knobs={asked.knob: asked.value})
-        if asked.ranks is not None:
-            if not asked.ranks or not set(asked.ranks) <= set(mesh.ranks):
-                raise UsageProblem(f"{asked.mesh} has no ranks {format_ranks(set(asked.ranks) - set(mesh.ranks))}")
-            mesh = mesh[sorted(set(asked.ranks))]
-        if asked.command == "interrupt":
-            return self._meshes.interrupt(entry, mesh, abort=asked.abort)
-        if asked.command in ("heal", "restart"):
-            return self._meshes.replace_ranks(entry, mesh, restart=asked.command == "restart")
-        if asked.command == "down":
-            return self._end(asked.mesh)
-        if asked.command == "stacks":
+            return control_loop(loops[0], request.command, count=request.steps, knobs={request.knob: request.value})
+        if request.ranks is not None:
+            if not request.ranks or not set(request.ranks) <= set(mesh.ranks):
+                raise UsageProblem(f"{request.mesh} has no ranks {format_ranks(set(request.ranks) - set(mesh.ranks))}")
+            mesh = mesh[sorted(set(request.ranks))]
+        if request.command == "interrupt":
+            return self._meshes.interrupt(entry, mesh, abort=request.abort)
+        if request.command in ("heal", "restart"):
+            return self._meshes.replace_ranks(entry, mesh, restart=request.command == "restart")
+        if request.command == "down":
+            return self._end(request.mesh)
+        if request.command == "stacks":
             return _stacks(entry, mesh)
-        if asked.command == "logs":
+        if request.command == "logs":
             return "".join(text for _, text in _logs(entry, mesh, LogsOptions("")))
         return _traceback(mesh)
 
@@ -361,13 +361,13 @@ def _ended(name: str, count: int) -> str:
 
 def _stacks(entry: Entry, mesh: ProcMesh) -> str:
     """Describe what ranks do now."""
-    return stacks_text(entry.mesh.view(), look(entry.mesh), mesh.ranks)
+    return stacks_text(entry.mesh.view(), inspect_ranks(entry.mesh), mesh.ranks)
 
 
 def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
     """Return what ranks have written, as pairs of stream and text."""
     logs = mesh.logs()
-    lines = log_lines(logs, list(entry.lane.begun), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+    lines = log_lines(logs, list(entry.lane.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
     if not lines:
         return [("stdout", f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}\n")]
     return list(render(lines))
@@ -376,7 +376,7 @@ def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str,
 def _traceback(mesh: ProcMesh) -> str:
     """Format the last failures of ranks as their cell shows them."""
     extent = mesh.whole.extent
-    failures = {Point(rank, extent): placed(failure) for rank, failure in mesh.last_failures().items()}
+    failures = {Point(rank, extent): with_cell_names(failure) for rank, failure in mesh.last_failures().items()}
     if not failures:
         return f"{mesh.name}{format_ranks(mesh.ranks)}: nothing has failed since something succeeded"
     return "\n".join(error_block(RemoteError(mesh.name, failures), color=False))

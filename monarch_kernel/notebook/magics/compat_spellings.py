@@ -11,12 +11,12 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.notebook.magics.meshes import Meshes
 
-__all__ = ["PeerMagics"]
+__all__ = ["CompatMagics"]
 
 _LONG = {"-t": "--targets", "-a": "--noblock", "-b": "--block", "-o": "--out"}  # %remote has no short options
 
 
-class PeerMagics:
+class CompatMagics:
     """Registers magics under the peers' names unless these names are taken; loading the original magics replaces ours."""
 
     def __init__(self, shell: InteractiveShell, meshes: Meshes) -> None:

@@ -10,7 +10,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from monarch_kernel.launch.registry import ENGINES
 from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
-from monarch_kernel.notebook.syntax.options import COMMANDS, STEERING, option_names, repeatable
+from monarch_kernel.notebook.syntax.options import COMMANDS, LOOP_ACTIONS, option_names, repeatable
 from monarch_kernel.notebook.syntax.up import engine_of
 
 __all__ = ["candidates", "make_matcher"]
@@ -86,8 +86,8 @@ def candidates(
         if done[0] == "help":
             return [(command, "command") for command in COMMANDS]
         if done[0] == "loop":
-            said = [(word, "command") for word in STEERING]
-            return [] if set(done) & set(STEERING) else [*(names if len(done) == 1 else []), *said]
+            actions = [(word, "command") for word in LOOP_ACTIONS]
+            return [] if set(done) & set(LOOP_ACTIONS) else [*(names if len(done) == 1 else []), *actions]
         if done[0] == "attach":
             return [(name, "mesh") for name in detached()]
         if done[0] == "down":

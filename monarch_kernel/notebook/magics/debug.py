@@ -48,7 +48,7 @@ from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["DebugPrompt"]
 
-_TURN_S = 0.05
+_POLL_S = 0.05
 _LOOK_S = 2.0
 _NO_STDIN = "this frontend takes no input (nbclient, papermill and the like do not); use JupyterLab or a console"
 
@@ -69,7 +69,7 @@ class DebugPrompt:
         self._watched: list[Runtime] = []
         self._sink_of: Callable[[StopEvent], Sink | None] = lambda stop: None
         self._attended: list[Callable[[], list[StopEvent]]] = []
-        self._untold: list[StopEvent] = []
+        self._unannounced: list[StopEvent] = []
         self._lock = threading.Lock()
         self._prompt = threading.Lock()  # cells of subshells share the channel on which input arrives
         self._holder: tuple[int, Runtime, int] | None = None  # thread, runtime and request of the open prompt
@@ -93,9 +93,9 @@ class DebugPrompt:
             self._sink_of = sink_of
             prompts = DebugPrompts(runtime)
             prompts.attend(lambda future: self.attend(runtime, future))
-            runtime.watch(self._hear)
+            runtime.watch(self._handle)
             for stop in prompts.stops():
-                self._hear(stop)
+                self._handle(stop)
 
     def _runtime_of(self, stop: StopEvent) -> Runtime | None:
         """Return the runtime whose rank still waits at this stop; None if there is none."""
@@ -109,7 +109,7 @@ class DebugPrompt:
         conversation = Conversation(self, cell.output.sink)
 
         def attend(cell: RemoteCell, interrupts: HeldInterrupts) -> None:
-            conversation.turn(cell.stops(), interrupts)
+            conversation.poll(cell.stops(), interrupts)
 
         with self._attending(cell.stops):
             yield attend
@@ -141,10 +141,10 @@ class DebugPrompt:
 
         with self._attending(stops), HeldInterrupts() as interrupts:
             while not future.done() and (stopped := stops()):
-                conversation.turn(stopped, interrupts)
+                conversation.poll(stopped, interrupts)
                 if interrupts.count:
                     break
-                future.wait(_TURN_S / 5)
+                future.wait(_POLL_S / 5)
         if interrupts.count:
             raise KeyboardInterrupt
 
@@ -198,11 +198,11 @@ class DebugPrompt:
                 stops = mesh.stops()
                 if post_mortem is not None:
                     stops = [stop for stop in stops if stop.request == post_mortem.id]
-                conversation.turn(stops, interrupts)
+                conversation.poll(stops, interrupts)
                 if post_mortem is not None:
-                    post_mortem.wait(_TURN_S)
+                    post_mortem.wait(_POLL_S)
                 else:
-                    time.sleep(_TURN_S / 5)
+                    time.sleep(_POLL_S / 5)
         if post_mortem is not None:
             try:
                 post_mortem.get()
@@ -211,34 +211,34 @@ class DebugPrompt:
 
     # -- stops that no foreground wait attends to
 
-    def _hear(self, event: object) -> None:
+    def _handle(self, event: object) -> None:
         """Queue a stop; called on the thread that leads the runtime's loop."""
         if isinstance(event, StopEvent) and event.begins:
             with self._lock:
-                if event not in self._untold:  # it arrived while `watch` was starting
-                    self._untold.append(event)
-            self._drive(self, self._tell)
+                if event not in self._unannounced:  # it arrived while `watch` was starting
+                    self._unannounced.append(event)
+            self._drive(self, self._announce)
 
-    def _tell(self, now: float) -> bool:
+    def _announce(self, now: float) -> bool:
         """Announce where background code has stopped."""
         with self._lock:
-            if self._untold and now - self._untold[-1].since < TOGETHER_S:
+            if self._unannounced and now - self._unannounced[-1].since < TOGETHER_S:
                 return True
-            untold, self._untold = self._untold, []
+            unannounced, self._unannounced = self._unannounced, []
         known = {stop for stops in list(self._attended) for stop in stops()}
-        untold = [stop for stop in untold if stop not in known and stop.note != "a post-mortem"]
-        waiting = [stop for stop in untold if self._runtime_of(stop) is not None]
-        for text, stops in grouped(waiting, _told_where):
+        unannounced = [stop for stop in unannounced if stop not in known and stop.note != "a post-mortem"]
+        waiting = [stop for stop in unannounced if self._runtime_of(stop) is not None]
+        for text, stops in grouped(waiting, _describe_place):
             if not self._is_anybody_there:
-                self.pass_over(stops)
+                self.skip_breakpoints(stops)
                 continue
             mesh, rank = stops[0].mesh, stops[0].rank
-            said = f"{mesh}{label(stops)} stopped at breakpoint: {text}; %mesh debug {mesh}[{rank}] opens the prompt\n"
+            line = f"{mesh}{label(stops)} stopped at breakpoint: {text}; %mesh debug {mesh}[{rank}] opens the prompt\n"
             sink = self._sink_of(stops[0])
             if sink is not None:
-                sink.write("stdout", said)
+                sink.write("stdout", line)
             else:
-                print(said, end="", flush=True)
+                print(line, end="", flush=True)
         return False
 
     # -- asking
@@ -323,7 +323,7 @@ class DebugPrompt:
         with self._lock:
             self._asking = None
 
-    def pass_over(self, stops: Iterable[StopEvent]) -> None:
+    def skip_breakpoints(self, stops: Iterable[StopEvent]) -> None:
         """Let stopped code continue without asking the user."""
         for stop in stops:
             if (runtime := self._runtime_of(stop)) is not None:
@@ -335,7 +335,7 @@ class DebugPrompt:
             DebugPrompts(runtime).answer(stop, line)
 
 
-def _told_where(stop: StopEvent) -> str:
+def _describe_place(stop: StopEvent) -> str:
     """Describe where code stopped, and what runs there unless the place already says so."""
     return stop.where if stop.where.startswith(f"{stop.note},") else f"{stop.where} ({stop.note})"
 

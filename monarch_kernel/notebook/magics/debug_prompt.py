@@ -19,7 +19,7 @@ from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 
-__all__ = ["TOGETHER_S", "Asker", "Conversation", "grouped", "label"]
+__all__ = ["TOGETHER_S", "Conversation", "Prompter", "grouped", "label"]
 
 PATIENCE_S = 1.0
 TOGETHER_S = 0.1
@@ -27,7 +27,7 @@ TOGETHER_S = 0.1
 _HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
 
 
-class Asker(Protocol):
+class Prompter(Protocol):
     """What a conversation needs: asks the user for input and sends it to ranks."""
 
     def may_ask(self) -> bool:
@@ -42,7 +42,7 @@ class Asker(Protocol):
         """Send a rank the line that it waits for."""
         ...
 
-    def pass_over(self, stops: Iterable[StopEvent]) -> None:
+    def skip_breakpoints(self, stops: Iterable[StopEvent]) -> None:
         """Let stopped code continue without asking the user."""
         ...
 
@@ -55,10 +55,10 @@ class Conversation:
         sink: shows the debuggers' output.
     """
 
-    def __init__(self, prompt: Asker, sink: Sink) -> None:
+    def __init__(self, prompt: Prompter, sink: Sink) -> None:
         self._prompt = prompt
         self._sink = sink
-        self._told: set[tuple[int, int]] = set()
+        self._announced: set[tuple[int, int]] = set()
         self._shown: set[tuple[int, int]] = set()
         self._asked: set[int] = set()
         self._asked_at = 0.0
@@ -66,12 +66,12 @@ class Conversation:
         self._rank: int | None = None
         self._has_helped = False
 
-    def turn(self, stops: Sequence[StopEvent], interrupts: HeldInterrupts) -> None:
+    def poll(self, stops: Sequence[StopEvent], interrupts: HeldInterrupts) -> None:
         """Show what is new, and ask for the next line if a rank waits for one."""
         now = time.monotonic()
         waiting = {stop.rank: stop for stop in stops if stop.is_waiting}
         if not self._prompt.may_ask():
-            self._prompt.pass_over(waiting.values())
+            self._prompt.skip_breakpoints(waiting.values())
             return
         if any(stop.begins and now - stop.since < TOGETHER_S for stop in waiting.values()):
             return  # other ranks may stop at the same place in a moment
@@ -92,7 +92,7 @@ class Conversation:
         try:
             line = self._prompt.ask(f"[{stop.rank}] {stop.prompt}", stop, interrupts)
         except StdinNotImplementedError:
-            self._prompt.pass_over(waiting.values())
+            self._prompt.skip_breakpoints(waiting.values())
             return
         if line is not None:
             self._obey(line, stop, waiting)
@@ -124,8 +124,8 @@ class Conversation:
     # -- output
 
     def _announce(self, waiting: Iterable[StopEvent]) -> None:
-        new = [stop for stop in waiting if stop.begins and (stop.proc, stop.turn) not in self._told]
-        self._told.update((stop.proc, stop.turn) for stop in new)
+        new = [stop for stop in waiting if stop.begins and (stop.proc, stop.turn) not in self._announced]
+        self._announced.update((stop.proc, stop.turn) for stop in new)
         new = [stop for stop in new if stop.note != "a post-mortem"]
         for where, stops in grouped(new, lambda stop: stop.where):
             self._say(f"{label(stops)} stopped at breakpoint: {where}")

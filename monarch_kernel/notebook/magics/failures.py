@@ -13,11 +13,11 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import MonarchError, RanksError
-from monarch_kernel.notebook.cells.cell_names import placed
+from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.hints import heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.magics.meshes import Meshes
-from monarch_kernel.notebook.magics.unhandled import Faults
+from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.view.errors import error_block
 
 __all__ = ["Failures"]
@@ -31,10 +31,10 @@ _IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 class Failures:
     """Shows our errors without IPython's traceback: those of ranks as a block per distinct error, with hints."""
 
-    def __init__(self, shell: InteractiveShell, meshes: Meshes, faults: Faults) -> None:
+    def __init__(self, shell: InteractiveShell, meshes: Meshes, unhandled: UnhandledFailures) -> None:
         self._shell = shell
         self._meshes = meshes
-        self._faults = faults
+        self._unhandled = unhandled
 
     def install(self) -> None:
         """Start to show our errors, refused calls, missing names and interrupts."""
@@ -96,9 +96,9 @@ class Failures:
         hints: list[str] = []
         if isinstance(error, RanksError):
             for report in error.reports.values():
-                self._faults.note_shown(report)
+                self._unhandled.note_shown(report)
             lines = error_block(
-                _placed(error),
+                _with_cell_names(error),
                 color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )
@@ -136,9 +136,9 @@ class Failures:
                 del error._render_traceback_  # type: ignore[attr-defined]  # it keeps the frames alive through the traceback
 
 
-def _placed(error: RanksError) -> RanksError:
+def _with_cell_names(error: RanksError) -> RanksError:
     """Return the error with frames that name the notebook's local cells by their numbers."""
-    reports = {point: placed(failure) for point, failure in error.reports.items()}
+    reports = {point: with_cell_names(failure) for point, failure in error.reports.items()}
     return type(error)(error.what, reports, error.results)
 
 

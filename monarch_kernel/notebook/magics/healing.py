@@ -41,20 +41,20 @@ def replace_ranks(
         ActorError: actors could not be created again.
     """
     had_group = bool(lane.group_members) and not lane.cells
-    begun = time.monotonic()
+    started = time.monotonic()
     with HeldInterrupts(interrupt_others) as interrupts:
         lost = lost_hosts(mesh)
         waiting = _Waiting(mesh, lost)
         coming = _coming(mesh)
         if coming and lane.healing is not None:
-            begun, lost = lane.healing[0], lost or lane.healing[1]
+            started, lost = lane.healing[0], lost or lane.healing[1]
         lane.healing = None
         try:
             replaced: tuple[int, ...] = _wait(
-                mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, turn=waiting.turn
+                mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, poll=waiting.poll
             )
         except RemoteInterrupt:
-            lane.healing = begun, lost
+            lane.healing = started, lost
             raise
         waiting.end()
         replaced = tuple(sorted({*replaced, *coming}))
@@ -62,19 +62,19 @@ def replace_ranks(
             return (
                 f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
             )
-        said = _said(mesh, replaced, time.monotonic() - begun, _named(mesh, lost))
+        text = _describe(mesh, replaced, time.monotonic() - started, _named(mesh, lost))
         if not had_group or lane.mesh.deaths():
-            return said
-        begun = time.monotonic()
+            return text
+        started = time.monotonic()
         future = lane.begin_group()
         try:
             _wait(future, interrupts, _GROUP_TIMEOUT_S)
         except MonarchError as error:
             future.cancel()
             why = str(error).partition("\n")[0]
-            return f"{said}; the process group could not be formed again ({why}): the next cell tries again"
+            return f"{text}; the process group could not be formed again ({why}): the next cell tries again"
         lane.needs_group = False
-        return f"{said}; process group formed again in {time.monotonic() - begun:.2f} s"
+        return f"{text}; process group formed again in {time.monotonic() - started:.2f} s"
 
 
 def _coming(mesh: ProcMesh) -> set[int]:
@@ -90,24 +90,26 @@ class _Waiting:
         self._mesh = mesh
         self._hosts = lost
         self._view = LiveView()
-        self._begun = time.monotonic()
-        self._said_s = _FIRST_WORD_S - LiveView.EVERY_S
+        self._started = time.monotonic()
+        self._shown_s = _FIRST_WORD_S - LiveView.EVERY_S
 
-    def turn(self) -> None:
+    def poll(self) -> None:
         """Show the progress if it is time and the hosts are not up yet."""
-        waited_s = time.monotonic() - self._begun
-        if self._hosts is None or waited_s < self._said_s + LiveView.EVERY_S:
+        waited_s = time.monotonic() - self._started
+        if self._hosts is None or waited_s < self._shown_s + LiveView.EVERY_S:
             return
-        self._said_s = waited_s
+        self._shown_s = waited_s
         hosts = self._hosts.view()
         if hosts.count("starting"):
-            self._view.say(coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new)
+            self._view.show_text(
+                coming_text(self._mesh.name, hosts, waited_s, what="new host"), first=self._view.is_new
+            )
 
     def end(self) -> None:
         """Replace the progress, if it was shown, when the hosts are up."""
         if self._hosts is not None and not self._view.is_new:
-            hosts, waited_s = self._hosts.view(), time.monotonic() - self._begun
-            self._view.say(up_text(self._mesh.name, hosts, waited_s, what="new host"))
+            hosts, waited_s = self._hosts.view(), time.monotonic() - self._started
+            self._view.show_text(up_text(self._mesh.name, hosts, waited_s, what="new host"))
 
 
 def _named(mesh: ProcMesh, hosts: HostMesh | None) -> str:
@@ -125,11 +127,11 @@ def _wait(
     future: Future[Any],
     interrupts: HeldInterrupts,
     timeout_s: float = float("inf"),
-    turn: Callable[[], None] = lambda: None,
+    poll: Callable[[], None] = lambda: None,
 ) -> Any:
     deadline = time.monotonic() + timeout_s
     while not future.wait(_PUMP_S):
-        turn()
+        poll()
         if interrupts.count:
             raise RemoteInterrupt("interrupted; the replacement continues, and the next cell waits for it")
         if time.monotonic() >= deadline:
@@ -137,7 +139,7 @@ def _wait(
     return future.get()
 
 
-def _said(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
+def _describe(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
     dead = mesh.whole.deaths()  # other ranks may have died meanwhile
     alive = [rank for rank in mesh.whole.ranks if rank not in replaced and rank not in dead]
     state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"

@@ -8,10 +8,10 @@ from typing import Any
 from monarch_kernel.features.live.handle import SteeredLoop
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 
-__all__ = ["steer"]
+__all__ = ["control_loop"]
 
 
-def steer(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str, Any] | None = None) -> str:
+def control_loop(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str, Any] | None = None) -> str:
     """Control a live loop or set its knobs, and describe the result.
 
     Args:
@@ -24,12 +24,12 @@ def steer(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str
         UsageProblem: the loop refuses the command.
     """
     try:
-        return _steer(loop, command, count, knobs or {})
+        return _control(loop, command, count, knobs or {})
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise UsageProblem(str(error)) from None
 
 
-def _steer(loop: SteeredLoop, command: str, count: int, knobs: Mapping[str, Any]) -> str:
+def _control(loop: SteeredLoop, command: str, count: int, knobs: Mapping[str, Any]) -> str:
     if command == "pause":
         return f"all ranks pause before step {loop.pause():,}"
     if command == "resume":

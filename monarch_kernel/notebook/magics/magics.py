@@ -24,12 +24,12 @@ from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.magics.autoremote import CellTransformer
 from monarch_kernel.notebook.magics.commands import MeshCommands
-from monarch_kernel.notebook.magics.compat_spellings import PeerMagics
+from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.meshes import Entry, Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
-from monarch_kernel.notebook.magics.unhandled import Faults
+from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
 from monarch_kernel.notebook.syntax.options import RemoteOptions, parse_remote, split_options
 from monarch_kernel.notebook.syntax.selector import root_name
@@ -54,9 +54,9 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
         self.transformer = CellTransformer(shell)
-        self.peers = PeerMagics(shell, self.meshes)
-        self.faults = Faults(shell, self.meshes)
-        self.failures = Failures(shell, self.meshes, self.faults)
+        self.compat = CompatMagics(shell, self.meshes)
+        self.unhandled = UnhandledFailures(shell, self.meshes)
+        self.failures = Failures(shell, self.meshes, self.unhandled)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
         self._commands = MeshCommands(shell, self.meshes, self._show_end)
         self.meshes.command = self._commands.answer
@@ -254,11 +254,11 @@ def load(shell: InteractiveShell) -> MeshMagics:
     magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel, the log of the Jupyter server
     shell.register_magics(magics)
     magics.failures.install()
-    magics.faults.install()
+    magics.unhandled.install()
     matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
-    magics.peers.register()
+    magics.compat.register()
     lightning.install(magics.meshes)
     atexit.register(magics.meshes.close)
     setattr(shell, _EXTENSION, (magics, matcher))
@@ -279,10 +279,10 @@ def unload(shell: InteractiveShell) -> None:
     delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
-    magics.peers.remove()
+    magics.compat.remove()
     lightning.remove(magics.meshes)
     magics.failures.remove()
-    magics.faults.remove()
+    magics.unhandled.remove()
     magics.give_log_back()
     for kind, names in magics.magics.items():
         for name in names:

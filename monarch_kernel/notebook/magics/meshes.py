@@ -20,10 +20,10 @@ from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, Remote
 from monarch_kernel.notebook.cells.background import Background
 from monarch_kernel.notebook.cells.cell import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import LiveView, Sink
-from monarch_kernel.notebook.cells.interrupt_progress import AllStopping
+from monarch_kernel.notebook.cells.interrupt_progress import MeshInterruptProgress
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
-from monarch_kernel.notebook.magics.attach import DetachedMeshes, TakenUp
+from monarch_kernel.notebook.magics.attach import AttachedMesh, DetachedMeshes
 from monarch_kernel.notebook.magics.bring_up_hosts import Allocation
 from monarch_kernel.notebook.magics.debug import DebugPrompt
 from monarch_kernel.notebook.magics.healing import replace_ranks
@@ -107,7 +107,7 @@ class Meshes:
         self.detached = detached
         self._shell = shell
         self.background = Background(self._draw)
-        self.debugger = DebugPrompt(shell, lambda key, turn: self.background.drive(key, turn))
+        self.debugger = DebugPrompt(shell, lambda key, poll: self.background.drive(key, poll))
         self._entries: dict[str, Entry] = {}
         self._store: GroupStore | None = None
         self._latest = ""
@@ -247,7 +247,7 @@ class Meshes:
         """Ask the user when ranks stop in the debugger, also for ranks that have already stopped."""
         self.debugger.watch(entry.mesh._runtime, self._sink_of)
 
-    def attach(self, name: str) -> tuple[Entry, TakenUp]:
+    def attach(self, name: str) -> tuple[Entry, AttachedMesh]:
         """Attach a mesh that outlived its kernel; its name becomes a variable. The caller calls `attend_to_stops`.
 
         Raises:
@@ -257,10 +257,10 @@ class Meshes:
         if name in self.names:
             raise UsageProblem(f"%mesh attach: {name!r} is attached already")
         store = self._group_store()
-        taken = self.detached.attach(name)
-        entry = Entry(taken.mesh, taken.options, Lane(taken.mesh, store.form), kept=taken.session)
+        attached = self.detached.attach(name)
+        entry = Entry(attached.mesh, attached.options, Lane(attached.mesh, store.form), kept=attached.session)
         self._add(entry)
-        return entry, taken
+        return entry, attached
 
     def _await_start(self, entry: Entry, interrupts: HeldInterrupts) -> None:
         """Wait until all ranks are up, and show the progress; give up soon after a rank has ended.
@@ -271,7 +271,7 @@ class Meshes:
         """
         mesh, name = entry.mesh, entry.options.name
         begin = time.monotonic()
-        said_s = _FIRST_WORD_S - LiveView.EVERY_S
+        shown_s = _FIRST_WORD_S - LiveView.EVERY_S
         lost_s: float | None = None
         future = mesh.initialized
         while not future.wait(_PUMP_S):
@@ -282,12 +282,12 @@ class Meshes:
                 lost_s = waited_s
             if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # do not wait for slow ranks without use
                 raise LaunchError(missing_ranks_text(name, len(mesh), mesh.deaths(), waited_s))
-            if waited_s < said_s + LiveView.EVERY_S:
+            if waited_s < shown_s + LiveView.EVERY_S:
                 continue
-            said_s = waited_s
+            shown_s = waited_s
             states = [rank.state for rank in mesh.view().ranks]
             up = sum(state not in ("starting", "dead", "stopped") for state in states)
-            entry.view.say(
+            entry.view.show_text(
                 f"{name}: waiting for ranks to start ({up} of {len(states)} are up, {waited_s:.1f} s)",
                 first=entry.view.is_new,
             )
@@ -465,22 +465,22 @@ class Meshes:
     def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
         """Interrupt everything that a mesh or a slice of it runs and has queued, and describe the effect."""
         ranks = set(mesh.ranks)
-        of_lane = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
-        waited = [cell.number for cell in of_lane if cell.stage == "waiting"]
+        queued = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
+        waited = [cell.number for cell in queued if cell.stage == "waiting"]
         view = entry.mesh.view()
         with HeldInterrupts(self.interrupt_others) as interrupts:
-            stopping = AllStopping(entry.mesh, mesh, abort=abort)
-            for cell in of_lane:
+            progress = MeshInterruptProgress(entry.mesh, mesh, abort=abort)
+            for cell in queued:
                 cell.note_stop("interrupted by %mesh interrupt")
             seen = 0
-            while not stopping.is_over():
+            while not progress.is_over():
                 now = time.monotonic()
                 if interrupts.count > seen:
                     seen = interrupts.count
-                    stopping.again(now)
-                stopping.turn(now)
+                    progress.again(now)
+                progress.poll(now)
                 time.sleep(_POLL_S)
-            return stopping.text(view, waited)
+            return progress.text(view, waited)
 
     def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
         """Replace the dead ranks, or all ranks, of a mesh or a slice of it by new processes, and describe the result.
@@ -500,13 +500,13 @@ class Meshes:
         """Return the function that drives a cell in the background after it did not stop when it was interrupted."""
         cell.output.sink.pin()
 
-        def turn(now: float) -> bool:
-            cell.turn(now)
+        def poll(now: float) -> bool:
+            cell.poll(now)
             if cell.stage == "over":
                 self.background.follow(cell.output)
             return cell.stage != "over"
 
-        return turn
+        return poll
 
     def _sink_of(self, stop: StopEvent) -> Sink | None:
         """Return the sink of the cell that has stopped; None for stopped code that is not a cell."""
@@ -517,7 +517,7 @@ class Meshes:
         self.viewers.publish()
         for entry in list(self._entries.values()):
             if now >= entry.draw_at:
-                begun = time.thread_time()
+                started = time.thread_time()
                 is_drawn = self.viewers.are_looking(entry.options.name)
                 entry.view.follow(entry.mesh.view(), now, every_s=_BESIDE_WIDGET_S if is_drawn else LiveView.EVERY_S)
-                entry.draw_at = now + (time.thread_time() - begun) / _SHARE
+                entry.draw_at = now + (time.thread_time() - started) / _SHARE

@@ -186,10 +186,10 @@ class RemoteNames:
     def describe(self, mesh: ProcMesh, expression: str, code: str, *, source: bool) -> dict[str, str] | None:
         """Describe an expression on ranks: title -> text; None if nothing is known about it."""
         imports = _imports(code)
-        told = self._ask_first(mesh, expression, lambda id: Inspect(id, expression, source, imports))
-        if told is None or told[1] is None:
+        answered = self._ask_first(mesh, expression, lambda id: Inspect(id, expression, source, imports))
+        if answered is None or answered[1] is None:
             return None
-        rank, about = told
+        rank, about = answered
         return {**about, "Ranks": _where(mesh, expression, rank, about.get("Value", ""))}
 
     def inspect(self, text: str, cursor: int, detail: int) -> dict[str, str] | None:
@@ -227,13 +227,13 @@ class RemoteNames:
     def _ask(self, mesh: ProcMesh, wanted: Any, expression: str, imports: Mapping[str, str]) -> Any:
         """Ask a rank; return the last known answer if it takes too long."""
         about = (mesh.name, mesh.procs, wanted, expression)
-        told = self._ask_first(mesh, expression, lambda id: Complete(id, wanted, expression, dict(imports)))
-        if told is None:
+        answered = self._ask_first(mesh, expression, lambda id: Complete(id, wanted, expression, dict(imports)))
+        if answered is None:
             return self._answers.get(about)
-        self._answers[about] = told[1]
+        self._answers[about] = answered[1]
         while len(self._answers) > _KEPT_ANSWERS:
             self._answers.popitem(last=False)
-        return told[1]
+        return answered[1]
 
     def _ask_first(
         self, mesh: ProcMesh, expression: str, make: Callable[[int], Complete | Inspect]

@@ -13,14 +13,14 @@ from IPython.core.interactiveshell import InteractiveShell
 import monarch_kernel.actor
 from monarch_kernel.actor.fault_hook import FaultHook
 from monarch_kernel.errors import Failure, MeshFailure
-from monarch_kernel.notebook.cells.cell_names import placed
+from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.hints import heal_hint
 from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.view.failures import failure_block, failure_line
 from monarch_kernel.runtime.controller.unhandled import show_fault
 
-__all__ = ["Faults"]
+__all__ = ["UnhandledFailures"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _HOLD_S = 0.3
 _KEEP = 256
 
 
-class Faults:
+class UnhandledFailures:
     """Shows unhandled failures in the notebook; replaces the default `unhandled_fault_hook`.
 
     A failure is held back for a moment: often a cell waits for the failed actor and shows the error itself, and often other
@@ -41,7 +41,7 @@ class Faults:
         self._meshes = meshes
         self._held: list[tuple[float, MeshFailure]] = []
         self._is_showing = False
-        self._told: deque[Failure] = deque(maxlen=_KEEP)
+        self._reported: deque[Failure] = deque(maxlen=_KEEP)
         self._shown: deque[Failure] = deque(maxlen=_KEEP)
         self._news = threading.Condition()
         self._hook: FaultHook = self.show
@@ -103,11 +103,11 @@ class Faults:
     def _show(self, failure: MeshFailure) -> None:
         color = getattr(self._shell, "colors", "nocolor").lower() != "nocolor"
         reports = failure.reports.values()
-        if not failure.causes and all(each.kind == "lost" and each in self._told for each in reports):
+        if not failure.causes and all(each.kind == "lost" and each in self._reported for each in reports):
             self._write([failure_line(failure, color=color)])
             return
-        self._told.extend(reports)
-        lines = failure_block(_placed(failure), color=color)
+        self._reported.extend(reports)
+        lines = failure_block(_with_cell_names(failure), color=color)
         hint = heal_hint(failure.root_cause.reports.values(), self._meshes)
         self._write([*lines, hint] if hint else lines)
 
@@ -121,10 +121,12 @@ class Faults:
         return all(any(_is_same(report, shown) for shown in self._shown) for report in reports)
 
 
-def _placed(failure: MeshFailure) -> MeshFailure:
+def _with_cell_names(failure: MeshFailure) -> MeshFailure:
     """Return the failure with frames that name the notebook's local cells by their numbers."""
-    reports = {rank: placed(report) for rank, report in failure.reports.items()}
-    return replace(failure, reports=reports, causes={rank: _placed(cause) for rank, cause in failure.causes.items()})
+    reports = {rank: with_cell_names(report) for rank, report in failure.reports.items()}
+    return replace(
+        failure, reports=reports, causes={rank: _with_cell_names(cause) for rank, cause in failure.causes.items()}
+    )
 
 
 def _is_same(report: Failure, shown: Failure) -> bool:

@@ -36,7 +36,7 @@ from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["TARGET", "Asked", "Command", "LiveWidget", "Viewer", "Viewers"]
+__all__ = ["TARGET", "Command", "LiveWidget", "Viewer", "ViewerCommand", "Viewers"]
 
 TARGET = "monarch_kernel.view"
 """Target name of the comms that panels open."""
@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 Send = Callable[[dict[str, Any]], None]
 
 
-class Asked(NamedTuple):
+class ViewerCommand(NamedTuple):
     """A command of a viewer.
 
     Attributes:
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
     value: int | float | str | bool | None = None
 
 
-Command = Callable[[Asked], str]
+Command = Callable[[ViewerCommand], str]
 """Carries out a command of a viewer and returns a description of the result; raises UsageProblem if it can't be done."""
 
 
@@ -105,7 +105,7 @@ class Viewer:
         self._shown: tuple[MeshFrame, ...] | None = None
         self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as last sent
 
-    def hear(self, message: object) -> None:
+    def handle(self, message: object) -> None:
         """Handle a message of the viewer; messages that are not of the protocol are ignored."""
         if not isinstance(message, Mapping):
             return
@@ -114,7 +114,7 @@ class Viewer:
             self.looks_until = time.monotonic() + GONE_S
         if kind == "hello":
             self._shown = self._curves = None
-            self.tell({"kind": "history", "meshes": self._viewers.history(self.mesh)})
+            self.send({"kind": "history", "meshes": self._viewers.history(self.mesh)})
             self._viewers.publish(force=True)
         elif kind == "away":
             self.looks_until = 0.0
@@ -126,22 +126,22 @@ class Viewer:
         meshes = tuple(mesh for mesh in frame.meshes if self.mesh in ("", mesh.name))
         if meshes != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
             self._shown = meshes
-            self.tell({"kind": "frame", **to_json(Frame(frame.at, meshes, frame.seq))})
+            self.send({"kind": "frame", **to_json(Frame(frame.at, meshes, frame.seq))})
 
     def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
         """Send the curves of loops, by mesh, that differ from those sent last."""
-        told = self._curves or {}
+        sent = self._curves or {}
         self._curves = {mesh: message for mesh, message in messages.items() if self.mesh in ("", mesh)}
         for mesh, message in self._curves.items():
-            if told.get(mesh) != message:
-                self.tell(message)
+            if sent.get(mesh) != message:
+                self.send(message)
 
     @property
     def is_new(self) -> bool:
         """Whether no curves have been sent to it yet."""
         return self._curves is None
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send a message to the viewer."""
         try:
             self._send(message)
@@ -170,7 +170,7 @@ class Viewers:
         self._last: dict[str, MeshFrame] = {}
         self._doing: dict[str, _DoingNow] = {}
         self._seq = 0
-        self._told_at = self._curves_at = 0.0
+        self._sent_at = self._curves_at = 0.0
         self._lock = threading.Lock()
 
     def connect(self, send: Send, mesh: str = "") -> Viewer:
@@ -202,9 +202,9 @@ class Viewers:
             first._closed = True  # else its finalizer would close the new comm, which has the same id, in the page
         self._panels[comm.comm_id] = comm
         viewer = self.by_comm[comm.comm_id] = self.connect(comm.send)
-        comm.on_msg(lambda message: viewer.hear(message["content"]["data"]))
+        comm.on_msg(lambda message: viewer.handle(message["content"]["data"]))
         comm.on_close(lambda message: self.left(comm.comm_id))
-        viewer.hear({"kind": "hello"})
+        viewer.handle({"kind": "hello"})
         silent = sorted(self._panels, key=lambda id: getattr(self.by_comm.get(id), "looks_until", 0.0))
         for id in silent[: max(0, len(silent) - _MAX_PANELS)]:
             self.left(id)
@@ -224,13 +224,13 @@ class Viewers:
     def publish(self, *, force: bool = False) -> None:
         """Send changes to visible viewers if the last update is long enough ago; costs nothing if none is visible."""
         now = time.monotonic()
-        if not force and now < self._told_at + _EVERY_S:
+        if not force and now < self._sent_at + _EVERY_S:
             return
         looking = [viewer for viewer in list(self._viewers) if viewer.looks_until > now]
         if not looking:
             return
         with self._lock:
-            self._told_at = now
+            self._sent_at = now
             frame = self._frame()
             for viewer in looking:
                 viewer.show(frame)
@@ -256,7 +256,7 @@ class Viewers:
             view = mesh.view()
             doing = self._doing.setdefault(mesh.name, _DoingNow())
             is_busy = any(rank.running_s > _DOING_AFTER_S for rank in view.ranks) and len(view.ranks) <= CARDS
-            found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.turn(mesh) if is_busy else None))
+            found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.poll(mesh) if is_busy else None))
         self._last = {frame.name: frame for frame in found}
         self._doing = {name: doing for name, doing in self._doing.items() if name in self._last}
         self._seq += 1
@@ -289,7 +289,7 @@ class Viewers:
             except Exception as error:  # the thread must not end without a reply
                 _log.exception("a command of a viewer failed: %r", message)
                 text, ok = f"{type(error).__name__}: {error}", False
-            viewer.tell({"kind": "reply", "id": message.get("id", 0), "ok": ok, "text": text})
+            viewer.send({"kind": "reply", "id": message.get("id", 0), "ok": ok, "text": text})
             self.publish(force=True)
 
         threading.Thread(target=work, name="monarch-command", daemon=True).start()
@@ -301,13 +301,13 @@ class Viewers:
         if len(mesh) > _SHOWN:
             raise UsageProblem(f"no mesh has such a name: {mesh[:_SHOWN]!r} ...")
         if command in LOOP_COMMANDS:
-            return self._command(_asked_of_loop(command, mesh, message))
+            return self._command(_read_loop_command(command, mesh, message))
         if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
             raise UsageProblem(f"ranks must be a list of integers, not {str(ranks)[:_SHOWN]!r}")
-        return self._command(Asked(command, mesh, ranks, bool(message.get("abort"))))
+        return self._command(ViewerCommand(command, mesh, ranks, bool(message.get("abort"))))
 
 
-def _asked_of_loop(command: str, mesh: str, message: Mapping[str, Any]) -> Asked:
+def _read_loop_command(command: str, mesh: str, message: Mapping[str, Any]) -> ViewerCommand:
     loop, count = message.get("loop"), message.get("count", 1)
     knob, value = message.get("knob", ""), message.get("value")
     if not (isinstance(loop, list) and len(loop) == 2 and all(type(each) is int for each in loop)):
@@ -318,7 +318,7 @@ def _asked_of_loop(command: str, mesh: str, message: Mapping[str, Any]) -> Asked
         raise UsageProblem(
             f"a knob needs a name and a value that is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
         )
-    return Asked(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
+    return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
 
 
 class LiveWidget:
@@ -330,7 +330,7 @@ class LiveWidget:
         self._viewers = viewers
         self._widget = MeshWidget(mesh=mesh)
         self._viewer = viewers.connect(self._widget.send, mesh)
-        self._widget.on_msg(lambda widget, content, buffers: self._viewer.hear(content))
+        self._widget.on_msg(lambda widget, content, buffers: self._viewer.handle(content))
         self._comm_id = self._widget.comm.comm_id
         viewers.by_comm[self._comm_id] = self._viewer
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
@@ -355,7 +355,7 @@ class _DoingNow:
         self._asked_at = 0.0
         self._known: dict[int, tuple[str, str]] = {}
 
-    def turn(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
+    def poll(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
         """Return rank -> line and collective, where known; ask the ranks again if it is time."""
         now = time.monotonic()
         asked = self._asked

@@ -14,7 +14,7 @@ from monarch_kernel.notebook.syntax.up import up_parser
 
 __all__ = [
     "COMMANDS",
-    "STEERING",
+    "LOOP_ACTIONS",
     "LogsOptions",
     "LoopOptions",
     "RemoteOptions",
@@ -51,12 +51,12 @@ COMMANDS = {
     "help": "show the arguments of a command",
 }
 
-STEERING = ("pause", "resume", "step", "stop")
+LOOP_ACTIONS = ("pause", "resume", "step", "stop")
 """The commands of ``%mesh loop``, besides setting knobs."""
 
 _GROUPS = "equal lines of several ranks are shown once here, with their ranks; --raw shows each rank's own"
 # Options of ipyparallel's %%px that do not exist here, with what to use instead.
-_PEERS = {
+_COMPAT_OPTIONS = {
     "--group-outputs": _GROUPS,
     "--progress-after": "the table of the mesh shows what its ranks do",
     "--signal-on-interrupt": "Kernel > Interrupt raises KeyboardInterrupt on the ranks",
@@ -237,7 +237,7 @@ def _parse(line: str, magic: str) -> argparse.Namespace:
     parser = parser_of(magic)
     assert parser is not None
     for word in words:
-        if instead := _PEERS.get(word.partition("=")[0]):
+        if instead := _COMPAT_OPTIONS.get(word.partition("=")[0]):
             raise UsageProblem(f"{magic}: there is no {word.partition('=')[0]}: {instead}")
     known, unknown = parser.parse_known_args(words)
     refuse_unknown(parser, unknown)
@@ -306,11 +306,11 @@ def parse_loop(line: str) -> LoopOptions:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
-    is_named = bool(words) and words[0] not in STEERING and not _KNOB.match(words[0])
+    is_named = bool(words) and words[0] not in LOOP_ACTIONS and not _KNOB.match(words[0])
     selector = words.pop(0) if is_named else ""
     if not words:
         return LoopOptions(selector)
-    if words[0] in STEERING:
+    if words[0] in LOOP_ACTIONS:
         command, *more = words
         if command == "step" and len(more) == 1 and more[0].isdecimal() and int(more[0]):
             return LoopOptions(selector, command, int(more[0]))
@@ -321,7 +321,7 @@ def parse_loop(line: str) -> LoopOptions:
     knobs = {}
     for word in words:
         if not _KNOB.match(word):
-            raise UsageProblem(f"%mesh loop: {word!r} is neither one of {', '.join(STEERING)} nor KNOB=VALUE")
+            raise UsageProblem(f"%mesh loop: {word!r} is neither one of {', '.join(LOOP_ACTIONS)} nor KNOB=VALUE")
         name, _, value = word.partition("=")
         try:
             knobs[name] = ast.literal_eval(value)
@@ -354,8 +354,8 @@ def parse_tensorboard(line: str) -> tuple[str, str | None]:
     """
     words = tokens(line)
     if not 1 <= len(words) <= 2:
-        said = f", not {line.strip()!r}" if words else ""
-        raise UsageProblem(f"%mesh tensorboard: takes a folder, such as runs/gpt (or off){said}")
+        given = f", not {line.strip()!r}" if words else ""
+        raise UsageProblem(f"%mesh tensorboard: takes a folder, such as runs/gpt (or off){given}")
     folder = words.pop()
     return words[0] if words else "", None if folder == "off" else folder
 

@@ -286,9 +286,7 @@ def test_an_interrupt_of_a_callback_of_a_comm_ends_the_callback(notebook: Notebo
 def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
     notebook: Notebook, subshell: str, place: str
 ) -> None:
-    strike = (
-        "get_ipython().kernel._interrupts.strike_subshells"  # the function that the handler in the main thread calls
-    )
+    strike = "get_ipython().kernel._interrupts.interrupt_subshells"  # what the handler in the main thread calls
     assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, strike={strike})").wait().ok
     cell = send_to(notebook, subshell, "marked = 1").wait()
     assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
