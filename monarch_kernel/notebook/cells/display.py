@@ -19,7 +19,7 @@ from monarch_kernel.notebook.view.text import mesh_html, mesh_text
 
 __all__ = ["LiveView", "Sink"]
 
-_UP_AND_ERASE = "\x1b[{n}A\r\x1b[J"  # so many lines
+_UP_AND_ERASE = "\x1b[{n}A\r\x1b[J"  # moves up n lines, and erases them
 
 
 class Sink:

@@ -39,7 +39,7 @@ class CellOutput:
         self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}")
         self._id = uuid.uuid4().hex
         self._rich = RichFolder(mesh.ranks, slots, self._id)
-        self._blocks: dict[int, str] = {}  # of progress bars that were shown: their texts
+        self._blocks: dict[int, str] = {}  # number of a shown group of progress bars -> its text
         self._received_at = 0.0
         self._is_open = False
         self._polling = threading.Lock()

@@ -103,7 +103,7 @@ class _Reader(ast.NodeVisitor):
         self.read: set[str] = set()
         self.loaded: set[str] = set()
         self.bound: set[str] = set()
-        self._local: set[str] = set()  # of comprehensions and classes
+        self._local: set[str] = set()  # variables of comprehensions
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):

@@ -140,7 +140,7 @@ class KernelInterrupts:
         self._forking = Forking()
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
-        self._request: _Request | None = None  # of the main thread
+        self._request: _Request | None = None  # the request that the main thread handles
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make an event loop of another thread ensure that the main thread handles SIGINT soon."""

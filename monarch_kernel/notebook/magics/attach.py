@@ -59,7 +59,7 @@ class DetachedMeshes:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    # -- up
+    # -- bringing up
 
     def check_free(self, name: str, *, detach: bool) -> None:
         """Check that no detached mesh has this name.
@@ -122,7 +122,7 @@ class DetachedMeshes:
         keep_s = options.keep_s
         session.keep(mesh.name, specs, options.gpus, options.device, options.env, keep_s=keep_s, recipe=recipe)
 
-    # -- what there is
+    # -- listing
 
     def has(self, name: str) -> bool:
         """Whether a detached mesh has this name; it may be attached to another kernel."""

@@ -125,7 +125,7 @@ class MeshCommands:
             raise UsageProblem(f"%mesh {command}: {name!r} is a builtin of Python; choose another name")
         bound = self._shell.user_ns.get(name)
         if name in self._shell.user_ns and name not in self._meshes.names and type(bound).__name__ != "ProcMesh":
-            raise UsageProblem(f"%mesh {command}: {name!r} is a variable already (a {type(bound).__name__}); {remedy}")
+            raise UsageProblem(f"%mesh {command}: {name!r} is already a variable (a {type(bound).__name__}); {remedy}")
 
     def attach(self, rest: str) -> None:
         """Attach a mesh that outlived its kernel; its name becomes a variable again."""
@@ -378,5 +378,5 @@ def _traceback(mesh: ProcMesh) -> str:
     extent = mesh.whole.extent
     failures = {Point(rank, extent): with_cell_names(failure) for rank, failure in mesh.last_failures().items()}
     if not failures:
-        return f"{mesh.name}{format_ranks(mesh.ranks)}: nothing has failed since something succeeded"
+        return f"{mesh.name}{format_ranks(mesh.ranks)}: no failure since the last success"
     return "\n".join(error_block(RemoteError(mesh.name, failures), color=False))

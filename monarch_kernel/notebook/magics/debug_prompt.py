@@ -24,7 +24,7 @@ __all__ = ["TOGETHER_S", "Conversation", "Prompter", "grouped", "label"]
 PATIENCE_S = 1.0
 TOGETHER_S = 0.1
 """Ranks that stop within this time, in seconds, are announced in one line."""
-_HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' goes to that one's prompt"
+_HELP = "several ranks: 'ranks' lists them, 'all COMMAND' goes to each, 'rank N' opens the prompt of rank N"
 
 
 class Prompter(Protocol):

@@ -59,9 +59,7 @@ def replace_ranks(
         waiting.end()
         replaced = tuple(sorted({*replaced, *coming}))
         if not replaced:
-            return (
-                f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces living ones"
-            )
+            return f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces live ranks"
         text = _describe(mesh, replaced, time.monotonic() - started, _named(mesh, lost))
         if not had_group or lane.mesh.deaths():
             return text

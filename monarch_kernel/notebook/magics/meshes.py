@@ -166,10 +166,10 @@ class Meshes:
             if there.options == options:
                 dead = format_ranks(there.mesh.deaths())
                 raise UsageProblem(
-                    f"%mesh up: {options.name!r} is up already, but {dead} died; %mesh heal {options.name} replaces them"
+                    f"%mesh up: {options.name!r} is already up, but {dead} died; %mesh heal {options.name} replaces them"
                 )
             raise UsageProblem(
-                f"%mesh up: {options.name!r} is up already, as {dict(there.mesh.extent)}; "
+                f"%mesh up: {options.name!r} is already up, as {dict(there.mesh.extent)}; "
                 f"end it first (%mesh down {options.name}) or choose another name"
             )
         self.detached.check_free(options.name, detach=options.detach)
@@ -255,7 +255,7 @@ class Meshes:
             AttachError: the mesh can't be attached.
         """
         if name in self.names:
-            raise UsageProblem(f"%mesh attach: {name!r} is attached already")
+            raise UsageProblem(f"%mesh attach: {name!r} is already attached")
         store = self._group_store()
         attached = self.detached.attach(name)
         entry = Entry(attached.mesh, attached.options, Lane(attached.mesh, store.form), kept=attached.session)
@@ -489,7 +489,7 @@ class Meshes:
             UsageProblem: another thread replaces ranks of this mesh, such as for a button of the view.
         """
         if not entry.replacing.acquire(blocking=False):
-            raise UsageProblem(f"{entry.options.name}: ranks are being replaced already; wait until that is done")
+            raise UsageProblem(f"{entry.options.name}: ranks are already being replaced; wait until that is done")
         try:
             return replace_ranks(entry.lane, mesh, self.interrupt_others, restart=restart)
         finally:

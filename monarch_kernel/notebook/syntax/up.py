@@ -90,7 +90,7 @@ def up_parser(engine: str = "") -> Parser:
         metavar="N|NAMES",
         help="number of hosts; with --on ssh their names: a,b,c, or a file with one per line",
     )
-    add("--python", metavar="PATH", help="interpreter of the hosts (default: the path of this one)")
+    add("--python", metavar="PATH", help="interpreter of the hosts (default: the kernel's path)")
     add("--wait", metavar="S", help="give all hosts back if they are not up within S seconds")
     add("--lost-after", metavar="S", help="consider a host lost after S seconds of silence (default: 1)")
     add("--dry-run", action="store_true", help="show what the engine would be asked for, without asking it")
@@ -154,7 +154,7 @@ def _axes(text: str) -> dict[str, int]:
     for part in text.split(","):
         name, equals, size = part.partition("=")
         if not equals:
-            raise UsageProblem(f"%mesh up: --axes takes NAME=SIZE,..., such as --axes dp=2,tp=4; {part!r} is not that")
+            raise UsageProblem(f"%mesh up: --axes takes NAME=SIZE,..., such as --axes dp=2,tp=4, not {part!r}")
         name = checked_name(name.strip(), "%mesh up: an axis")
         if name in axes:
             raise UsageProblem(f"%mesh up: axis {name!r} is named twice in --axes {text}")

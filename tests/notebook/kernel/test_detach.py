@@ -223,7 +223,7 @@ def test_another_kernel_cannot_attach_an_attached_mesh(place: Path, kernel: Call
         assert has in cell.stderr, cell.text
     assert f"2 idle  pid {first.pid}\n" in second.ok("%mesh").stdout
     assert f"attached to another kernel, pid {first.pid}" in second.run(UP).stderr
-    assert "'t' is attached already" in first.run("%mesh attach t").stderr
+    assert "'t' is already attached" in first.run("%mesh attach t").stderr
     assert "there is no detached mesh 'u'; available: none" in second.run("%mesh attach u").stderr
     assert first.ok("%remote t rank").ok  # none of this has disturbed the first kernel
     polite = place.parent / "polite"

@@ -41,4 +41,4 @@ def test_the_next_kernel_has_the_hosts_and_their_ranks(place: Path, kernel: Call
     assert second.ok("%%remote t\nlist(globals().get('state', {}))").plain.splitlines() == ["[0] ['rank']", "[1] []"]
     assert "ended" in second.ok("%mesh down t").stdout
     assert not (place / "t").exists()
-    assert "is up already" not in second.ok("%mesh").stdout
+    assert "is already up" not in second.ok("%mesh").stdout

@@ -119,7 +119,7 @@ def test_an_actor_is_created_again_with_its_current_class(doomed: Notebook) -> N
 def test_a_mesh_with_dead_ranks_is_not_brought_up_again(doomed: Notebook) -> None:
     kill(doomed, 3)
     cell = doomed.run("%mesh up d -n 4 --device cpu")
-    assert "'d' is up already, but [3] died; %mesh heal d replaces them" in cell.text
+    assert "'d' is already up, but [3] died; %mesh heal d replaces them" in cell.text
 
 
 def test_requests_wait_for_a_rank_that_starts(doomed: Notebook) -> None:
@@ -137,7 +137,7 @@ def test_the_report_of_a_death_names_the_commands(doomed: Notebook) -> None:
 
 def test_heal_does_nothing_if_no_rank_is_dead(doomed: Notebook) -> None:
     before = doomed.pids("d")
-    assert doomed.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
+    assert doomed.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces live ranks\n"
     kill(doomed, 3)
     assert "no rank is dead there" in doomed.ok("%mesh heal d[:3]").stdout
     doomed.ok("%mesh heal d[3]")

@@ -279,7 +279,7 @@ def test_a_second_heal_after_an_interrupt_continues_to_wait(notebook: Notebook, 
     assert float(took_s) > again_s  # the time includes the first wait
     updates = [message["content"]["data"]["text/plain"] for message in cell.of_type("update_display_data")]
     assert [text for text in updates if "new host" in text][-1].startswith("d: 1 of 1 new host up, after ")
-    assert notebook.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces living ones\n"
+    assert notebook.ok("%mesh heal d").stdout == "d: no rank is dead; %mesh restart replaces live ranks\n"
     notebook.ok("%mesh down d")
 
 

@@ -55,7 +55,7 @@ def test_a_second_up_keeps_the_state(notebook: Notebook) -> None:
 def test_a_different_mesh_of_the_same_name_is_refused(notebook: Notebook) -> None:
     cell = notebook.run("%mesh up t -n 3 --device cpu")
     assert (cell.ename, len(notebook.pids())) == ("UsageError", 2)
-    assert "'t' is up already" in cell.evalue
+    assert "'t' is already up" in cell.evalue
     assert "%mesh down t" in cell.evalue
 
 
@@ -63,7 +63,7 @@ def test_a_variable_of_the_user_is_not_overwritten(notebook: Notebook) -> None:
     notebook.ok("precious = [1, 2]")
     cell = notebook.run("%mesh up precious -n 1 --device cpu")
     assert cell.ename == "UsageError"
-    assert "'precious' is a variable already (a list)" in cell.evalue
+    assert "'precious' is already a variable (a list)" in cell.evalue
     assert notebook.value("precious") == [1, 2]
 
 
