@@ -3,6 +3,9 @@
 The names are those of PyTorch Monarch's ``monarch.rdma``. A buffer is a small handle, which can be sent as an argument or a
 result. The bytes take the fastest data path between the two processes, which each `Transfer` names. A `shared` tensor needs no
 transfer: processes of a machine have the same memory.
+
+`shared` copies a tensor into a block that is sent as it is. To move a value that others refer to into shared memory, as
+torch's ``share_memory_`` does, would leave arrays and exported buffers on freed memory.
 """
 
 from __future__ import annotations

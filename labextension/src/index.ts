@@ -1,4 +1,8 @@
 // The plugin that JupyterLab loads; it creates and connects all parts.
+//
+// `hub` follows the notebooks that are open. `connection` keeps a comm to the kernel of each, opens it again after a restart or
+// a loss, and never runs code there. `model` is what is known: pure, and tested without a browser. `panel`, `status`, `notices`,
+// `commands` and `toolbar` show it. `hatch_build.py` has npm build all of it into wheels and sdists.
 
 import { ILabShell, ILayoutRestorer, JupyterFrontEnd, JupyterFrontEndPlugin } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';

@@ -80,7 +80,7 @@ VARIABLES = {
 OUTSIDE: dict[str, set[str]] = {
     "files that commands make": {".venv", "knobs/", "speed/"},
     "examples": {"Counter", "Net", "batch"},
-    "Jupyter, IPython": {"Out", "interrupt_request", "run_code"},
+    "Jupyter, IPython": {"Out"},
     "Lightning": {
         "DDPStrategy",
         "FSDPStrategy",
@@ -93,7 +93,7 @@ OUTSIDE: dict[str, set[str]] = {
     },
     "Linux": {"MemAvailable"},
     "pytest": {"gpu"},
-    "Python": {"Any", "CancelledError", "pthread_kill", "waitid"},
+    "Python": {"Any", "CancelledError"},
     "ssh": {
         "AllowTcpForwarding",
         "ForceCommand",

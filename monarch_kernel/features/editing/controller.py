@@ -1,4 +1,14 @@
-"""The controller's part of editing: ranks import the user's modules from it, and its own process loads edited ones again."""
+"""The controller's part of editing: ranks import the user's modules from it, and its own process loads edited ones again.
+
+Theory of operation
+===================
+
+An import that finds nothing on a rank sends `Fetch` and waits, on any thread. The controller answers `Fetched`, with the
+text of the user's file, from a separate thread, since it reads the disk.
+
+After an edit `Reshaped` tells all ranks which endpoints handles of an actor have now, and the kept `Spawn` takes the class
+along (``Spawn.renewed``), so a process that is replaced later makes the actor with the edited class.
+"""
 
 from __future__ import annotations
 

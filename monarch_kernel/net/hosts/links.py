@@ -10,6 +10,9 @@ again what the connection has lost.
 A brief network failure breaks no connection: TCP only waits, twice as long after each attempt, even when the network is back.
 So while nothing gets through (`tcp.is_stuck`), the host that dialled makes new connections again and again, each with a timeout
 little longer than the round trip of a packet (`revive`), and the first that is answered replaces the stalled one.
+
+One key pair for all hosts of a session is enough, because they run code for each other anyway. It is made with the session
+and reaches the engine by channels that other users can't read.
 """
 
 from __future__ import annotations

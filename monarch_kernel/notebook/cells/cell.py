@@ -14,6 +14,10 @@ The thread that waits for a `RemoteCell` advances it by ``wait`` and ``poll``: t
 
 A cell that does not stop after an interrupt stays in its queue, and the view thread drives it from then on. Later cells on
 the same ranks wait for it and can be interrupted while they wait, and its output is still shown below it.
+
+The answer to a cell says how many collectives its rank has started. If these numbers differ, if a rank has aborted its
+group, or if another process has come to a place, the group is formed again before the next cell, unless a rank of the mesh
+is dead.
 """
 
 from __future__ import annotations

@@ -8,6 +8,18 @@ same output.
 
 Ranks may also die during recovery; then recovery starts again. It gives up when ranks have died several times before the
 loop came farther than ever before: a loop that kills its ranks at a certain step would do so again.
+
+From the death of a rank to the next step: the agent sends `Lost`; the state answers the rank's pending requests and sends
+`Release` to the ranks that the cell waits for, which abort the groups that the rank was in, so the cell fails on all. The
+cell then asks its recovery for one future after the other: heal, the list of snapshots (`ListSnapshots`), the process
+group, earlier cells, and the cell again (``Run.rewind``). On each rank ``live.snapshot`` puts back what it has, or fetches
+it from the buddy (`FetchSnapshot`). The loop record of the controller goes on from the one before, with its knobs, changes
+and curves.
+
+The cell runs again on all ranks, because a model that was spread (FSDP's groups, DDP's reducer, DTensors' meshes) holds the
+process group that is gone, and building it needs collectives. Ranks agree on nothing among themselves: they take snapshots
+before the same steps, and the controller sees which ones each place has. The rewind travels with the cell, so that a
+recovery that fails leaves no rank that would go back in a later cell.
 """
 
 from __future__ import annotations

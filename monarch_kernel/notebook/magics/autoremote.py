@@ -7,6 +7,10 @@ runs in the kernel is an ordinary cell, with top-level ``await``, ``Out`` and in
 
 A transformer also receives code that is not a user's cell: code that other code runs (``%run``, ``%%time``,
 ``get_ipython().run_cell``), and silent requests of frontends (completion of variables, widgets). None of it goes to the ranks.
+
+A user's own cell is recognised by the stack, on which there is no ``run_code`` of IPython, and in kernels by the request,
+which is neither silent nor without history. With ``--local`` the first line becomes the call for the ranks, and the code
+follows once more.
 """
 
 from __future__ import annotations

@@ -3,6 +3,20 @@
 A viewer is a widget in a cell, or a panel, in a browser. It receives changes at most five times a second, and only while it
 says that it is visible (`notebook.view.frames` has the protocol). Each command of a viewer runs on a separate thread, as the
 main thread may run a cell.
+
+Theory of operation
+===================
+
+`Background` calls `Viewers.publish` five times a second on the thread ``monarch-view``. If no page is visible, that is all.
+Otherwise each viewer gets a frame if it differs from its last one (``comm.send``, from any thread). The line in the user's
+code that ranks run is asked for once a second (`Look`), and never waited for.
+
+Messages of pages come on the shell or the control channel. `notebook.kernel.comms` takes them on the thread that receives
+the channel's messages first, because the main thread may run a cell for hours. A command runs on a separate thread and
+calls the method of the magic of the same name; the text that the magic would print is the reply.
+
+A page that is closed says nothing, so a viewer that is silent for 15 s does not look. The table below the widget is what a
+saved notebook shows, and is updated now and then.
 """
 
 from __future__ import annotations

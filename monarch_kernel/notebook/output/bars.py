@@ -9,6 +9,9 @@ the screen at its top, in order, when an ordinary line follows them, or when the
 A bar that is live for `LIVE_AFTER_S` appears in a *block*: text that is updated in place, at most every `EVERY_S`. It
 stays there in its last state. A shorter bar becomes an ordinary line when it ends. Either way it appears once. Bars of
 several ranks with the same text before their percentage share one line, which shows the slowest rank.
+
+Blocks are displays that are updated, not carriage returns in the stream: frontends agree on displays, several bars and
+lines between them work, and a saved notebook holds the last state instead of all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""New processes in the places of others: what is started, what they are sent first, and when all of that is over."""
+"""New processes in the places of others: what is started, what they are sent first, and when all of that is over.
+
+Theory of operation
+===================
+
+A *proc* is the number of a place, which handles hold. The process in it is an *incarnation*, with its own record and name
+on the wire (``R7``, then ``R7+1``). So no message for one incarnation reaches another (`runtime.controller.processes`).
+
+The process that spawned an actor keeps the message (`runtime.rpc.respawn_log`), the controller and ranks alike. It sends
+the message to the new process before anything else, with the places where the actor still lives (`Spawn.living`, for
+``__restore__``), and drops it when the actor is stopped. No request is sent twice: the death of the former process has
+answered its pending requests.
+
+`runtime.controller.restarts` decides when ranks are replaced automatically (`Due`). Then the death is no failure to the
+owners of what was in the process (`PeerNews.is_replaced`). A controller that attaches learns from `HostHello` which
+incarnations there are.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,9 @@ us by themselves; they are given some time for it.
 
 Agents of two hosts whose ranks have to do with each other are introduced (`Reach`), once: one of them dials the other. When one
 is gone the other is told (`Part`).
+
+No engine decides on its own that a host is lost: Ray reports a dead node after 15 s and Slurm after 29 s, missing beats
+after one.
 """
 
 from __future__ import annotations

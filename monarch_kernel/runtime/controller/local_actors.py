@@ -1,4 +1,8 @@
-"""The controller's own process as a place where actors work."""
+"""The controller's own process as a place where actors work.
+
+The program's own process is place 0. It serves `this_proc` in a script or notebook, one actor per name
+(`get_or_spawn_controller`), and the service that starts and ends processes for ranks (`actor.process_service`).
+"""
 
 from __future__ import annotations
 

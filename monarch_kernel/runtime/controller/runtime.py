@@ -1,6 +1,9 @@
 """The controller's one loop: carries out what its state decides.
 
 All that enters goes through `submit`; the state and the transport are touched only by the thread that leads (`Driver`).
+
+Neither the controller nor the agent uses asyncio: an event loop would own the thread that waits, and would add a hand-over
+from any other.
 """
 
 from __future__ import annotations

@@ -9,6 +9,20 @@ and agent connect again when another controller binds it.
 Agents on hosts of an engine keep trying to connect to the TCP port in the manifest, with the keys in the manifest. The next
 controller listens at that port; only then is it known whether they are still alive. The manifest also records how the engine's
 launcher was created, so that the next controller can replace a lost host (`previous_launcher`).
+
+How a mesh is kept: when its ranks are up, the session writes the manifest and sends `Outlive` to the agents. Until they
+confirm it (`Outlives`) the mesh ends like any other. When the controller ends, by `Goodbye` or not, the agent goes on
+reading the pipes into a bounded `OutputBacklog`, and ranks do not notice.
+
+How it is taken up: a new controller binds the same address, and the sockets of agent and ranks connect to it by themselves.
+Messages to the former controller are lost, so the new one asks each process (`Attach`, repeated until it answers) and
+admits nothing before its hello. The agent answers with `HostHello`, `Backlog`, and a `Lost` for every rank that ever died;
+a rank with `Hello`, its pending requests (`runtime.worker.replay_log`) and the answers to cells that it keeps until
+`Forget`. Answers wait until all ranks have said what they owe (`runtime.controller.adoption`), because only then it is
+known which answers complete a cell. From then on the cell is a request like any other.
+
+Each controller has an *epoch* in the upper bits of the ids that it makes. To relays elsewhere it is a new life, in which
+all numbers start again. A host that is no longer in the manifest is stopped.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ package and of IPython's machinery. It marks the frames of the user's own code, 
 the names that the failing statement mentions. The reporting process has just failed, perhaps out of memory and with a device in
 an unknown state. Nothing here therefore calls code of the user (properties, ``__repr__`` of unknown types), except where Python
 itself would do so to print the exception. Nothing waits for a device, sizes are bounded, and `describe` raises no exception.
+
+Errors travel as data and not as pickled tracebacks: they are shown without the user's classes, and grouped by ranks. The
+exception goes along, pickled, where that is possible.
 """
 
 from __future__ import annotations

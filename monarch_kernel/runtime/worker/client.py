@@ -1,4 +1,21 @@
-"""A rank as one that asks other processes: carries out what `runtime.rpc.peer_requests` decides, over the rank's transport."""
+"""A rank as one that asks other processes: carries out what `runtime.rpc.peer_requests` decides, over the rank's transport.
+
+Theory of operation
+===================
+
+Meshes and endpoints need a client that carries their requests (`runtime.rpc.client`). The controller's is `Runtime`, a
+rank's is here. Handles travel as ids and the marks of their endpoints, without code, and get the client of the process that
+opens them (`runtime.rpc.handles`). So one class of handles serves everywhere.
+
+A rank connects a DEALER to the ROUTER of another rank, sends `Hello` with the token, and then requests. Answers come back
+on the same link. A process sends to itself through its own transport, so that nothing is shared by accident. The id of a
+request says which process made it, and so where the answer goes; the id of an actor says where its owner is
+(`runtime.rpc.ids`).
+
+A `Call` may arrive before the `Spawn` of its actor, if another process sends that. The rank keeps the call and sends a
+`Fence` to the process that made the actor. When the answer comes, all that was sent before has arrived, and an actor that
+is not there then never will be.
+"""
 
 from __future__ import annotations
 

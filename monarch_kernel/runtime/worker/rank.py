@@ -25,6 +25,11 @@ SIGTERM ends the process by way of ``atexit``; nothing else that user code does,
 user's code forks do not have these handlers of signals (`monarch_kernel.net.transport.forks`).
 
 A rank whose mesh may outlive the controller keeps a `Ledger` of what it owes, and tells it to the next (`Attach`).
+
+The thread that receives `Interrupt` acts at once, by where the request is. On the main thread: ``pthread_kill`` with
+SIGINT, repeated until the handler has run. In a sync actor: an asynchronous KeyboardInterrupt, which the thread sees at its
+next bytecode and not in a sleep. In an async actor: the cancellation of the task. In a mailbox: the request is taken out
+and answered as interrupted. The kernel does not signal ranks itself, because a signal does not say which request it means.
 """
 
 from __future__ import annotations

@@ -3,6 +3,12 @@
 What a rank writes and what it answers travel by different ways. A mark, written where a cell ends, tells whoever reads the
 stream that all that came before has been read: also what native code and child processes wrote, which nobody here can
 count, and what an interrupted ``print`` may or may not have written.
+
+Child processes that a cell has left running keep its pipes. A rank that has children when a cell starts puts new pipes in
+place of its own, and writes into the old ones where the new ones are; the agent opens these through ``/proc``. From then on
+all that comes from the old pipes belongs to the children. A cell without such children pays one system call. To count bytes
+instead of setting marks would miss what native code writes, and to send answers through the agent would cost each call a
+hop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,16 @@
-"""Carries out what the `Family` of a process decides: a process asks and tells others what follows from births and failures."""
+"""Carries out what the `Family` of a process decides: a process asks and tells others what follows from births and failures.
+
+Theory of operation
+===================
+
+An actor that ends sends `StopActor` to what it has spawned and, if it failed, `ActorEnded` to the process of its owner. The
+transport reports the death of a process (`PeerNews`; in the controller `Gone`), which counts once.
+
+An owner handles a failure on its own thread: a mark goes to the front of its mailbox, and the wait that the thread is in
+wakes (`Executor.attend`). An async owner gets a task. An owner that does not handle the failure ends, by an exception out
+of that wait or by the cancellation of its task. Failures that reach the program go to `Faults`, which calls the hook on a
+separate thread. Failures of what a cell on a rank has spawned go there as `Unhandled`.
+"""
 
 from __future__ import annotations
 
