@@ -1,4 +1,8 @@
-"""The hosts of a session: they are had from launchers, replaced, asked, and given back."""
+"""The hosts of a session: they are had from launchers, replaced, asked, and given back.
+
+To heal a mesh whose host is lost, `Session.replace_hosts` asks the launcher that provided the host for another one. The
+ranks get their places back there.
+"""
 
 from __future__ import annotations
 
