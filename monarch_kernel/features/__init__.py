@@ -1,4 +1,4 @@
-"""Features of meshes: live loops, edited code, debugging, traffic, resharding. Each one is a folder.
+"""Extensions of meshes: live loops, live code edits, debugging, traffic counts and resharding. Each feature is one folder.
 
 Theory of operation
 ===================

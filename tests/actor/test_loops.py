@@ -199,9 +199,9 @@ for step in live.loop(40):
 @pytest.mark.parametrize(
     ("knob", "said"),
     [
-        ("3, 1", r"TypeError: live\.knob\(3, \.\.\.\): the name of a knob is a text"),
-        ("'n', float('nan')", r"ValueError: live\.knob\('n', nan\): a knob is a finite number"),
-        ("'n', 1, low='a'", r"TypeError: live\.knob\('n'\): a bound is a number, not a str"),
+        ("3, 1", r"TypeError: live\.knob\(3, \.\.\.\): the name of a knob must be a string"),
+        ("'n', float('nan')", r"ValueError: live\.knob\('n', nan\): a knob must be finite; use None for no value"),
+        ("'n', 1, low='a'", r"TypeError: live\.knob\('n'\): a bound must be a number, not a str"),
     ],
 )
 def test_an_invalid_knob_is_refused_where_it_is_defined(procs: ProcMesh, knob: str, said: str) -> None:
@@ -218,7 +218,7 @@ def test_the_number_of_steps_is_an_integer(procs: ProcMesh) -> None:
     running = Running(procs, "import time\nfor step in live.loop(): time.sleep(0.001)\nstep")
     running.loop.pause()
     for wrong in (2.5, "3", True):
-        with pytest.raises(TypeError, match="takes how many steps"):
+        with pytest.raises(TypeError, match="pass a number of steps, such as 10"):
             running.loop.step(wrong)  # type: ignore[arg-type]
     running.loop.stop()
     running.values()
@@ -226,7 +226,7 @@ def test_the_number_of_steps_is_an_integer(procs: ProcMesh) -> None:
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "float('nan')", "float('inf')", "'989e12'", "True"])
 def test_an_invalid_peak_is_refused(procs: ProcMesh, wrong: str) -> None:
-    with pytest.raises(RemoteError, match=r"live\.peak\(.*\) takes how many operations a second"):
+    with pytest.raises(RemoteError, match=r"live\.peak\(.*\): pass the device's operations per second"):
         procs.run_cell(f"live.peak({wrong})").get(LONG_S)
 
 
@@ -331,28 +331,28 @@ def test_a_loop_in_an_endpoint(procs: ProcMesh) -> None:
 
 def test_a_loop_of_a_cell_that_is_over_is_an_error(procs: ProcMesh) -> None:
     procs.run_cell("from monarch_kernel import live\nsteps = live.loop(); next(steps)").get(LONG_S)
-    with pytest.raises(RemoteError, match="begun in another cell or call, which is over"):
+    with pytest.raises(RemoteError, match="started in another cell or call, which is over"):
         procs.run_cell("while True: next(steps)").get(LONG_S)
 
 
 BAD = {
-    "live.loop('3')": "takes how many steps there are, or nothing, not '3'",
-    "live.loop(-1)": "a loop has no less than 0 steps",
-    "live.loop(10**30)": "more than a loop can count",
+    "live.loop('3')": r"live\.loop\('3'\): steps must be an integer or None",
+    "live.loop(-1)": "steps must be 0 or more",
+    "live.loop(10**30)": "more steps than a loop can count",
     "[live.knob('k', 5, low=10, high=1) for _ in live.loop(1)]": "low=10 is more than high=1",
-    "live.knob('lr', 1)": "is for code within `for step in live.loop",
-    "live.log(loss=1)": "is for code within `for step in live.loop",
+    "live.knob('lr', 1)": "works only inside `for step in live.loop",
+    "live.log(loss=1)": "works only inside `for step in live.loop",
     "[live.log(loss='x') for _ in live.loop(1)]": r"takes a number or a tensor with one element, not a str",
     "[live.log(loss=torch.ones(2, 3)) for _ in live.loop(1)]": r"not a tensor of shape \[2, 3\]",
     "[live.log(loss=torch.ones((), dtype=torch.complex64)) for _ in live.loop(1)]": "not a tensor of complex numbers",
-    "[live.log(loss=torch.ones((), device='meta')) for _ in live.loop(1)]": "on the meta device, without a value",
-    "[live.log(loss=10**400) for _ in live.loop(1)]": r"loss=\.\.\.\): a whole number that is more than a float can be",
-    "[live.log(tokens=-7) for _ in live.loop(1)]": r"live\.log\(tokens=-7\): how many this rank did in this step",
-    "[live.knob('k', [1]) for _ in live.loop(1)]": r"is a number, a text, True, False or None, not a list",
-    "[live.knob('k', 1, low=float('nan')) for _ in live.loop(1)]": "a bound is a finite number",
-    "[live.knob('k', 1.0, low=2.0) for _ in live.loop(1)]": "live.knob\\('k'\\) is 1, but at least 2",
-    "[live.knob('k', 'x', low=2.0) for _ in live.loop(1)]": "only a number has bounds",
-    "[live.knob('', 1) for _ in live.loop(1)]": "a knob has a name",
+    "[live.log(loss=torch.ones((), device='meta')) for _ in live.loop(1)]": "on the meta device, which has no value",
+    "[live.log(loss=10**400) for _ in live.loop(1)]": r"loss=\.\.\.\): the integer is too large for a float",
+    "[live.log(tokens=-7) for _ in live.loop(1)]": r"live\.log\(tokens=-7\): the count of this rank in this step must be 0 or more",
+    "[live.knob('k', [1]) for _ in live.loop(1)]": r"must be a number, string, bool or None, not a list",
+    "[live.knob('k', 1, low=float('nan')) for _ in live.loop(1)]": "a bound must be finite, not nan",
+    "[live.knob('k', 1.0, low=2.0) for _ in live.loop(1)]": "live.knob\\('k'\\) is 1, but must be at least 2",
+    "[live.knob('k', 'x', low=2.0) for _ in live.loop(1)]": "only a number can have bounds",
+    "[live.knob('', 1) for _ in live.loop(1)]": "a knob needs a name",
 }
 
 
@@ -400,9 +400,9 @@ def test_a_finished_loop_can_be_viewed_but_not_controlled(procs: ProcMesh) -> No
 def test_an_unknown_knob_is_refused(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(3)
-    with pytest.raises(LookupError, match=r"no rank has come to live.knob\('lrr'\); knobs: lr, mode, on"):
+    with pytest.raises(LookupError, match=r"no rank has called live.knob\('lrr'\); knobs: lr, mode, on"):
         running.loop.set("lrr", 1)
-    with pytest.raises(ValueError, match="1 steps|0 steps can't be done"):
+    with pytest.raises(ValueError, match="1 steps|can't run 0 steps"):
         running.loop.step(0)
     running.loop.stop()
     running.values()

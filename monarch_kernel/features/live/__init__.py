@@ -1,4 +1,4 @@
-"""Loops on many ranks that are steered while they run: who may begin which step, and what has become of it. No I/O.
+"""Live loops: training loops on many ranks that a user pauses, steps, stops and tunes while they run.
 
 Theory of operation
 ===================

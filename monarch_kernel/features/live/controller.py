@@ -1,4 +1,4 @@
-"""The controller's part of steered loops: the loops of a session, and how the program steers them."""
+"""The controller's part of live loops: keeps the loops of a session, and applies the program's changes to them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 __all__ = ["FOR_TRAINING", "LoopControl", "LoopExtension"]
 
 FOR_TRAINING = ("monarch_kernel.train.snapshots.capture", "monarch_kernel.train.parallel")
-"""What a rank imports that trains, and goes back to a snapshot: with torch's FSDP and DTensor, some 500 modules."""
+"""What a rank imports to train and to return to a snapshot: with torch's FSDP and DTensor, some 500 modules."""
 
 T = TypeVar("T")
 
 
 @register
 class LoopExtension(Extension):
-    """Tells ranks how far their loops may go.
+    """Grants steps to the loops of ranks.
 
     Attributes:
-        book: the loops.
+        book: all loops of the session.
     """
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = LoopBook()
         self.handlers = {LoopBegun: self._begun, LoopReport: self._reported, LoopLeft: self._left}
-        self._ready_to_train: set[int] = set()  # hosts whose new ranks have imported what that takes
+        self._ready_to_train: set[int] = set()  # hosts whose zygote has preloaded `FOR_TRAINING`
 
     def tell(self, told: Iterable[Told]) -> list[Effect]:
-        """Tell ranks how far they may go."""
+        """Send grants to ranks."""
         return [effect for proc, message in told for effect in self.core.to_rank(proc, pack(message))]
 
     def request_ended(self, proc: int, id: int) -> list[Effect]:
@@ -59,7 +59,7 @@ class LoopExtension(Extension):
     def _begun(self, record: RankRecord, message: LoopBegun, now: float) -> list[Effect]:
         where = record.owed.get(message.request, "")
         effects = self.tell(self.book.begun(record.spec, where, message, now, self.core.owing(message.request)))
-        if message.recovers and record.host not in self._ready_to_train:  # a new rank then takes a place quickly
+        if message.recovers and record.host not in self._ready_to_train:  # so that a replacement starts quickly
             self._ready_to_train.add(record.host)
             effects += self.core.to_host(record.host, pack(Preload(FOR_TRAINING)))
         return effects
@@ -72,7 +72,7 @@ class LoopExtension(Extension):
 
 
 class LoopControl:
-    """Steers the loops of a session; for any thread.
+    """Changes the loops of a session while they run. Thread-safe.
 
     Args:
         runtime: the controller.
@@ -83,26 +83,26 @@ class LoopControl:
         self._loops = runtime.extension(LoopExtension)
 
     def keys(self, procs: Sequence[int]) -> list[tuple[int, int]]:
-        """Keys of the loops that some of these processes are in, or were, in the order in which they began."""
+        """Keys of the loops that any of these processes is or was in, in the order in which they started."""
         return [(loop.request, loop.number) for loop in self._loops.book.of(procs)]
 
     def view(self, key: tuple[int, int]) -> LoopView:
-        """A loop as it is now.
+        """The current state of a loop.
 
         Raises:
-            LookupError: the loop ended long ago.
+            LookupError: the loop ended long ago, and its record was dropped.
         """
         return self._loop(key).view(time.monotonic())
 
     def steer(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
-        """Change how a loop goes on.
+        """Apply a change to a loop, and send the resulting grant to its ranks.
 
         Args:
             key: request and number of the loop.
-            do: returns the result, and what the ranks in the loop are told; with the I/O lock held.
+            do: called with the I/O lock held; returns the result of the change, and the grant for the ranks in the loop.
 
         Raises:
-            LookupError: the loop ended long ago.
+            LookupError: the loop ended long ago, and its record was dropped.
             MeshDownError: the session was shut down.
         """
 
@@ -115,7 +115,7 @@ class LoopControl:
         return self._runtime.with_baton(steer)
 
     def write(self, mesh: str, journal: Journal | None) -> None:
-        """Write what the loops of a mesh log to this journal from now on, and to no other; None: to none."""
+        """Write what the loops of a mesh log to this journal from now on, in place of the previous one; None: to no journal."""
         journals = self._loops.book.journals
 
         def change() -> Journal | None:
@@ -129,11 +129,11 @@ class LoopControl:
             before.close()
 
     def recovers(self, request: int) -> bool:
-        """Whether a request has a loop that goes on by itself if a rank dies."""
+        """Whether a request has a loop that resumes automatically if a rank dies."""
         return self._loops.book.recovers(request)
 
     def _loop(self, key: tuple[int, int]) -> LoopRecord:
         loop = self._loops.book.get(key)
         if loop is None:
-            raise LookupError("the loop is over, and what it logged is no longer kept")
+            raise LookupError("the loop is over, and the controller no longer keeps its log")
         return loop

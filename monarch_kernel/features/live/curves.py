@@ -1,6 +1,6 @@
-"""What ranks have logged, by step: means over ranks, few enough points to draw, however long the loop is.
+"""Curves of logged values by step: means over ranks, with a bounded number of points however long the loop is.
 
-Curves are read by other threads than the one that adds to them.
+One thread adds to a curve while other threads read it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from monarch_kernel.net.wire.messages import Logged
 __all__ = ["MAX_POINTS", "Curve"]
 
 MAX_POINTS = 256
-"""Of a curve; more than a chart has pixels for would cost what nobody sees."""
+"""Points of a curve; a chart has no pixels to show more."""
 
 _COMPARED = 32
-"""Steps of each rank that are kept to compare it with others."""
+"""Steps kept per rank, to compare ranks at a step that all have logged."""
 
 
 @dataclass
@@ -46,14 +46,14 @@ class _Bin:
 
 
 def _weight(value: Logged) -> int:
-    """How likely others have kept the same step, of whatever steps they have told: that of a mark on a ruler."""
+    """Rank a step by how likely other ranks keep it too, whichever steps they report: like the marks on a ruler."""
     step = value.step
     return max(step & -step, (step + 1) & -(step + 1))
 
 
 @dataclass
 class Curve:
-    """One metric. Steps are put into bins; when these get too many, each two become one.
+    """One metric over the steps of a loop. When there are too many bins, pairs of bins are merged.
 
     Attributes:
         last: rank -> its last value.
@@ -66,7 +66,7 @@ class Curve:
     _recent: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)
 
     def add(self, rank: int, values: Iterable[Logged]) -> None:
-        """Take what a rank has logged."""
+        """Add what a rank has logged."""
         values = list(values)
         for value in values:
             self.last[rank] = value.last
@@ -77,13 +77,13 @@ class Curve:
             self._widen()
 
     def forget_from(self, step: int) -> None:
-        """Drop what was logged for a step and later ones, which are done anew."""
+        """Drop what was logged for a step and later ones, because the loop runs them again."""
         self._bins = {at: each for at, each in self._bins.items() if at * self.width < step}
         self._recent = {}
 
     @property
     def points(self) -> list[CurvePoint]:
-        """The curve as it is now, by step."""
+        """The current points, by step."""
         return [
             CurvePoint(each.step, each.total / each.count if each.count else math.nan, each.least, each.most)
             for _, each in sorted(self._bins.copy().items())
@@ -91,15 +91,15 @@ class Curve:
 
     @property
     def mean(self) -> float:
-        """Of the last values of all ranks; nan if one is that, or there is none."""
+        """The mean of the last values of all ranks; nan if one of them is nan, or there is none."""
         last = self.last.copy()
         return sum(last.values()) / len(last) if last else math.nan
 
     @property
     def ends(self) -> tuple[tuple[int, float], ...]:
-        """The ranks with the least and the greatest value in the last step that is known of all, with these.
+        """The ranks with the least and the greatest value in the last step that all ranks have logged, with these values.
 
-        One rank alone, if it has logged no finite number last. None, if all have the same, or no step is known of all.
+        If the last value of a rank is not finite, only this rank. Empty if all values are equal, or no step is known of all.
         """
         for rank, value in sorted(self.last.copy().items()):
             if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""What devices can compute at most, for model FLOP utilisation."""
+"""Peak FLOP/s of devices, for model FLOP utilisation."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _PEAKS = {
     "MI300X": 1307.4,
     "MI250X": 191.5,
 }
-"""Part of a device's name -> 10^12 operations a second, of matrices of bfloat16 (float16, where it has no other) with sums in
-float32, none of them sparse: from the makers' data sheets. Of an MI250X each of its two dies is a device."""
+"""Part of a device's name -> TFLOP/s of dense bfloat16 matrix products (float16 where the device has no bfloat16) that
+accumulate in float32, from the vendors' data sheets. Each of the two dies of an MI250X is a device."""
 
 
 def peak_of(device: str) -> float:
-    """Floating-point operations a second that a device can do at most; 0 if it is not known.
+    """Peak floating-point operations per second of a device; 0 if the device is unknown.
 
     Args:
-        device: its name, such as ``NVIDIA H100 80GB HBM3``.
+        device: name of the device, such as ``NVIDIA H100 80GB HBM3``.
     """
     words = re.sub(r"[-_ ]+", " ", device).casefold()
     for name in sorted(_PEAKS, key=len, reverse=True):
@@ -51,7 +51,7 @@ def peak_of(device: str) -> float:
 
 
 def device_peak() -> float:
-    """Floating-point operations a second that the current device can do; 0 if it is no GPU, or one that is not known."""
+    """Peak floating-point operations per second of the current device; 0 if it is not a GPU, or an unknown one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return 0.0

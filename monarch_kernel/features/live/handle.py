@@ -1,4 +1,4 @@
-"""Handles on loops that ranks are in: what the program does to steer them."""
+"""Handles with which the program controls the loops of ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 class SteeredLoop:
-    """A loop of the ranks of a mesh (`monarch_kernel.live.loop`). All that is done to it returns at once.
+    """A running loop on the ranks of a mesh (`monarch_kernel.live.loop`). All methods return at once.
 
     Args:
         runtime: the controller.
-        key: request and number, which tell loops apart.
+        key: request and number, which identify the loop.
     """
 
     def __init__(self, runtime: Runtime, key: tuple[int, int]) -> None:
@@ -36,11 +36,11 @@ class SteeredLoop:
         return f"<loop of {view.mesh}{where}: {view.state}, step {view.step:,}{steps}>"
 
     def view(self) -> LoopView:
-        """As it is now."""
+        """The current state of the loop."""
         return self._control.view(self.key)
 
     def pause(self) -> int:
-        """Have all ranks stand before the same step; gives which one, and does not wait until they do."""
+        """Pause all ranks before the same step, and return that step without waiting for them."""
 
         def pause(loop: LoopRecord) -> tuple[int, Grant]:
             grant = loop.pace.pause()
@@ -49,22 +49,22 @@ class SteeredLoop:
         return self._steer(pause)
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume the loop."""
         self._steer(lambda loop: (None, loop.pace.resume()))
 
     def step(self, count: int = 1) -> None:
-        """Do that many steps more, and stand again.
+        """Run that many more steps, then pause again.
 
         Raises:
-            TypeError: ``count`` is no whole number.
-            ValueError: it is less than 1.
+            TypeError: ``count`` is not an integer.
+            ValueError: ``count`` is less than 1.
         """
         if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"step({count!r}) takes how many steps, such as 10")
+            raise TypeError(f"step({count!r}): pass a number of steps, such as 10")
         self._steer(lambda loop: (None, loop.pace.step(count)))
 
     def stop(self) -> int:
-        """End the loop at the same step on all ranks, as if there were no more steps; gives that step."""
+        """End the loop at the same step on all ranks, as if it had no more steps, and return that step."""
 
         def stop(loop: LoopRecord) -> tuple[int, Grant]:
             change, grant = loop.pace.stop()
@@ -73,28 +73,28 @@ class SteeredLoop:
         return self._steer(stop)
 
     def set(self, name: str, value: Any) -> int:
-        """Turn a knob; gives the step from which on it has that value, the same on all ranks.
+        """Set a knob, and return the step from which it has that value, the same on all ranks.
 
         Raises:
-            LookupError: no rank has come to such a knob.
-            TypeError: it is of another type.
-            ValueError: it is out of its bounds.
+            LookupError: no rank has called `monarch_kernel.live.knob` with this name yet.
+            TypeError: the value has another type than the knob.
+            ValueError: the value is out of the bounds of the knob.
         """
 
         def turn(loop: LoopRecord) -> tuple[int, Grant]:
             if name not in loop.knobs:
                 known = ", ".join(loop.knobs) or "none yet"
-                raise LookupError(f"no rank has come to live.knob({name!r}); knobs: {known}")
+                raise LookupError(f"no rank has called live.knob({name!r}); knobs: {known}")
             change, grant = loop.pace.change(name, fitting(loop.knobs[name], value))
             return change.step, grant
 
         return self._steer(turn)
 
     def _steer(self, change: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
-        """Change how it goes on.
+        """Apply a change to the loop.
 
         Raises:
-            RuntimeError: it is over.
+            RuntimeError: the loop is over.
         """
 
         def do(loop: LoopRecord) -> tuple[T, Grant | None]:

@@ -1,4 +1,4 @@
-"""What a knob may be turned to."""
+"""Checks of the values of knobs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["bounds_text", "fitting"]
 
 
 def fitting(knob: Knob, value: Any) -> Any:
-    """A value that a knob may have.
+    """Check a new value of a knob, and convert it to the type of the knob.
 
     Raises:
-        TypeError: it is of another type.
-        ValueError: it is out of its bounds.
+        TypeError: the value has another type than the knob.
+        ValueError: the value is not finite, or out of the bounds of the knob.
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     was_number = isinstance(knob.value, (int, float)) and not isinstance(knob.value, bool)
@@ -32,7 +32,7 @@ def fitting(knob: Knob, value: Any) -> Any:
 
 
 def bounds_text(low: float | None, high: float | None) -> str:
-    """Bounds in words."""
+    """Describe bounds, such as "at least 0 and at most 1"."""
     least = "" if low is None else f"at least {low:g}"
     most = "" if high is None else f"at most {high:g}"
     return " and ".join(filter(None, (least, most)))

@@ -1,4 +1,4 @@
-"""The loops that ranks are in, as the controller has them: how far they are, what was logged, what is to be told; pure."""
+"""The controller's records of live loops: their progress, what they logged, and the grants to send. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopGrant,
 __all__ = ["Journal", "LoopBook", "LoopRecord", "Told"]
 
 KEPT = 8
-"""Loops that are over, of which one can still see what they logged."""
+"""How many ended loops the controller keeps, with their logs."""
 
 _RATE_S = 5.0
-"""How many there are in a second is that of so many seconds."""
+"""Rates are averages over this many seconds."""
 
 Told = tuple[int, LoopGrant]
-"""The number of a process, and what it is to be told."""
+"""The number of a process, and the grant to send to it."""
 
 
 @dataclass
 class _Rate:
-    """How many of something a rank does in a second, over the last few: it may be logged in some steps, or often in one."""
+    """A rate per second of one rank over the last seconds. A rank may log a count in some steps only, or often in one step."""
 
     told: deque[tuple[float, float]] = field(default_factory=deque)
 
@@ -48,22 +48,22 @@ class LoopRecord:
     """One loop on several ranks.
 
     Attributes:
-        request: in which it runs.
-        number: counts the loops of that.
+        request: the request in which the loop runs.
+        number: number of the loop among the loops of the request.
         mesh: name of the mesh of its ranks.
-        where: in which it runs, in words, such as ``cell [5]``.
-        steps: how many it has; None if it has no end.
-        ranks: process -> flat rank, in the order in which they came.
-        begun_at: when the first came, in seconds of a clock that only goes forward.
+        where: description of the request, such as ``cell [5]``.
+        steps: number of steps; None if the loop has no end.
+        ranks: process -> flat rank, in the order in which they joined.
+        begun_at: when the first rank joined, in seconds of a monotonic clock.
         knobs: by name, in the order in which they were first seen.
-        curves: by name of what was logged.
-        recovers: whether it is to go on by itself if a rank dies.
-        rates: by name of what is counted, rank -> how many there are in a second.
+        curves: by name of the metric.
+        recovers: whether the loop resumes automatically if a rank dies.
+        rates: by name of the counter, rank -> its rate.
         told: process -> the step with which its last report ended.
-        peaks: rank -> how many floating-point operations a second its device can do, where that is known.
-        follows: the loop in whose place this goes on by itself, since a rank has died.
-        first: the step with which it goes on.
-        is_hit: whether a rank has died in it.
+        peaks: rank -> peak floating-point operations per second of its device, where known.
+        follows: the loop that this one continues after a rank died.
+        first: the step with which it continues.
+        is_hit: whether a rank died in the loop.
     """
 
     request: int
@@ -87,16 +87,17 @@ class LoopRecord:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells loops apart."""
+        """Identifies the loop."""
         return self.request, self.number
 
     def follow(self, other: LoopRecord, step: int, *, is_recovery: bool) -> None:
-        """Go on where another one was before a step.
+        """Continue another loop from the state that it had before a step.
 
         Args:
-            other: that is over.
-            step: with which this one begins.
-            is_recovery: whether it goes on as the other would have, with later changes, too; else as it was then.
+            other: the loop to continue, which is over.
+            step: the first step of this loop.
+            is_recovery: whether to apply all changes of the other loop, also those to later steps, and its pause; otherwise
+                only the knobs as they were before ``step``.
         """
         self.begun_at = other.begun_at
         self.first = step
@@ -111,18 +112,18 @@ class LoopRecord:
         self.pace.is_paused = is_recovery and other.pace.is_paused
 
     def tell(self, grant: Grant | None) -> list[Told]:
-        """What all ranks that are in it are to be told."""
+        """Address a grant to all ranks in the loop."""
         if grant is None:
             return []
         message = self.message(grant)
         return [(proc, message) for proc in self.ranks if self.pace.is_in(proc)]
 
     def message(self, grant: Grant) -> LoopGrant:
-        """A grant, as ranks are told of it."""
+        """The message that carries a grant."""
         return LoopGrant(self.request, self.number, grant.horizon, grant.ahead, grant.changes, grant.is_paused)
 
     def take(self, proc: int, report: LoopReport) -> None:
-        """Note what a rank has logged."""
+        """Record the report of a rank."""
         self.knobs |= {knob.name: knob for knob in report.knobs}
         rank = self.ranks[proc]
         if report.step_s > 0:
@@ -142,11 +143,11 @@ class LoopRecord:
                     rates[rank].add(seconds, sum(value.total for value in report.logged.get(name, ())))
 
     def view(self, now: float, *, points: bool = True) -> LoopView:
-        """As it is now.
+        """The current state of the loop.
 
         Args:
             now: the time.
-            points: whether curves are to be told, or only their last values.
+            points: whether to include the points of curves, or only their last values.
         """
         values = {change.name: change.value for change in self.pace.changes if change.name}
         return LoopView(
@@ -181,29 +182,29 @@ class LoopRecord:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the floating-point operations that the devices can do, the part that the model takes; None if nobody knows."""
+        """Model FLOP utilisation: the model's FLOP/s divided by the devices' peak FLOP/s; None if either is unknown."""
         rates, peaks = self._per_s("flops"), self.peaks.copy()
         known = rates.keys() & peaks.keys()
         return sum(rates[rank] for rank in known) / sum(peaks[rank] for rank in known) if known else None
 
 
 class Journal(Protocol):
-    """Who notes what is logged in the loops of a mesh."""
+    """Receives what the loops of a mesh log."""
 
     def told(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
-        """A rank has told what it has logged, or has left the loop; with the baton held, so it must not wait."""
+        """Handle what a rank logged, or that a rank left the loop. Called with the I/O lock held, so it must not wait."""
         ...
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """End the journal; `told` is not called again."""
         ...
 
 
 class LoopBook:
-    """All loops of a session; all methods give what ranks are to be told.
+    """All loops of a session. The methods that handle events return the grants to send to ranks.
 
     Attributes:
-        journals: by name of the mesh whose loops they note.
+        journals: name of a mesh -> the journal of its loops.
     """
 
     def __init__(self) -> None:
@@ -211,16 +212,16 @@ class LoopBook:
         self._loops: dict[tuple[int, int], LoopRecord] = {}
 
     def of(self, procs: Collection[int]) -> Iterator[LoopRecord]:
-        """The loops that some of these processes are in, or were, in the order in which they were begun."""
+        """The loops that any of these processes is or was in, in the order in which they started."""
         return (loop for loop in list(self._loops.values()) if not loop.ranks.keys().isdisjoint(procs))
 
     def shown(self, procs: Collection[int]) -> list[LoopRecord]:
-        """Those that a view of these processes shows: all that are not over; if there is none, the last one."""
+        """The loops that a view of these processes shows: all that still run; if there is none, the last one."""
         loops = list(self.of(procs))
         return [loop for loop in loops if not loop.pace.is_over] or loops[-1:]
 
     def get(self, key: tuple[int, int]) -> LoopRecord | None:
-        """A loop, as long as it is kept."""
+        """The record of a loop; None once it was dropped."""
         return self._loops.get(key)
 
     def begun(
@@ -231,7 +232,15 @@ class LoopBook:
         now: float,
         owing: Iterable[int] = (),
     ) -> list[Told]:
-        """A rank begins a loop, in something that is called so; ``owing`` are the processes that are at work on that."""
+        """A rank starts a loop.
+
+        Args:
+            spec: the rank.
+            where: description of the request, such as ``cell [5]``.
+            message: the message of the rank.
+            now: the time.
+            owing: processes that have not answered the request yet.
+        """
         key = message.request, message.number
         loop = self._loops.get(key)
         if loop is None:
@@ -239,7 +248,7 @@ class LoopBook:
             loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
             self._forget()
             loop.pace.is_paused, loop.pace.apart, loop.recovers = message.is_paused, message.apart, message.recovers
-            if message.recovers:  # all are in it, sooner or later
+            if message.recovers:  # all of them will join the loop
                 loop.pace.awaited, loop.pace.first = set(owing), message.step
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
@@ -249,14 +258,14 @@ class LoopBook:
         return [(spec.proc, loop.message(grant))]
 
     def recovers(self, request: int) -> bool:
-        """Whether a request has a loop that is to go on by itself if a rank dies: the last one, or one around that."""
+        """Whether the last loop of a request, or one in which a rank died, resumes automatically after a death."""
         last = self._last(request)
         return any(
             loop.recovers and (loop.is_hit or loop is last) for loop in self._loops.values() if loop.request == request
         )
 
     def reported(self, proc: int, message: LoopReport) -> list[Told]:
-        """A rank says how far it is, and what it has logged."""
+        """A rank reports its progress, and what it has logged."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
@@ -273,7 +282,7 @@ class LoopBook:
         return self._leave(loop, proc, message.steps)
 
     def request_over(self, proc: int, request: int) -> list[Told]:
-        """What a rank did for a request is over, by whatever way, and so are its loops."""
+        """A rank has finished a request, successfully or not, and with it the loops of the request."""
         told: list[Told] = []
         for loop in self._loops.values():
             if loop.request == request:
@@ -289,7 +298,7 @@ class LoopBook:
         return told
 
     def _out(self, loop: LoopRecord, proc: int) -> list[Told]:
-        """A process is in a loop no more, and does not begin it."""
+        """Remove a process from a loop, or stop waiting for it to join."""
         if loop.pace.is_in(proc):
             return self._leave(loop, proc)
         return loop.tell(loop.pace.missed(proc)) if proc in loop.pace.awaited else []

@@ -1,15 +1,16 @@
-"""How far the ranks of a loop may go, and at which step a change takes effect: at the same one on all, with no rank waiting.
+"""Grants steps to the ranks of a loop, so that a change takes effect at the same step on all ranks, and no rank waits.
 
-Theory of operation. Ranks of a loop run ahead of what the controller knows of them. For a change (a knob, a stop) to take
-effect on all at the same step that step must be one that no rank can have begun. So ranks only begin steps that they were
-*granted*: those below a number, the horizon. The controller moves the horizon as the ranks come near it, so that none ever
-waits; a change is made at the horizon as it is now. To pause is to move it no further: all ranks then stand before the same
-step, however different the ways by which they came there. No collective is needed, and a rank pays a comparison for a step.
+Theory of operation. Ranks of a loop run ahead of what the controller knows about them. For a change (a knob, a stop) to take
+effect at the same step on all ranks, no rank can have started that step yet. So ranks only start steps that the controller
+*granted*: those below a number, the horizon. The controller moves the horizon as the ranks approach it, so that no rank waits;
+a change takes effect at the current horizon. To pause a loop, the controller stops moving its horizon: all ranks then stop
+before the same step, even if their code takes different paths to it. This needs no collective, and costs a rank one comparison
+per step.
 
-How far ahead the horizon is decides how soon a change is felt. It is twice as far as ranks go in `AHEAD_S`, by what the fastest
-does; where a step takes longer than that, two steps: the one that runs, and the one that may follow it. Ranks report when they
-have done half of that since the last time, so the controller hears each of them ten times a second. Of very many that would be
-too much: from 100 on it is a millisecond for each of them.
+The distance of the horizon determines how soon a change takes effect. It is twice the number of steps that the fastest rank
+does in `AHEAD_S`; where a step takes longer than that, it is two steps: the one that runs, and the one that may follow it. A
+rank reports when it has done half of that distance since its last report, so the controller hears from each rank ten times a
+second. With very many ranks that would be too often: from 100 ranks on, the interval is one millisecond per rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from monarch_kernel.net.wire.messages import Change
 __all__ = ["AHEAD_S", "Grant", "Lease", "Pace"]
 
 AHEAD_S = 0.1
-"""What ranks may do before the controller is heard again; far longer than a message takes, also on busy machines."""
+"""Time for which ranks may run before the controller grants more; far longer than a message takes, also on busy machines."""
 
 _AHEAD_S_PER_RANK = 0.001
 
@@ -34,13 +35,13 @@ _FREE = 1 << 62
 
 
 class Grant(NamedTuple):
-    """What ranks are told.
+    """Permission for ranks to start steps.
 
     Attributes:
-        horizon: steps below this number may begin.
-        ahead: so many steps the horizon is before the first rank; say how far you are when you have done half of that.
-        changes: all that may be news to somebody who is told this.
-        is_paused: whether the horizon is to stay where it is.
+        horizon: steps below this number may start.
+        ahead: distance in steps between the fastest rank and the horizon; a rank reports each time it has done half of it.
+        changes: the changes that the receivers may not know yet.
+        is_paused: whether the horizon stays where it is.
     """
 
     horizon: int
@@ -50,13 +51,13 @@ class Grant(NamedTuple):
 
 
 class Lease:
-    """What one rank may do: the other end of a `Pace`.
+    """The steps that one rank may start: the rank's counterpart of a `Pace`.
 
     Attributes:
-        horizon: steps below this number may begin.
-        values: name of a knob -> what it is now, of those that were turned.
-        is_stopped: whether the loop ends before the step that was begun last.
-        is_paused: whether nothing more is to be granted for now.
+        horizon: steps below this number may start.
+        values: name of a knob -> its current value, for knobs that were set.
+        is_stopped: whether the loop ends before the step that was started last.
+        is_paused: whether the controller grants no more steps for now.
     """
 
     def __init__(self) -> None:
@@ -64,26 +65,26 @@ class Lease:
         self.is_paused = False
         self.values: dict[str, Any] = {}
         self.is_stopped = False
-        self._lock = threading.Lock()  # what is granted comes on another thread
+        self._lock = threading.Lock()  # another thread receives grants
         self._step = -1
         self._coming: dict[tuple[int, str], Change] = {}
         self._reported = 0
         self._every = 1
 
     def granted(self, grant: Grant) -> None:
-        """Take what the controller says; in the order in which it was said."""
+        """Apply a grant of the controller; called in the order in which the controller sent them."""
         with self._lock:
             self.is_paused = grant.is_paused
             self._coming |= {(change.step, change.name): change for change in grant.changes}
             self._every = max(1, grant.ahead // 2)
-            self.horizon = max(self.horizon, grant.horizon)  # last: from now on the steps before it may begin
+            self.horizon = max(self.horizon, grant.horizon)  # last: from now on the steps below it may start
 
     def may_begin(self, step: int) -> bool:
-        """Whether a step may begin; if not, more must be granted first."""
+        """Whether a step may start; if not, the rank must wait for a grant."""
         return step < self.horizon
 
     def begin(self, step: int) -> None:
-        """Have what changes at this step take effect."""
+        """Start a step, and apply the changes that are due at it."""
         self._step = step
         if not self._coming:
             return
@@ -98,35 +99,35 @@ class Lease:
                 self.is_stopped = True
 
     def go_free(self) -> None:
-        """Nobody steers any more: all steps may begin."""
+        """Let all steps start, because there is no controller any more."""
         with self._lock:
             self.horizon = self._every = _FREE
 
     def come_back(self) -> tuple[int, int]:
-        """Somebody else steers from now on; for another thread than the one that begins steps.
+        """Hand the loop to a new controller. Called on another thread than the one that starts steps.
 
         Returns:
-            The step that was begun last, and the number below which steps may begin until more is granted.
+            The step that was started last, and the number below which steps may start until the next grant.
         """
         with self._lock:
             if self.horizon == _FREE:
-                self.horizon = 0  # first: from now on no step passes that had not
-                self.horizon = self._step + 2  # one had, perhaps, and is about to begin
+                self.horizon = 0  # first: from now on no further step passes
+                self.horizon = self._step + 2  # one may have passed, and be about to start
                 self._every = 1
             return max(0, self._step), self.horizon
 
     def turned(self) -> dict[str, Any]:
-        """What knobs are, or will be at the step for which that was said last."""
+        """The values of knobs that were set, including changes to later steps."""
         with self._lock:
             coming = sorted(self._coming.values(), key=lambda change: change.step)
         return self.values | {change.name: change.value for change in coming if change.name}
 
     def should_report(self, step: int, *, waits: bool = False) -> bool:
-        """Whether it is time to say how far one is, for more to be granted before it is needed.
+        """Whether the rank must report its progress now, so that the next grant arrives before it is needed.
 
         Args:
-            step: that begins, or could begin if it were granted.
-            waits: whether one waits for that; then it is said in any case, once.
+            step: the step that starts, or that waits for a grant.
+            waits: whether the rank waits for that grant; then it reports once in any case.
         """
         if step - self._reported < (1 if waits else self._every):
             return False
@@ -136,16 +137,16 @@ class Lease:
 
 @dataclass
 class Pace:
-    """One loop on several ranks, as the controller has it; pure: it is told what ranks say, and gives what they are to be told.
+    """The controller's state of one loop on several ranks. Pure: it takes what ranks report, and returns grants for them.
 
     Attributes:
-        horizon: steps below this number may begin.
-        is_paused: whether it stays where it is.
-        apart: a rank may begin a step only if all have come nearer to it than so many, so that there is one to which all can
-            go back; 0 for any number, else 2 or more.
-        awaited: ranks that are yet to begin the loop, which count as before its first step.
-        first: that step.
-        changes: all that were made, in order: who comes late begins with the first.
+        horizon: steps below this number may start.
+        is_paused: whether the horizon stays where it is.
+        apart: ranks stay less than this many steps apart, so that there is a step to which all can go back; 0 for any
+            distance, else 2 or more.
+        awaited: ranks that have not started the loop yet; they count as being before its first step.
+        first: the first step of the loop.
+        changes: all changes, in order; a rank that joins late applies them from the first on.
     """
 
     horizon: int = _FIRST
@@ -161,22 +162,22 @@ class Pace:
 
     @property
     def reached(self) -> int:
-        """The step that the slowest rank is at, of those that are in the loop; at the end the one that all came to."""
-        reached = self._reached.copy()  # another thread may look
+        """The step of the slowest rank that is in the loop; once the loop is over, the step that all ranks reached."""
+        reached = self._reached.copy()  # other threads read this
         return min((step for rank, step in reached.items() if self.is_over or rank not in self._left), default=0)
 
     @property
     def is_over(self) -> bool:
-        """Whether there were ranks in the loop, and are none any more."""
+        """Whether ranks joined the loop, and all have left it."""
         return bool(self._left) and len(self._left) == len(self._reached)
 
     def joined(self, rank: int, step: int = 0, horizon: int = 0) -> Grant:
-        """A rank begins the loop, or is in it already: what it is to be told.
+        """A rank starts the loop, or is in it already; returns the grant for that rank.
 
         Args:
             rank: number of its process.
-            step: that it is at.
-            horizon: steps below this number it may begin already.
+            step: the step of the rank.
+            horizon: steps below this number may already start on the rank.
         """
         self.awaited.discard(rank)
         self._reached[rank] = max(step, self._reached.get(rank, 0))
@@ -184,12 +185,12 @@ class Pace:
         return self._grant(*self.changes)
 
     def progressed(self, rank: int, step: int, step_s: float) -> Grant | None:
-        """A rank is at the beginning of a step, of which each takes it so long: what all are to be told, if anything.
+        """A rank reports its progress; returns the grant for all ranks, if there is a new one.
 
         Args:
             rank: number of its process.
-            step: that it begins, or waits for.
-            step_s: seconds; 0 if that is not known yet.
+            step: the step that the rank starts or waits for.
+            step_s: seconds that a step takes on this rank; 0 if not known yet.
         """
         self._reached[rank] = max(step, self._reached.get(rank, 0))
         if step_s > 0:
@@ -201,29 +202,29 @@ class Pace:
         return rank in self._reached and rank not in self._left
 
     def left(self, rank: int, steps: int = 0) -> Grant | None:
-        """A rank is out of the loop, by whatever way: what the others are to be told, if anything.
+        """A rank is out of the loop, for whatever reason; returns the grant for the others, if there is a new one.
 
         Args:
             rank: number of its process.
-            steps: that it has begun, if it has said so.
+            steps: how many steps it has started, if it has reported that.
         """
         self._reached[rank] = max(steps, self._reached.get(rank, 0))
         self._left.add(rank)
         return self._advance()
 
     def missed(self, rank: int) -> Grant | None:
-        """A rank that was awaited will not begin the loop: what the others are to be told, if anything."""
+        """An awaited rank will not start the loop; returns the grant for the others, if there is a new one."""
         self.awaited.discard(rank)
         return self._advance()
 
     def change(self, name: str, value: Any) -> tuple[Change, Grant]:
-        """Turn a knob: when that takes effect, and what all are to be told."""
+        """Set a knob; returns the change, with its step, and the grant for all ranks."""
         change = Change(self.horizon, name, value)
         self.changes = [each for each in self.changes if (each.step, each.name) != (change.step, name)] + [change]
         return change, self._grant(change)
 
     def stop(self) -> tuple[Change, Grant]:
-        """End the loop, at the same step on all ranks, also while it is paused."""
+        """End the loop at the same step on all ranks, also while it is paused."""
         ends = [change for change in self.changes if not change.name]
         change = ends[0] if ends else Change(self.horizon, "")
         if not ends:
@@ -232,23 +233,23 @@ class Pace:
         return change, self._grant(change)
 
     def pause(self) -> Grant:
-        """Let no rank begin a step that it may not begin already: what all are to be told; they will stand at the horizon."""
+        """Pause the loop: all ranks will stop at the current horizon. Returns the grant for all ranks."""
         self.is_paused = True
         return self._grant()
 
     def resume(self) -> Grant:
-        """Go on: what all are to be told."""
+        """Resume the loop. Returns the grant for all ranks."""
         self.is_paused = False
         return self._advance() or self._grant()
 
     def step(self, count: int = 1) -> Grant:
-        """Do some steps more, and stand again.
+        """Run some more steps, then pause again.
 
         Raises:
             ValueError: ``count`` is less than 1.
         """
         if count < 1:
-            raise ValueError(f"{count} steps can't be done; at least 1")
+            raise ValueError(f"can't run {count} steps: at least 1")
         self.is_paused = True
         self.horizon += count
         return self._grant()
@@ -257,7 +258,7 @@ class Pace:
         return Grant(self.horizon, self._ahead, changes, self.is_paused)
 
     def _advance(self) -> Grant | None:
-        """Move the horizon, if ranks come near it."""
+        """Move the horizon if ranks approach it."""
         if self.is_paused or self.is_over:
             return None
         fastest = min(self._step_s.values(), default=0.0)

@@ -1,8 +1,8 @@
-"""What of all that is logged is counted."""
+"""Names of logged values that are counters."""
 
 from __future__ import annotations
 
 __all__ = ["PER_SECOND"]
 
 PER_SECOND = ("samples", "tokens", "flops")
-"""Logged under these names is how many there were in a step; shown is how many there are in a second, on all ranks together."""
+"""Ranks log counts per step under these names; the view shows them as rates per second, summed over ranks."""

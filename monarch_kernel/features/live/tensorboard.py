@@ -1,8 +1,8 @@
-"""What loops log, written for TensorBoard.
+"""Writes what loops log to TensorBoard event files.
 
-The controller hands over what a rank has told and goes on; a thread writes it. A step is written when every rank that is in the
-loop has told of it, as the mean over ranks, and not before one that is about to begin the loop may have, too. How fast the loop
-is, and its knobs, are looked at once a second.
+The controller queues the reports of ranks without waiting; a separate thread writes them. It writes the mean of a step over
+ranks once every rank in the loop has reported the step, and late enough for ranks that are about to join the loop. It samples
+the speed of the loop and its knobs once a second.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _log = logging.getLogger(__name__)
 _VIEW_EVERY_S = 1.0
 _TICK_S = 0.5
 _MORE_COME_S = 1.0
-"""A step is written so long after it was told of: ranks need not begin a loop at the same time."""
+"""Delay between the first report of a step and its writing, because ranks need not start a loop at the same time."""
 _CLOSE_S = 5.0
 
 Key = tuple[int, int]
 
 
 class _News(NamedTuple):
-    """What a rank has told of a loop.
+    """A report of a rank about a loop.
 
     Attributes:
-        key: of the loop.
-        logged: since it told last.
-        reached: the first step that somebody has yet to tell of; None once all have.
-        view: of the loop, from time to time.
-        follows: the loop in whose place it goes on, since a rank has died.
-        first: the step with which it goes on.
+        key: key of the loop.
+        logged: what the rank logged since its last report.
+        reached: the first step that some rank has not reported yet; None once the loop is over.
+        view: the state of the loop, with some reports only.
+        follows: the loop that this one continues after a rank died.
+        first: the step with which it continues.
     """
 
     key: Key
@@ -76,16 +76,16 @@ class _Sum:
 
 @dataclass
 class _Run:
-    """One loop in its folder.
+    """One loop and its event file.
 
     Attributes:
-        writer: of its file.
-        waits: step -> what was told of it, and is not written.
-        told_at: step -> when that began.
-        reached: the first step that somebody has yet to tell of.
-        written: the last step that is in the file; what is told of it later is left out.
-        size: so many steps are written as one: the most that a rank has told as one.
-        ends_at: when its file is closed, if all ranks have left it.
+        writer: writes the event file.
+        waits: step -> reported values that are not written yet.
+        told_at: step -> when its first report came.
+        reached: the first step that some rank has not reported yet.
+        written: the last step in the file; later reports of it or of earlier steps are dropped.
+        size: number of steps that are written as one: the most that any rank has combined into one value.
+        ends_at: when to close the file, once all ranks have left the loop.
     """
 
     writer: Any
@@ -98,15 +98,15 @@ class _Run:
 
 
 class TensorBoardJournal:
-    """Writes each loop of a mesh into a folder of its own: ``loop_0``, ``loop_1`` ...
+    """Writes each loop of a mesh into its own folder: ``loop_0``, ``loop_1`` ...
 
     Args:
-        folder: where; it is made if it is not there.
+        folder: parent of these folders; created if it does not exist.
         mesh: name of the mesh.
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed.
-        OSError: nothing can be written there.
+        OSError: the folder can't be written to.
     """
 
     def __init__(self, folder: str | os.PathLike[str], mesh: str) -> None:
@@ -114,28 +114,28 @@ class TensorBoardJournal:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"TensorBoard's own package writes its files, where the notebook runs: pip install tensorboard ({error})"
+                f"TensorBoard's package writes the files, where the notebook runs: pip install tensorboard ({error})"
             ) from None
         try:
             self.folder = Path(folder).expanduser().absolute()
-        except RuntimeError as error:  # ~ of nobody
+        except RuntimeError as error:  # ~ of an unknown user
             raise FileNotFoundError(f"{folder}: {error}") from None
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"nothing can be written into {self.folder}")
+            raise PermissionError(f"no permission to write into {self.folder}")
         self._open = EventFileWriter
         self._mesh = mesh
         self._news: SimpleQueue[_News | None] = SimpleQueue()
         self._looked_at: dict[Key, float] = {}
         self._runs: dict[Key, _Run] = {}
         self._folders: dict[Key, Path] = {}
-        self._written: dict[Key, int] = {}  # of those that are over: the last step, for ranks that come later
-        self._replaced: set[Key] = set()  # in whose places others go on
+        self._written: dict[Key, int] = {}  # the last step of ended loops, for ranks that join later
+        self._replaced: set[Key] = set()  # loops that another one continues
         self._thread = threading.Thread(target=self._work, name="monarch-tensorboard", daemon=True)
         self._thread.start()
 
     def told(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
-        """A rank has told what it has logged, or has left the loop; does not wait."""
+        """Queue what a rank logged, or that a rank left the loop; does not wait."""
         now, is_over = time.monotonic(), loop.pace.is_over
         view = None
         if is_over or now >= self._looked_at.get(loop.key, -math.inf) + _VIEW_EVERY_S:
@@ -147,21 +147,21 @@ class TensorBoardJournal:
         self._news.put(_News(loop.key, logged, reached, view, loop.follows, loop.first))
 
     def close(self) -> None:
-        """Write what was told; what comes later is not."""
+        """Write all queued reports, and stop; later reports are dropped."""
         self._news.put(None)
         self._thread.join(_CLOSE_S)
 
-    # -- on its own thread
+    # -- on the writer thread
 
     def _work(self) -> None:
         try:
             self._write()
-        except Exception as error:  # of the file system: training goes on without it
+        except Exception as error:  # from the file system: training goes on without the files
             _log.debug("TensorBoard", exc_info=True)
-            said = f"{self._mesh}: its loops are no longer written for TensorBoard to {self.folder}: {error}; ask for it anew"
+            said = f"{self._mesh}: loops are no longer written to TensorBoard in {self.folder}: {error}; start it again"
             print(said, file=sys.stderr, flush=True)
             for run in self._runs.values():
-                with contextlib.suppress(Exception):  # it has something to write yet, perhaps
+                with contextlib.suppress(Exception):  # it may fail to write its buffer
                     run.writer.close()
             while self._news.get() is not None:
                 pass
@@ -222,7 +222,7 @@ class TensorBoardJournal:
         run.writer.close()
 
     def _begin(self, news: _News) -> _Run:
-        """Open the file of a loop: one that goes on since a rank died is the same run, others are runs of their own."""
+        """Open the file of a loop. A loop that continues after a rank died is the same run; any other loop is a new run."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         folder, writer, goes_on = self._folders.get(news.key), None, False
@@ -231,12 +231,12 @@ class TensorBoardJournal:
             self._replaced.add(news.follows)
             if (before := self._runs.pop(news.follows, None)) is not None:
                 self._settle(before, list(before.waits))
-                writer = before.writer  # files of one second are read in any order
+                writer = before.writer  # TensorBoard reads files of the same second in any order
         if folder is None:
             folder = self._new_folder()
         self._folders[news.key] = folder
         run = _Run(writer or self._open(str(folder)), written=self._written.get(news.key, -1))
-        if goes_on:  # what was written of this step and later ones is not shown any more
+        if goes_on:  # TensorBoard then hides what was written for this step and later ones
             start = SessionLog(status=SessionLog.START)
             run.writer.add_event(Event(wall_time=time.time(), step=news.first, session_log=start))
         return run
@@ -254,7 +254,7 @@ class TensorBoardJournal:
                 return folder
 
     def _settle(self, run: _Run, steps: list[int]) -> None:
-        """Write what was told of steps."""
+        """Write the reported values of steps."""
         for place, some in groupby(sorted(steps), lambda step: step // run.size):
             sums: dict[str, _Sum] = {}
             for step in some:
@@ -274,7 +274,7 @@ class TensorBoardJournal:
 
 
 def _state(view: LoopView) -> Iterator[tuple[str, float]]:
-    """How fast a loop is, and what its knobs are."""
+    """The speed of a loop, and the values of its knobs."""
     if view.step_s:
         yield "speed/step_s", view.step_s
     for name, rate in view.per_s:

@@ -1,13 +1,13 @@
-"""Loops of a rank that are steered from elsewhere while they run: what `monarch_kernel.live` does here.
+"""The rank's part of live loops: implements `monarch_kernel.live`.
 
-Theory of operation. A loop begins the steps that it was granted (`features.live.pace`), which for the most part is a
-comparison. Half way to the end of what it was granted it reports, so that more is there before it is needed: how far it is,
-how long a step takes, what was logged. Only when nothing more is granted, since the loop is paused, it waits, as whoever waits
-for an answer does: an interrupt strikes there, too. What is logged is kept as it is, tensors also, until it is reported: to
-read a tensor of a GPU is to wait for all that the GPU has yet to do.
+Theory of operation. A loop starts the steps that the controller granted (`features.live.pace`), which usually costs one
+comparison. Half way through its grant it reports, so that the next grant arrives before it is needed: its step, the duration of
+a step, and the logged values. Only when the controller grants no more, because the loop is paused, the loop waits like any code
+that waits for an answer, so that an interrupt works there, too. Logged values, also tensors, stay unread until the report: to
+read a tensor on a GPU is to wait for all of its queued work.
 
-When there is no controller any more, for the mesh outlives it, a loop that comes to the end of what it was granted goes free,
-unless it was paused. A new controller is told how far it is, and steers it from there.
+If a detached mesh has lost its controller, a loop that reaches the end of its grant runs freely, unless it was paused. A new
+controller learns the step of the loop from a message, and controls the loop from there.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from monarch_kernel.runtime.worker.rank import Rank
 __all__ = ["Loops", "RankLoop"]
 
 _MAX_VALUES = 64
-"""Of a metric in one report; of more, 2, 4, 8 ... steps are told as one, the same ones by all ranks."""
+"""Values of a metric in one report. If there are more, each 2, 4, 8 ... steps become one value, the same steps on all ranks."""
 
 _REPORT_S = 1.0
-"""At the latest after this, and the step that runs: of a rank that is far slower than others one wants to hear, too."""
+"""A rank reports at the first step after this time, so that a rank that is far slower than others reports, too."""
 
 _MAX_KEPT = 10_000
-"""Values of a metric that nobody was told of, while there is no controller; of more the last ones are kept."""
+"""Unreported values of a metric that a rank keeps while there is no controller; beyond this it drops the oldest."""
 
 _LOOK_EVERY_S = 0.5
-"""How often one that waits sees whether there is a controller."""
+"""How often a waiting loop checks whether there is a controller."""
 
 _SETTLE_S = 5.0
-"""So long after a controller has come the sign that there is none may still be there."""
+"""For this long after a new controller connects, the process may still be marked as detached."""
 
 _COUNTED = 64
-"""Requests of which it is known how many loops they have begun; far more than run at once."""
+"""Requests whose loops are counted; far more than run at once."""
 
 
 def working_request() -> int:
-    """The request that this thread works on; 0 if it is on none."""
+    """The request that this thread executes; 0 if none."""
     executor = working.get()
     return 0 if executor is None else executor.current
 
 
 def release_working() -> None:
-    """What this thread raises from now on comes of the death of another rank."""
+    """Mark errors that this thread raises from now on as consequences of the death of another rank."""
     executor = working.get()
     if executor is not None:
         executor.released = executor.current
 
 
 class Port(NamedTuple):
-    """What loops need of their process.
+    """Functions of the process that loops use.
 
     Attributes:
-        submit: sends the controller a message; for any thread.
-        wait: waits, in code that this thread runs.
-        is_detached: whether there is no controller now, and may be another one later.
-        request: gives the request that this thread works on; 0 if it is on none.
-        is_cell: whether that is a cell of a notebook.
-        peak: gives how many floating-point operations a second the device can do; 0 if nobody knows.
-        release: notes that what this thread raises from now on comes of a death.
+        submit: sends a message to the controller; thread-safe.
+        wait: waits for a waiter, in the code that this thread runs.
+        is_detached: whether there is no controller now, though a new one may connect later.
+        request: returns the request that this thread executes; 0 if none.
+        is_cell: whether that request is a cell of a notebook.
+        peak: returns the peak floating-point operations per second of the device; 0 if unknown.
+        release: marks errors that this thread raises from now on as consequences of a death.
     """
 
     submit: Callable[[Packed], object]
@@ -86,54 +86,54 @@ class Port(NamedTuple):
 
 
 class Series(Protocol):
-    """Snapshots that are taken between the steps of a loop."""
+    """The snapshots that a loop takes between its steps."""
 
     first: int
-    """The step with which the loop begins."""
+    """The first step of the loop."""
 
     rewound: Rewind | None
-    """What was put back before it, if something was."""
+    """The snapshot that was restored before the loop, if any."""
 
     @property
     def apart(self) -> int:
-        """How many steps ranks may be apart, for there to be one of which each has a snapshot."""
+        """How many steps ranks may be apart, so that there is a step of which every rank has a snapshot."""
         ...
 
     def begin(self) -> None:
-        """The loop begins."""
+        """The loop starts."""
         ...
 
     def before(self, step: int) -> None:
-        """A step is about to begin."""
+        """A step is about to start."""
         ...
 
 
 class SnapshotHome(Protocol):
-    """Where snapshots are."""
+    """The store of the snapshots of a process."""
 
     def begin(self, things: dict[str, Any], every: int, most: int) -> int | None:
-        """Say what belongs to the next loop; gives the step with which that begins if it was put back."""
+        """Register the state of the next loop; returns the first step of that loop if the state was restored."""
         ...
 
     def take_series(self) -> Series | None:
-        """The snapshots of a loop that begins now."""
+        """The snapshots of the loop that starts now."""
         ...
 
 
 class RankLoop:
-    """One loop, from its beginning until it is left.
+    """One loop of this rank, from its start until it is left.
 
     Args:
-        request: in which it runs.
-        number: counts the loops of that.
-        steps: how many it has at most; None: as many as one wants.
-        port: the way to the controller.
-        series: its snapshots, if it has some.
-        recovers: whether it is to go on by itself if a rank dies.
+        request: the request in which the loop runs.
+        number: number of the loop among the loops of the request.
+        steps: number of steps; None if the loop has no end.
+        port: connects the loop to its process.
+        series: its snapshots, if any.
+        recovers: whether the loop resumes automatically if a rank dies.
 
     Attributes:
-        step: that is done now; -1 before the first.
-        recovers: whether it is to go on by itself if a rank dies.
+        step: the current step; -1 before the first.
+        recovers: whether the loop resumes automatically if a rank dies.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class RankLoop:
         self._waiter: Waiter | None = None
         self._knobs: dict[str, Knob] = {}
         self._new_knobs: list[Knob] = []
-        self._met_at = -math.inf  # when a new controller has come
-        self._tells_all = False  # a new controller has to be told of all knobs
+        self._met_at = -math.inf  # when a new controller connected
+        self._tells_all = False  # the next report must include all knobs, for a new controller
         self._logged: dict[str, list[tuple[int, Any]]] = {}
         self._series = series
         self.recovers = recovers
@@ -164,7 +164,7 @@ class RankLoop:
         self._due = self._reported[1] + _REPORT_S
 
     def run(self) -> Iterator[int]:
-        """The steps, each when it may begin."""
+        """Yield the steps, each once it may start."""
         lease, steps, step, series = self._lease, self.steps, 0, self._series
         begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self.recovers)
         if series is not None:
@@ -199,7 +199,11 @@ class RankLoop:
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
     def lose(self, who: str) -> None:
-        """Somebody has died who was in it: one that is to go back ends; on the thread that drives the socket."""
+        """End a recovering loop because a rank in it died. Called on the thread that drives the socket.
+
+        Args:
+            who: name of the rank that died.
+        """
         if self.recovers:
             self._lost = f"{who} has died"
             waiter = self._waiter
@@ -207,14 +211,14 @@ class RankLoop:
                 waiter.set()
 
     def granted(self, grant: LoopGrant) -> None:
-        """More steps may begin, or something changes; on the thread that drives the socket."""
+        """Apply a grant. Called on the thread that drives the socket."""
         self._lease.granted(Grant(grant.horizon, grant.ahead, grant.changes, grant.is_paused))
         waiter = self._waiter
         if waiter is not None:
             waiter.set()
 
     def come_back(self) -> None:
-        """A new controller is there; on the thread that drives the socket."""
+        """Announce the loop to a new controller. Called on the thread that drives the socket."""
         lease = self._lease
         self._met_at = time.monotonic()
         step, horizon = lease.come_back()
@@ -226,14 +230,14 @@ class RankLoop:
             waiter.set()
 
     def knob(self, knob: Knob) -> Any:
-        """What a knob is in this step; it is told of when it is new, or is another than before."""
+        """The value of a knob in this step. The next report includes a knob that is new or was declared differently before."""
         if self._knobs.get(knob.name) != knob:
             self._knobs[knob.name] = knob
             self._new_knobs.append(knob)
         return self._lease.values.get(knob.name, knob.value)
 
     def log(self, values: dict[str, Any]) -> None:
-        """Note what is to be reported."""
+        """Keep values of this step for the next report."""
         for name, value in values.items():
             if type(value) is not float:
                 value = _kept(name, value)
@@ -243,14 +247,14 @@ class RankLoop:
                 del logged[: _MAX_KEPT // 2]
 
     def _wait(self, step: int) -> None:
-        """Wait until a step may begin.
+        """Wait until a step may start.
 
         Raises:
-            RuntimeError: by now this is in another cell or call.
+            RuntimeError: the loop was started in another cell or call.
         """
         if self._key[0] != self._port.request():
             raise RuntimeError(
-                "this loop was begun in another cell or call, which is over; begin another: live.loop(...)"
+                "this loop was started in another cell or call, which is over; start another: live.loop(...)"
             )
         waiter = self._waiter = Waiter()
         try:
@@ -261,7 +265,7 @@ class RankLoop:
                     waiter.ready = False
                 elif not self._lease.is_paused and self._is_left():
                     self._lease.go_free()
-                    self._due = math.inf  # nobody is there to be told
+                    self._due = math.inf  # no controller receives reports
         finally:
             self._waiter = None
 
@@ -291,11 +295,11 @@ class Loops:
     """All loops of a process.
 
     Args:
-        port: the way to the controller.
+        port: connects the loops to their process.
 
     Attributes:
-        snapshots: that loops have taken, where that is possible.
-        peak: floating-point operations a second of the device, if the program has said it.
+        snapshots: the store of the loops' snapshots, where snapshots are available.
+        peak: peak floating-point operations per second of the device, if the program has set it.
     """
 
     def __init__(self, port: Port) -> None:
@@ -304,19 +308,19 @@ class Loops:
         self._port = port._replace(peak=lambda: self.peak or port.peak())
         self._lock = threading.Lock()
         self._by_key: dict[tuple[int, int], RankLoop] = {}
-        self._counts: dict[int, int] = {}  # how many loops a request has begun, of the last ones
-        self._deaths: dict[int, str] = {}  # who has died who worked on a request, of the last ones
+        self._counts: dict[int, int] = {}  # how many loops a request has started; recent requests
+        self._deaths: dict[int, str] = {}  # the rank that died while it executed a request; recent requests
         self._here = threading.local()
 
     def begin(self, steps: int | None, *, recovers: bool = False) -> Iterator[int]:
-        """A loop of the code that this thread runs.
+        """Start a loop in the code that this thread runs.
 
         Raises:
-            RuntimeError: it is to recover, and is in no cell, or has no snapshots.
+            RuntimeError: ``recovers`` is set, but the loop is not in a cell, or has no snapshots.
         """
         series = None if self.snapshots is None else self.snapshots.take_series()
         if recovers and not self._port.is_cell():
-            raise RuntimeError("live.loop(on_failure='recover') is for cells of a notebook: they can be run again")
+            raise RuntimeError("live.loop(on_failure='recover') works only in notebook cells, which can run again")
         if recovers and series is None:
             raise RuntimeError("live.loop(on_failure='recover') needs live.snapshot(model=model, ...) before it")
         return self._run(steps, series, recovers)
@@ -324,7 +328,7 @@ class Loops:
     def _run(self, steps: int | None, series: Series | None, recovers: bool) -> Iterator[int]:
         request = self._port.request()
         with self._lock:
-            number = self._counts[request] = self._counts.pop(request, 0) + 1  # the last one is the last in order
+            number = self._counts[request] = self._counts.pop(request, 0) + 1  # moves the request to the end
             while len(self._counts) > _COUNTED:
                 del self._counts[min(self._counts.keys() - {0})]
             loop = self._by_key[request, number] = RankLoop(
@@ -349,18 +353,22 @@ class Loops:
         return stack[-1] if stack else None
 
     def controller_is_new(self) -> None:
-        """Another one is there, which knows of no loop yet; on the thread that drives the socket."""
+        """Announce all loops to a new controller. Called on the thread that drives the socket."""
         for loop in list(self._by_key.values()):
             loop.come_back()
 
     def ends_with_a_death(self, request: int) -> bool:
-        """Whether a loop of a request ends when somebody dies who works on that, to begin anew."""
+        """Whether a request has a loop that ends, and starts again, when a rank that executes the request dies."""
         return any(loop.recovers for loop in self._of(request))
 
     def lose(self, request: int, who: str) -> None:
-        """Somebody has died who worked on a request: its loops that are to go back end, and those that it is yet to begin.
+        """End the recovering loops of a request, also those that start later, because a rank that executes it died.
 
-        On the thread that drives the socket.
+        Called on the thread that drives the socket.
+
+        Args:
+            request: the request.
+            who: name of the rank that died.
         """
         with self._lock:
             self._deaths[request] = who
@@ -373,29 +381,29 @@ class Loops:
         return (loop for (of, _), loop in list(self._by_key.items()) if of == request)
 
     def granted(self, grant: LoopGrant, _: Sequence[Frame] = ()) -> None:
-        """Take what the controller says; on the thread that drives the socket."""
+        """Pass a grant of the controller to its loop. Called on the thread that drives the socket."""
         loop = self._by_key.get((grant.request, grant.number))
         if loop is not None:
             loop.granted(grant)
 
 
 def _kept(name: str, value: Any) -> Any:
-    """A value that can be logged: a number, or a tensor that is one.
+    """Convert a value to what a loop keeps: a float, or a detached tensor with one element.
 
     Raises:
-        TypeError: it is something else.
-        ValueError: it is too great.
+        TypeError: the value is something else.
+        ValueError: the value is too large for a float.
     """
     if isinstance(value, (int, float)):
         try:
             return float(value)
         except OverflowError:
-            raise ValueError(f"live.log({name}=...): a whole number that is more than a float can be") from None
-    if callable(getattr(value, "full_tensor", None)):  # a DTensor; all ranks log it, or their steps are different
+            raise ValueError(f"live.log({name}=...): the integer is too large for a float") from None
+    if callable(getattr(value, "full_tensor", None)):  # a DTensor; a collective, so all ranks must log it
         value = value.full_tensor()
     detach: Callable[[], Any] | None = getattr(value, "detach", None)
     if detach is not None and (value.is_meta or value.is_complex()):
-        kind = "on the meta device, without a value" if value.is_meta else "of complex numbers"
+        kind = "on the meta device, which has no value" if value.is_meta else "of complex numbers"
         raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not a tensor {kind}")
     if detach is not None and value.numel() == 1:
         return detach()
@@ -406,7 +414,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
-    """The same with tensors read, all at once where that is possible."""
+    """Convert tensors to numbers, with one read per device."""
     at = [i for i, (_, value) in enumerate(values) if type(value) is not float]
     if not at:
         return values
@@ -425,7 +433,7 @@ def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
 
 
 def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
-    """At most `_MAX_VALUES`, in order."""
+    """Combine values of neighbouring steps until there are at most `_MAX_VALUES`; keeps their order."""
     size = 1
     while len(values) > _MAX_VALUES and values[-1][0] // size - values[0][0] // size >= _MAX_VALUES:
         size *= 2
@@ -437,7 +445,7 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
 
 @register
 def install(rank: Rank) -> None:
-    """Let the code of a rank have steered loops."""
+    """Enable live loops in the code of a rank."""
     port = Port(
         rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
     )

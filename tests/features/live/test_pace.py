@@ -276,7 +276,7 @@ def test_what_was_paused_stays_so_under_the_next_controller() -> None:
 
 
 def test_no_steps_are_none() -> None:
-    with pytest.raises(ValueError, match="0 steps can't be done"):
+    with pytest.raises(ValueError, match="can't run 0 steps"):
         Pace().step(0)
 
 

@@ -172,7 +172,7 @@ def test_what_can_not_be_written_is_told_and_the_loop_goes_on(board: Board, caps
     board.journal.close()
     board.report(0, {2: 1.0})
     said = capsys.readouterr().err
-    assert said.startswith(f"t: its loops are no longer written for TensorBoard to {board.folder}: [Errno ")
+    assert said.startswith(f"t: loops are no longer written to TensorBoard in {board.folder}: [Errno ")
     assert len(said.splitlines()) == 1
 
 

@@ -70,7 +70,7 @@ MISUSES = {
     "%mesh loop pause now": "pause takes no argument, not 'now'",
     "%mesh loop lr=2": "knob 'lr' is at least 0 and at most 1, not 2",
     "%mesh loop lr=x": "knob 'lr' is a float, not a str",
-    "%mesh loop lrr=1": "no rank has come to live.knob('lrr'); knobs: lr, mode",
+    "%mesh loop lrr=1": "no rank has called live.knob('lrr'); knobs: lr, mode",
     "%mesh loop u": "u",
 }
 
@@ -117,7 +117,7 @@ def test_a_page_shows_and_controls_a_live_loop_while_a_cell_runs(notebook: Noteb
     page.wait(lambda: loop()["step"] > at)  # type: ignore[operator]
     assert page.ask("resume", loop=key)["text"] == "the loop continues"
     assert page.ask("set", loop=key, knob="lr", value=7)["text"] == "knob 'lr' is at least 0 and at most 1, not 7"
-    assert page.ask("set", loop=key, knob="no", value=7)["text"].startswith("no rank has come to live.knob('no')")
+    assert page.ask("set", loop=key, knob="no", value=7)["text"].startswith("no rank has called live.knob('no')")
     for bad in (
         {"loop": 5},
         {"loop": [1]},

@@ -300,7 +300,7 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
     loop = "for step in live.loop(3, on_failure='recover'): pass"
     assert "needs live.snapshot(model=model, ...) before it" in trained.run(f"%%remote\n{loop}").error
     assert (
-        "is for cells of a notebook"
+        "works only in notebook cells"
         in trained.run(f"t.run({f'live.snapshot(losses=losses){chr(10)}{loop}'!r}).get()").error
     )
     assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
