@@ -238,7 +238,7 @@ def test_a_plain_class_is_reloaded_for_its_objects(procs: ProcMesh, cell: Cell, 
     mesh.initialized.get(LONG_S)
     report = procs.reload(cell(HELPED.format(7)).Net)
     assert mesh.f.call(2).get(LONG_S).values() == ((14, 3, True),) * 2
-    assert repr(report) == "reloaded on t; no actor is of these classes\n    Net: changed scale"
+    assert repr(report) == "reloaded on t; no actor has these classes\n    Net: changed scale"
 
 
 def test_later_arguments_have_the_same_class(procs: ProcMesh, cell: Cell, spawn: Any) -> None:

@@ -122,10 +122,10 @@ def test_an_edited_module_is_reloaded(procs: ProcMesh, write: Write) -> None:
     report = procs.sync("lib")
     assert on_ranks(procs, "f(), kept is lib.f, lib.RATE, hasattr(lib, 'gone')") == (((2, "new"), True, 2, False),) * 2
     assert (report.edited, report.dependents, report.absent) == ({"lib": (0, 1)}, {}, {})
-    assert repr(report) == "t[0-1]: loaded lib anew"
+    assert repr(report) == "t[0-1]: reloaded lib"
     again = procs.sync("lib")
     assert (again.edited, again.unchanged) == ({}, ("lib",))
-    assert repr(again) == "t: nothing that is imported there has been edited"
+    assert repr(again) == "t: no imported module has been edited"
 
 
 def test_dependents_are_reloaded_in_order(procs: ProcMesh, write: Write) -> None:
@@ -147,10 +147,10 @@ def test_dependents_are_reloaded_in_order(procs: ProcMesh, write: Write) -> None
     assert report.absent == {"app.later": (0, 1)}
     assert on_ranks(procs, "app.train.LR3, m.lr, type(m) is app.model.Model") == ((6, 2, True),) * 2
     assert repr(report) == (
-        "t[0-1]: loaded app.config anew\n"
-        "t[0-1]: and, since they import these, app.model, app.train\n"
-        "here: loaded app anew\n"
-        "t[0-1]: not imported yet, app.later\n"
+        "t[0-1]: reloaded app.config\n"
+        "t[0-1]: reloaded app.model, app.train, which import these\n"
+        "here: reloaded app\n"
+        "t[0-1]: not imported yet: app.later\n"
         "    Model: changed lr"
     )
 
@@ -266,7 +266,7 @@ def test_a_class_that_objects_cannot_switch_to_is_refused(procs: ProcMesh, write
         procs.sync("slotted")
     assert str(error.value) == (
         "sync() was refused on t, and nothing has changed:\n"
-        "    [1] slotted.A, of which there are objects: its instances have __slots__ and no place for z"
+        "    [1] slotted.A, which has instances: its instances have __slots__ and no place for z"
     )
     assert on_ranks(procs, "slotted.y") == (1, 1)
     on_ranks(procs, "del a; old = slotted.A")
@@ -313,7 +313,7 @@ def test_without_an_argument_all_modules_of_the_user_are_reloaded(procs: ProcMes
         (
             "torch",
             ValueError,
-            "module 'torch' is no module of yours in a file: it is built in, installed, or not there",
+            "module 'torch' is not a source file of yours: it is built in, installed, or does not exist",
         ),
         ("no/such/file.py", ValueError, "there is no file, folder or module 'no/such/file.py'"),
         (__file__, ValueError, " can't be imported: no entry of sys.path leads to it"),

@@ -1,1 +1,1 @@
-"""Edited code reaches what lives: classes and functions are changed in place, modules are loaded anew."""
+"""Live code edits: changes classes and functions in place in running processes, and reloads modules."""

@@ -1,8 +1,8 @@
-"""Which living classes become which new ones, whatever kind of class it is.
+"""Maps existing classes of this process to their edited versions.
 
-Most change in place (`features.editing.patch`). One that can't, and of which there are no instances, is replaced: references
-to it become references to the new one. So is an Enum that has changed, with its members; one that has not stays what it is,
-and references to the members of the new one become references to its own.
+Most classes change in place (`features.editing.patch`). A class that can't change in place, and has no instances, is replaced:
+references to it become references to the new class. An Enum that has changed is replaced, too, with its members. An Enum that
+has not changed stays, and references to the members of the new Enum become references to the existing members.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["Succession"]
 
 
 class Succession:
-    """Which living classes become which new ones.
+    """Maps new classes to the existing classes that they update.
 
     Attributes:
-        pairs: new class -> the living one that takes over what it has.
-        aliases: further classes -> those that take their places.
-        swaps: the same for members of Enums.
+        pairs: new class -> the existing class that takes over its members.
+        aliases: further classes -> the classes that replace them.
+        swaps: members of Enums, each with the member that replaces it.
     """
 
     def __init__(self) -> None:
@@ -31,12 +31,12 @@ class Succession:
         self.swaps: list[tuple[object, object]] = []
 
     def add(self, new: type, living: Sequence[type], lives_on: type) -> type:
-        """Have several classes of one name become a new one; gives the one that is the class of that name from now on.
+        """Map several classes of one name to a new class, and return the class that has this name from now on.
 
         Args:
             new: the new class.
-            living: those that there are.
-            lives_on: one of these.
+            living: the existing classes.
+            lives_on: the one of them to keep.
         """
         if not issubclass(new, enum.Enum):
             self.pairs[new] = lives_on
@@ -50,7 +50,7 @@ class Succession:
         return remains
 
     def add_same(self, new: type, lives_on: type) -> None:
-        """Have a living class stay what it is, although a new one has come that is the same."""
+        """Keep an existing class unchanged, because the new class is the same."""
         self._alias(new, lives_on)
 
     def _alias(self, other: type, remains: type) -> None:
@@ -60,32 +60,32 @@ class Succession:
             self.swaps += [(member, ours[name]) for name, member in theirs.items() if name in ours]
 
     def objections(self) -> dict[type, str]:
-        """What keeps living classes from becoming what new ones are: living class -> why; nothing has changed afterwards."""
+        """Find existing classes that can't take over their new version: class -> reason. Changes no class."""
         found: dict[type, str] = {}
         for old, why in objections(self.pairs, self.aliases).items():
             if has_instances([old]):
                 found[old] = why
-            else:  # nothing is lost if the new one takes its place
+            else:  # without instances the new class can replace it
                 new = self.new_of(old)
                 self.leave(old)
                 self.aliases = {other: new if to is old else to for other, to in self.aliases.items()} | {old: new}
         return found
 
     def new_of(self, old: type) -> type:
-        """The new class that a living one is to become."""
+        """The new version of an existing class."""
         return next(new for new, living in self.pairs.items() if living is old)
 
     def leave(self, old: type) -> None:
-        """Have a living class stay what it is."""
+        """Drop an existing class from the edit, so that it stays unchanged."""
         del self.pairs[self.new_of(old)]
 
     def becomes(self) -> dict[type, type]:
-        """Living class -> what it will be."""
+        """Existing class -> the class that it will be."""
         found = {old: new for new, old in self.pairs.items()}
         return found | {old: found.get(to, to) for old, to in self.aliases.items() if old not in self.pairs}
 
     def become(self) -> None:
-        """Have it happen."""
+        """Apply the mapping."""
         become(self.pairs, self.aliases, self.swaps)
 
 

@@ -1,10 +1,10 @@
-"""Classes of a notebook on their way to processes where older ones of the same names live.
+"""Pickles classes of a notebook for processes that have older versions of them.
 
-cloudpickle gives each class that travels by value a number of its own, so that it is one class wherever it goes: a class that
-arrives again is not made again, its members are set once more on the one that is there. For an edit that is too early,
-since nothing has been checked yet, and it does not take members away. So here classes travel without their numbers, and are
-new ones where they arrive; the numbers go beside them, and are given to the living classes when these have become the new
-ones (`identify`). From then on instances that travel either way are of the living class.
+cloudpickle gives each class that it pickles by value a unique number, so that the class stays one class wherever it goes: when
+a class arrives again, cloudpickle does not create it again, but sets its members on the existing class. For an edit this is
+too early, because nothing has been checked yet, and it does not remove members. So this module pickles classes without their
+numbers, so that they arrive as new classes. The numbers travel beside them, and `identify` assigns them to the existing classes
+once these have taken over the new members. From then on instances that travel in either direction have the existing class.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ __all__ = [
 ]
 
 Key = tuple[str, str]
-"""Module and qualified name of a class: what it is known by to the user."""
+"""Module and qualified name of a class, by which the user knows it."""
 
 
 def key_of(cls: type) -> Key:
-    """What a class is known by."""
+    """The key of a class."""
     return cls.__module__, cls.__qualname__
 
 
 def travels_by_value(cls: type) -> bool:
-    """Whether processes elsewhere can't import a class: it belongs to a notebook, a function, or a registered module."""
+    """Whether other processes can't import a class, because it belongs to a notebook, a function, or a registered module."""
     if cls.__module__ == "__main__" or cls.__module__.partition(".")[0] in _registered_roots():
         return True
     try:
@@ -68,13 +68,13 @@ def _registered_roots() -> set[str]:
 
 @dataclass(frozen=True)
 class Arrived:
-    """A class that has travelled by value.
+    """A class that arrived by value.
 
     Attributes:
-        cls: as a new class of this process.
-        key: what it is known by.
-        number: that cloudpickle has given it where it comes from.
-        as_key: what living classes are known by that are to become this one; None where it only came along.
+        cls: the new class in this process.
+        key: its key.
+        number: its cloudpickle number in the process that sent it.
+        as_key: key of the existing classes that it updates; None if it came only because another class refers to it.
     """
 
     cls: type
@@ -101,15 +101,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def dump_classes(classes: Sequence[tuple[type, Key | None]]) -> tuple[bytes, dict[str, str]]:
-    """Pickle classes, each with the key of those that are to become it, and the classes of the notebook they refer to.
+    """Pickle classes, each with the key of the classes that it updates, and the classes of the notebook that they refer to.
 
-    Without a key a class only comes along, as the others do.
+    A class without a key is treated like a class that others refer to.
 
     Returns:
-        The pickle, and the text of the code in it that is in no file: name of the cell -> text.
+        The pickle, and the source of the code in it that is in no file: name of the cell -> text.
 
     Raises:
-        Exception: whatever comes of a member that can't be pickled.
+        Exception: a member can't be pickled.
     """
     roots = tuple(classes)
     first = _Pickler(io.BytesIO(), None)
@@ -122,24 +122,24 @@ def dump_classes(classes: Sequence[tuple[type, Key | None]]) -> tuple[bytes, dic
 
 
 def pickle_class(cls: type) -> bytes:
-    """Pickle a class as it is now, as arguments are; empty if that can't be."""
+    """Pickle the current version of a class like an argument; empty if it can't be pickled."""
     try:
         return cast(bytes, cloudpickle.dumps(cls, 5))
-    except Exception:  # of a member that was added since
+    except Exception:  # from a member that was added since
         return b""
 
 
 def load_classes(data: bytes) -> list[Arrived]:
-    """Make new classes of what `dump_classes` gave; nothing that lives has changed then."""
+    """Load the pickle of `dump_classes` as new classes, without changing existing ones."""
     roots, found = pickle.loads(data)
     wanted: dict[type, Key | None] = dict(roots)
     for cls, (_, qualname), _ in found:
-        cls.__qualname__ = qualname  # cloudpickle does not keep it
+        cls.__qualname__ = qualname  # cloudpickle drops it
     return [Arrived(cls, key, number, wanted.get(cls)) for cls, key, number in found]
 
 
 def living_classes(arrived: Sequence[Arrived], but: Collection[type]) -> dict[type, list[type]]:
-    """The classes of this process, ``but`` some, that have the names of those that arrived: new class -> living ones."""
+    """Find the existing classes with the names of those that arrived, except ``but``: new class -> existing classes."""
     by_key: dict[Key, list[type]] = {}
     for each in arrived:
         by_key |= {key: [] for key in _spellings(each.as_key or each.key)}
@@ -153,13 +153,13 @@ def living_classes(arrived: Sequence[Arrived], but: Collection[type]) -> dict[ty
 
 
 def _spellings(key: Key) -> list[Key]:
-    """What a class may be called where it has arrived: cloudpickle keeps only the last part of a qualified name."""
+    """The keys that a class may have where it arrived: cloudpickle keeps only the last part of a qualified name."""
     module, qualname = key
     return [key, (module, qualname.rpartition(".")[2])]
 
 
 def mro_after(cls: type, becomes: Mapping[type, type]) -> list[type]:
-    """The classes that Python asks for members of ``cls``, once some of them have become others."""
+    """The MRO of ``cls`` once classes have become others."""
     if cls in becomes:
         return list(becomes[cls].__mro__)
     found: list[type] = []
@@ -169,7 +169,7 @@ def mro_after(cls: type, becomes: Mapping[type, type]) -> list[type]:
 
 
 def classes_of_notebook() -> list[type]:
-    """The classes that cells have defined, and that can travel."""
+    """The classes that cells have defined, and that can be pickled."""
     variables = vars(sys.modules["__main__"])
     found = []
     for name, value in list(variables.items()):
@@ -184,12 +184,12 @@ def classes_of_notebook() -> list[type]:
 
 
 def is_numbered(cls: type, number: str) -> bool:
-    """Whether a class of this process is the one that has a number elsewhere."""
+    """Whether a class of this process is known to cloudpickle by a number."""
     return tracker._DYNAMIC_CLASS_TRACKER_BY_ID.get(number) is cls
 
 
 def identify(cls: type, number: str) -> None:
-    """From now on a class of this process is the one that has this number elsewhere; without a number nothing changes."""
+    """Register a class of this process with cloudpickle under a number; does nothing if the number is empty."""
     if not number:
         return
     with tracker._DYNAMIC_CLASS_TRACKER_LOCK:

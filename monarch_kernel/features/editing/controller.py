@@ -1,4 +1,4 @@
-"""The controller's part of editing: ranks import the user's modules from it, and its own process loads edited ones again.
+"""The controller's part of editing: sends the source of the user's modules to ranks, and reloads edited ones in its process.
 
 Theory of operation
 ===================
@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 @register
 class EditingExtension(Extension):
-    """Sends ranks the source of modules that they lack.
+    """Sends the source of modules to ranks that lack them.
 
     Attributes:
-        modules: the user's, in the controller's own process.
+        modules: the user's modules in the controller's own process.
     """
 
     def __init__(self, core: Core) -> None:

@@ -1,16 +1,16 @@
-"""Imports on a rank: the user's modules come from the controller where the rank has no such files, or has other ones.
+"""Import hooks of a rank: load the user's modules from the controller if the rank lacks their files, or has other versions.
 
 Theory of operation
 ===================
 
-Three finders stand on ``sys.meta_path``. The first answers for modules that were edited since this process began
-(`Imports.edited`): their text comes from the controller, whatever is on disk here. The second, before Python's own for files,
-asks that, and notes what text the user's modules were loaded from, so that it can be told later whether they were edited. The
-last one asks the controller for what nothing else has found.
+`Imports` installs three finders on ``sys.meta_path``. The first finds modules that were edited since this process started
+(`Imports.edited`): it loads their source from the controller, whatever is on disk here. The second comes before Python's own
+finder for files and calls it, and records from which source a module of the user was loaded, so that later edits can be
+detected. The last one asks the controller for modules that no other finder has found.
 
-An import waits for the answer, on whatever thread it is made, as for any other file. The controller gives only modules of the
-user's, in files of Python's; what is installed must be installed here, too. A process that was forked from this one has no
-connection, and imports what is on disk.
+An import waits for the answer on the thread that imports, as for any other file. The controller sends only modules of the user
+in Python files; installed packages must be installed here, too. A process that was forked from this one has no connection, and
+imports what is on disk.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Imports", "SourceLoader"]
 
 
 class SourceLoader(InspectLoader):
-    """Loads a module from a text."""
+    """Loads a module from its source text."""
 
     def __init__(self, source: ModuleSource) -> None:
         self.source = source
 
     def get_source(self, fullname: str) -> str:
-        """The text, also for tracebacks."""
+        """The source, also for tracebacks."""
         return self.source.text
 
     def is_package(self, fullname: str) -> bool:
@@ -48,11 +48,11 @@ class SourceLoader(InspectLoader):
         return compile(self.source.text, self.source.file or "<namespace package>", "exec", dont_inherit=True)
 
     def get_filename(self, fullname: str) -> str:
-        """Where the file is on the controller's machine."""
+        """The path of the file on the controller's machine."""
         return self.source.file
 
     def spec(self) -> ModuleSpec:
-        """What an import goes by."""
+        """The import spec of the module."""
         source = self.source
         spec = spec_from_loader(source.name, self, origin=source.file or None, is_package=source.is_package)
         assert spec is not None
@@ -62,7 +62,7 @@ class SourceLoader(InspectLoader):
         return spec
 
     def keep_lines(self) -> None:
-        """Let tracebacks show the text, which may be in no file here, or in one that differs."""
+        """Let tracebacks show this source, because the file may be missing here, or differ."""
         text, file = self.source.text, self.source.file
         if file:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -87,7 +87,7 @@ class _OnDisk(MetaPathFinder):
     ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None and is_users(spec.origin):
-            with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError):  # the import itself will say so
+            with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError):  # the import itself reports it
                 self._imports.loaded[fullname] = digest(read_source(fullname, spec.origin, False).text)
         return spec
 
@@ -107,19 +107,19 @@ class _Elsewhere(MetaPathFinder):
             package = sys.modules.get(parent)
             file = getattr(package, "__file__", None)
             if file is not None and not is_users(file):
-                return None  # what is not in an installed package is nowhere
+                return None  # an installed package is complete on this machine
         return self._imports.fetch(fullname)
 
 
 class Imports:
-    """What this process knows of the user's modules.
+    """The import hooks of this process, and what they know about the user's modules.
 
     Args:
-        ask: the controller.
+        ask: requests the source of a module from the controller.
 
     Attributes:
-        loaded: name of a module -> `digest` of the text that it was loaded from.
-        edited: names of modules that were edited since this process began.
+        loaded: name of a module -> `digest` of the source that it was loaded from.
+        edited: names of modules that were edited since this process started.
     """
 
     def __init__(self, ask: Callable[[str], ModuleSource | None]) -> None:
@@ -129,14 +129,14 @@ class Imports:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Stand on ``sys.meta_path``, for the life of the process."""
+        """Install the finders on ``sys.meta_path``, for the life of the process."""
         at = next((i for i, finder in enumerate(sys.meta_path) if finder is PathFinder), len(sys.meta_path))
         sys.meta_path.insert(at, _OnDisk(self))
         sys.meta_path.insert(0, _Edited(self))
         sys.meta_path.append(_Elsewhere(self))
 
     def fetch(self, name: str) -> ModuleSpec | None:
-        """Have a module's text sent by the controller; None if that has none, either."""
+        """Fetch a module from the controller; None if the controller does not have it either."""
         if os.getpid() != self._pid:
             return None
         source = self._ask(name)

@@ -1,16 +1,16 @@
-"""Modules of this process are loaded anew, after an edit, with all that depends on them.
+"""Reloads edited modules of this process, and the modules that import them.
 
 Theory of operation
 ===================
 
-A module that was edited is run again, in its own dictionary, as `importlib.reload` does: what refers to the module sees the
-new functions and variables, and what it does not set again stays. Then every module of the user's is run that imports one of
-these, in an order in which each comes after those it imports. Functions and classes stay the objects that they were and take
-over what the new ones have (`features.editing.patch`), so that instances, and names that others have imported, are up to date.
-Functions and classes that the text has no more are taken out.
+An edited module runs again in its own dictionary, as with `importlib.reload`: references to the module see the new functions
+and variables, and variables that the module does not set again stay. Then every module of the user that imports one of these
+runs again, each after the modules that it imports. Functions and classes stay the same objects and take over the code and
+members of the new ones (`features.editing.patch`), so that instances, and names that other modules have imported, are up to
+date. Functions and classes that the source no longer has are removed.
 
-`prepare` runs the modules and finds what speaks against the rest. Then `conclude` makes the classes what the new ones are,
-or `undo` gives all modules the variables that they had.
+`prepare` runs the modules and collects objections. Then `conclude` updates the classes, or `undo` gives all modules their
+previous variables back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["LocalModules", "ModuleEdit", "imported_by", "in_order"]
 
 @dataclass(frozen=True)
 class _Before:
-    """A module as it was."""
+    """The state of a module before the edit."""
 
     names: dict[str, Any]
     digest: str | None
@@ -48,16 +48,16 @@ class ModuleEdit:
     """An edit of modules of this process.
 
     Args:
-        sources: texts as they are now.
-        loaded: name -> `digest` of what modules were loaded from; kept up to date.
-        superseded: classes that have been here for a moment, and are not to be taken for living ones; kept up to date.
+        sources: the current sources.
+        loaded: name -> `digest` of the source that the module was loaded from; updated here.
+        superseded: classes that an edit replaced or gave up, which must not be taken for existing ones; updated here.
 
     Attributes:
-        edited: modules that are imported and differ.
-        dependents: those that import them.
-        unchanged: imported, and equal.
-        absent: not imported.
-        classes: what becomes of those that live.
+        edited: imported modules whose source differs.
+        dependents: modules that import them.
+        unchanged: imported modules whose source is the same.
+        absent: modules that are not imported.
+        classes: the changes to existing classes.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class ModuleEdit:
         return found
 
     def prepare(self) -> list[str]:
-        """Run the modules; gives what speaks against going on.
+        """Run the modules, and return the objections to the edit.
 
         Raises:
-            BaseException: whatever a module raises; all is as it was then.
+            BaseException: a module raised it; then the edit is undone.
         """
         names = set(self._order)
         old = _classes_of(names, self._superseded)
@@ -131,12 +131,12 @@ class ModuleEdit:
             if living:
                 self.classes.add(new, living, self._as_it_was(new, living))
         return [
-            f"{cls.__module__}.{cls.__qualname__}, of which there are objects: {why}"
+            f"{cls.__module__}.{cls.__qualname__}, which has instances: {why}"
             for cls, why in self.classes.objections().items()
         ]
 
     def _as_it_was(self, new: type, living: Sequence[type]) -> type:
-        """Of several classes of one name, the one that the module had."""
+        """The class that the module had, of several classes with one name."""
         first, *rest = new.__qualname__.split(".")
         found: Any = self._before[new.__module__].names.get(first)
         for name in rest:
@@ -144,7 +144,7 @@ class ModuleEdit:
         return found if any(found is cls for cls in living) else living[-1]
 
     def conclude(self) -> None:
-        """What modules no longer define goes, and functions that were there do what the new ones do; before classes change."""
+        """Remove what modules no longer define, and update existing functions. Called before classes change."""
         self._superseded -= self._new.difference(self.classes.pairs)
         self._superseded |= self.classes.aliases.keys()
         for name, before in self._before.items():
@@ -160,7 +160,7 @@ class ModuleEdit:
                     variables[key] = value
 
     def undo(self) -> None:
-        """Give all modules the variables that they had."""
+        """Give all modules their previous variables back."""
         for name, before in reversed(self._before.items()):
             variables = vars(sys.modules[name])
             for key in variables.keys() - before.names.keys():
@@ -174,14 +174,14 @@ class ModuleEdit:
 
 
 class LocalModules:
-    """What is known of the user's modules in a process whose imports nobody watches."""
+    """The user's modules in a process without import hooks."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, str] = {}
         self._superseded: WeakSet[type] = WeakSet()
 
     def edit(self, sources: Sequence[ModuleSource]) -> ModuleEdit:
-        """An edit of this process's modules; what was not written since the process began has not been edited."""
+        """An edit of this process's modules. Files that were last written before the process started count as unchanged."""
         begun_s = psutil.Process().create_time()
         for source in sources:
             if source.name not in self._loaded and source.file and _written_s(source.file) < begun_s:
@@ -190,7 +190,7 @@ class LocalModules:
 
 
 def _written_s(file: str) -> float:
-    """When a file was written last, in seconds since 1970; if it was removed since it was read: just now."""
+    """When a file was last written, in seconds since 1970; the current time if it was removed since it was read."""
     try:
         return os.stat(file).st_mtime
     except FileNotFoundError:
@@ -206,11 +206,11 @@ def _classes_of(modules: set[str], but: Container[type]) -> dict[tuple[str, str]
 
 
 def imported_by(source: ModuleSource, known: Mapping[str, object]) -> set[str]:
-    """Names of modules that a module imports when it is run.
+    """Names of modules that a module imports when it runs.
 
     Args:
-        source: of the module.
-        known: modules that there are: ``from a import b`` imports ``a.b`` if that is one.
+        source: source of the module.
+        known: existing modules: ``from a import b`` imports ``a.b`` if that is one of them.
     """
     try:
         tree = ast.parse(source.text)
@@ -235,7 +235,7 @@ def imported_by(source: ModuleSource, known: Mapping[str, object]) -> set[str]:
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """What is run when a module is: not what is in functions."""
+    """The nodes that run with the module: all but those in functions."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             yield node
@@ -243,7 +243,7 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def in_order(edited: Sequence[str], imports: Mapping[str, set[str]]) -> list[str]:
-    """Edited modules and all that import them, at whatever distance, each after those that it imports.
+    """Order edited modules, and all modules that import them directly or indirectly, each after those that it imports.
 
     Args:
         edited: names of modules.
@@ -260,7 +260,7 @@ def in_order(edited: Sequence[str], imports: Mapping[str, set[str]]) -> list[str
 
     def visit(name: str) -> None:
         if name in seen:
-            return  # also where modules import each other in a circle: one of them has to be first
+            return  # also in an import cycle, where one module has to come first
         seen.add(name)
         for needed in sorted(imports.get(name, set()) & concerned):
             visit(needed)

@@ -1,21 +1,21 @@
-"""Living classes and functions become what new ones are, in place.
+"""Updates existing classes and functions in place to new versions.
 
 Theory of operation
 ===================
 
-Whoever edits a class and evaluates it again has two: a new one, which nothing knows, and the one that instances, derived
-classes, bound methods and variables refer to everywhere. Not all of these references can be found, let alone changed (tuples,
-weak references, what native code keeps). So the living class stays the object that it is and takes over what the new one
-has: members, bases, documentation. The few references to the new class, in what was made together with it (``__class__``
-cells of methods that use ``super()``, variables, derived classes, instances), are found by the garbage collector, and made
-references to the living one. It does not look at what a rank has from the zygote, which is frozen: of that, the variables
-of modules are looked through here, among them those of cells. Functions that were methods, or are in a module, take over the
-code of the new ones, too, so that a hook or a callback that somebody keeps runs the new code.
+To edit a class and evaluate it again creates a second class, to which nothing refers yet, while instances, derived classes,
+bound methods and variables everywhere refer to the existing one. Not all of these references can be found, let alone changed
+(tuples, weak references, references in native code). So the existing class stays the same object and takes over the members,
+bases and documentation of the new one. The few references to the new class, in what was created together with it
+(``__class__`` cells of methods that use ``super()``, variables, derived classes, instances), are found by the garbage collector
+and redirected to the existing class. The collector does not visit what a rank has inherited from the zygote, which is frozen:
+there this module searches the variables of modules, including those of cells. Functions that were methods, or are in a module,
+take over the code of the new ones, too, so that a hook or a callback that refers to an old function runs the new code.
 
-Instances keep their layout: where the new class needs another one (``__slots__``, bases in native code, fields of a named
-tuple), it is refused.
+Instances keep their layout: an edit is refused if the new class needs another layout (``__slots__``, bases in native code,
+fields of a named tuple).
 
-`objections` finds what can't be before anything changes; `become` does not fail after it.
+`objections` finds what is impossible before anything changes; after it, `become` does not fail.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def has_instances(classes: Iterable[type]) -> bool:
 
 
 def objections(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHING) -> dict[type, str]:
-    """What keeps living classes from becoming what new ones are: living class -> why; nothing has changed afterwards.
+    """Find existing classes that can't take over their new version: class -> reason. Leaves all classes unchanged.
 
     Args:
-        pairs: new class -> the living one.
-        aliases: further classes -> what they stand for.
+        pairs: new class -> the existing one.
+        aliases: further classes -> the classes that replace them.
     """
     stand_for = {**aliases, **pairs}
     found: dict[type, str] = {}
@@ -74,7 +74,7 @@ def objections(pairs: Mapping[type, type], aliases: Mapping[type, type] = NOTHIN
             if bases == old.__bases__:
                 continue
             before = old.__bases__
-            try:  # only Python knows which layouts go together
+            try:  # only Python knows which layouts are compatible
                 old.__bases__ = bases
             except TypeError as error:
                 found[old] = f"its base classes have changed from {_names(before)} to {_names(bases)}: {error}"
@@ -91,14 +91,14 @@ def become(
     aliases: Mapping[type, type] = NOTHING,
     swaps: Sequence[tuple[object, object]] = (),
 ) -> None:
-    """Have living classes take over what new ones are.
+    """Update existing classes to their new versions.
 
-    A call that runs goes on with the code it has; what it calls next is new.
+    A running call continues with its old code; the functions that it calls next are new.
 
     Args:
-        pairs: new class -> the living one; `objections` has none.
-        aliases: further classes -> those that references to them are to be references to.
-        swaps: the same for other objects.
+        pairs: new class -> the existing one, without `objections`.
+        aliases: further classes -> the classes that replace them in references.
+        swaps: further objects, each with the object that replaces it in references.
     """
     stand_for = {**aliases, **pairs}
     with at_once():
@@ -112,7 +112,7 @@ def become(
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Have what happens here, which waits for nothing, happen at once to other threads."""
+    """Make the body appear atomic to other threads; it must not wait."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
@@ -124,12 +124,12 @@ def at_once() -> Iterator[None]:
 def refer_to(
     pairs: Mapping[type, type], swaps: Iterable[tuple[object, object]] = (), but: Sequence[object] = ()
 ) -> None:
-    """Make references to some objects references to others, as far as these are in variables or containers.
+    """Redirect references in variables and containers from some objects to others.
 
     Args:
-        pairs: class -> what references to it are to be references to.
-        swaps: the same for other objects.
-        but: containers that stay as they are; so do ``pairs`` and ``swaps``.
+        pairs: class -> the class that replaces it in references.
+        swaps: further objects, each with the object that replaces it.
+        but: containers to leave unchanged; ``pairs`` and ``swaps`` stay unchanged, too.
     """
     instead = _Instead({id(old): (old, new) for old, new in (*pairs.items(), *swaps) if old is not new})
     if not instead:
@@ -150,14 +150,14 @@ def refer_to(
 
 
 def is_same_code(one: object, other: object) -> bool:
-    """Whether two members of classes (functions, or what holds functions) do the same."""
+    """Whether two members of classes (functions, or wrappers of functions) have the same code."""
     ours, theirs = dict(_functions(one)), dict(_functions(other))
     if ours.keys() != theirs.keys() or not ours:
         return False
     return all(_same_function(ours[key], theirs[key]) for key in ours)
 
 
-# -- what is refused
+# -- objections
 
 
 def _objection(new: type, old: type, pairs: Mapping[type, type]) -> str:
@@ -174,7 +174,7 @@ def _objection(new: type, old: type, pairs: Mapping[type, type]) -> str:
 
 
 def _slots(cls: type) -> set[str]:
-    """The slots of instances; those of a class that has travelled by value have lost them, but are still called so."""
+    """The declared slots of instances. A class that was pickled by value has no slots any more, but still declares them."""
     declared = (vars(base).get("__slots__", ()) for base in cls.__mro__)
     return {name for names in declared for name in ([names] if isinstance(names, str) else names)}
 
@@ -191,7 +191,7 @@ def _names(classes: Iterable[type]) -> str:
     return _said(cls.__name__ for cls in classes)
 
 
-# -- what is taken over
+# -- members
 
 
 def _bases_first(pairs: Mapping[type, type]) -> list[tuple[type, type]]:
@@ -214,10 +214,10 @@ def _take_members(new: type, old: type) -> None:
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """The member that a living class is to have for an old one and a new one.
+    """Merge an old and a new member of a class.
 
-    It is made of the functions that were there, as far as these, which somebody may keep, can run the new code: so it will
-    reach them next time, too.
+    The result keeps the old function objects where they can run the new code, because other code may refer to them: so the
+    next edit reaches these references, too.
     """
     ours, theirs = dict(_functions(old)), dict(_functions(new))
     kept = {key: ours[key] for key in theirs if key in ours and update_function(ours[key], theirs[key])}
@@ -229,7 +229,7 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def update_function(old: FunctionType, new: FunctionType) -> bool:
-    """Have a living function do what a new one does; False where that can't be, and nothing has changed."""
+    """Give an existing function the code of a new one; False, without a change, if that is impossible."""
     names = old.__code__.co_freevars
     if old is new or names != new.__code__.co_freevars or not _may_see_the_same(old, new):
         return old is new
@@ -246,13 +246,13 @@ def update_function(old: FunctionType, new: FunctionType) -> bool:
 
 
 def _may_see_the_same(old: FunctionType, new: FunctionType) -> bool:
-    """Whether the code of the new function finds its variables where the old one looks for them."""
+    """Whether the code of the new function finds its globals in those of the old one; adds missing ones if allowed."""
     ours, theirs = old.__globals__, new.__globals__
     if ours is theirs:
         return True
     module = sys.modules.get(ours.get("__name__", ""))
     if module is not None and vars(module) is ours:
-        return False  # what belongs to a module of this process is not overwritten from elsewhere
+        return False  # never overwrite variables of a module of this process
     ours.update(theirs)
     return True
 
@@ -260,7 +260,7 @@ def _may_see_the_same(old: FunctionType, new: FunctionType) -> bool:
 def _copy_cell(ours: CellType, theirs: CellType) -> None:
     try:
         value = theirs.cell_contents
-    except ValueError:  # it is empty
+    except ValueError:  # an empty cell
         return
     try:
         before = ours.cell_contents
@@ -272,7 +272,7 @@ def _copy_cell(ours: CellType, theirs: CellType) -> None:
 
 
 def _functions(member: object) -> Iterator[tuple[str, FunctionType]]:
-    """The functions that a member of a class is made of: of a property three, of what a decorator made those it keeps."""
+    """The functions of a class member: up to three of a property, and the attributes of what a decorator returned."""
     if isinstance(member, FunctionType):
         yield "", member
     elif isinstance(member, (staticmethod, classmethod)):
@@ -304,7 +304,7 @@ def _constants(code: Any) -> list[Any]:
 
 
 def _modules_with(instead: _Instead, but: Container[int]) -> Iterator[dict[str, Any]]:
-    """The variables of modules in which there is something that others are to take the place of, ``but`` some."""
+    """The variables of modules that refer to an object to replace, except ``but``."""
     for module in list(sys.modules.values()):
         variables = vars(module) if isinstance(module, ModuleType) else {}
         if id(variables) not in but and any(id(value) in instead for value in variables.copy().values()):
@@ -312,12 +312,12 @@ def _modules_with(instead: _Instead, but: Container[int]) -> Iterator[dict[str, 
 
 
 def _owners_of_dicts() -> dict[int, type]:
-    """The dictionaries behind classes, by identity: what is set there behind Python's back may not be seen."""
+    """The dictionaries of classes, by identity. To write to them directly bypasses Python's method caches."""
     return {id(gc.get_referents(vars(cls))[0]): cls for cls in all_classes()}
 
 
 class _Instead(dict[int, tuple[object, object]]):
-    """What to refer to instead of what, by identity: members of two Enums may be equal."""
+    """Replacements of objects, by identity, because members of two Enums may be equal."""
 
     def olds(self) -> list[object]:
         return [old for old, _ in self.values()]
@@ -357,11 +357,11 @@ def _refer_in_dict(holder: dict[Any, Any], instead: _Instead) -> None:
 
 def _refer_in_object(holder: Any, instead: _Instead) -> None:
     if id(type(holder)) in instead:
-        with contextlib.suppress(TypeError):  # one of another layout, which stays what it is
+        with contextlib.suppress(TypeError):  # an object with another layout keeps its class
             object.__setattr__(holder, "__class__", instead.of(type(holder)))
     try:
         kept = object.__getattribute__(holder, "__dict__")
     except AttributeError:
         return
-    if type(kept) is dict:  # the collector does not see one that is kept inside its object
+    if type(kept) is dict:  # the collector does not see a dictionary that is inlined in its object
         _refer_in_dict(kept, instead)

@@ -1,4 +1,4 @@
-"""What an edit comes to on a rank, as the rank says before anything changes, and on all of them, as the user reads it."""
+"""Effects of an edit: the preview of one rank, before anything changes, and the report about all ranks for the user."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["ClassChange", "ModulesChange", "Prospect", "Reloaded", "Synced"]
 
 @dataclass(frozen=True)
 class ClassChange:
-    """What becomes of the members of a living class.
+    """Changes to the members of an existing class.
 
     Attributes:
-        name: of the class.
-        changed: members that do something else, or have another value.
-        added: that are new.
-        removed: that are there no more.
+        name: name of the class.
+        changed: members with other code or another value.
+        added: new members.
+        removed: members that no longer exist.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ClassChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all does what it did."""
+        """Whether no member changes."""
         return not (self.changed or self.added or self.removed)
 
     def __str__(self) -> str:
@@ -38,18 +38,18 @@ class ClassChange:
             for verb, names in (("changed", self.changed), ("added", self.added), ("removed", self.removed))
             if names
         ]
-        return f"{self.name}: {'; '.join(said) or 'as it was'}"
+        return f"{self.name}: {'; '.join(said) or 'unchanged'}"
 
 
 @dataclass(frozen=True)
 class ModulesChange:
-    """What becomes of modules.
+    """Effects of an edit on modules.
 
     Attributes:
-        edited: names of those that are imported and differ.
-        dependents: of those that import them, in the order in which they are run.
-        unchanged: imported, and equal.
-        absent: not imported there.
+        edited: names of imported modules whose source differs.
+        dependents: names of modules that import them, in the order in which they run.
+        unchanged: names of imported modules whose source is the same.
+        absent: names of modules that the rank has not imported.
     """
 
     edited: tuple[str, ...] = ()
@@ -60,16 +60,16 @@ class ModulesChange:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What an edit comes to on one rank.
+    """The preview of an edit on one rank.
 
     Attributes:
         actors: number of each actor whose class changes -> its name.
-        outlines: number of each of these -> its endpoints then, as plain data.
-        changes: of the classes that live here.
-        refused: what speaks against it; nothing may happen then.
-        left: why classes that only came along stay what they are.
-        others: names and classes of the actors that are here, where no class is concerned.
-        modules: what becomes of modules.
+        outlines: number of each of these actors -> its endpoints after the edit, as plain data.
+        changes: changes to the existing classes.
+        refused: objections to the edit; with any of them the edit must not happen.
+        left: reasons why classes that others refer to stay unchanged.
+        others: names and classes of the actors of the rank, if the edit concerns no class there.
+        modules: effects on modules.
     """
 
     actors: Mapping[int, str] = field(default_factory=dict)
@@ -83,17 +83,17 @@ class Prospect:
 
 @dataclass(frozen=True)
 class Synced:
-    """What `sync` has changed.
+    """The changes that `sync` made.
 
     Attributes:
         mesh: name of the mesh of processes.
-        edited: module that was loaded anew, for it differs -> flat ranks in that mesh.
-        dependents: module that was loaded anew, for it imports one of these -> flat ranks.
+        edited: module that was reloaded because its source differs -> flat ranks in that mesh.
+        dependents: module that was reloaded because it imports one of these -> flat ranks.
         unchanged: modules that are the same everywhere.
-        absent: modules that some ranks have not imported -> these; an import there gives them as they are now.
-        here: modules that were loaded anew in this process.
+        absent: modules that some ranks have not imported -> these ranks; an import there loads the current source.
+        here: modules that were reloaded in this process.
         actors: name of each actor whose class has changed -> flat ranks.
-        changes: of classes.
+        changes: changes to classes.
     """
 
     mesh: str
@@ -113,26 +113,26 @@ class Synced:
             for ranks, these in by_ranks.items():
                 yield f"{self.mesh}{format_ranks(ranks)}", ", ".join(these)
 
-        lines = [f"{place}: loaded {names} anew" for place, names in where(self.edited)]
-        lines += [f"{place}: and, since they import these, {names}" for place, names in where(self.dependents)]
+        lines = [f"{place}: reloaded {names}" for place, names in where(self.edited)]
+        lines += [f"{place}: reloaded {names}, which import these" for place, names in where(self.dependents)]
         if not lines:
-            lines = [f"{self.mesh}: nothing that is imported there has been edited"]
+            lines = [f"{self.mesh}: no imported module has been edited"]
         if self.here:
-            lines.append(f"here: loaded {', '.join(self.here)} anew")
-        lines += [f"{place}: not imported yet, {names}" for place, names in where(self.absent)]
-        lines += [f"{place}: actor {names} has its class as it is now" for place, names in where(self.actors)]
+            lines.append(f"here: reloaded {', '.join(self.here)}")
+        lines += [f"{place}: not imported yet: {names}" for place, names in where(self.absent)]
+        lines += [f"{place}: updated the class of actor {names}" for place, names in where(self.actors)]
         return "\n".join([*lines, *(f"    {change}" for change in self.changes)])
 
 
 @dataclass(frozen=True)
 class Reloaded:
-    """What `reload` has changed.
+    """The changes that `reload` made.
 
     Attributes:
         mesh: name of the mesh of processes.
         actors: name of each actor whose class has changed -> flat ranks in that mesh.
-        changes: of the classes.
-        left: why classes that only came along are what they were.
+        changes: changes to the classes.
+        left: reasons why classes that others refer to stayed unchanged.
     """
 
     mesh: str
@@ -142,7 +142,7 @@ class Reloaded:
 
     def __repr__(self) -> str:
         if not self.changes:
-            return f"no class of the notebook that lives on {self.mesh} was defined anew"
+            return f"no class of the notebook that {self.mesh} uses has been redefined"
         where = ", ".join(f"{name} on {self.mesh}{format_ranks(ranks)}" for name, ranks in self.actors.items())
-        lines = [f"reloaded {where}" if where else f"reloaded on {self.mesh}; no actor is of these classes"]
+        lines = [f"reloaded {where}" if where else f"reloaded on {self.mesh}; no actor has these classes"]
         return "\n".join([*lines, *(f"    {change}" for change in self.changes), *(f"    {why}" for why in self.left)])

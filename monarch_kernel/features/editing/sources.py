@@ -1,4 +1,4 @@
-"""The user's own modules, as they are in files here: which they are, what they are called, their text."""
+"""Finds and reads the source files of the user's own modules."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pack
 
 
 def digest(text: str) -> str:
-    """Equal for equal texts."""
+    """Hash a source text."""
     return hashlib.sha1(text.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()
 
 
 def is_users(file: str | None) -> bool:
-    """Whether a file of Python's is the user's own: not Python's, not installed, and not ours."""
+    """Whether a Python file is the user's own: not of Python, of an installed package, or of this package."""
     if not file or not file.endswith(".py"):
         return False
     return is_user_file(file) and not os.path.abspath(file).startswith(PACKAGE)
 
 
 def find_source(name: str) -> ModuleSource | None:
-    """A module of the user's that an import here would give, or has given; nothing is imported. None if there is none."""
+    """Find the source of a module of the user without importing it; None if it is not a module of the user."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None) if module is not None else _find_spec(name)
     if not isinstance(spec, ModuleSpec):
@@ -72,12 +72,13 @@ def _find_spec(name: str) -> ModuleSpec | None:
 
 
 def _forget_listings() -> None:
-    """Have the next lookup read directories again, as `PathFinder.invalidate_caches` does, which only one thread may call.
+    """Make the next lookup read directories again, like `PathFinder.invalidate_caches`, but thread-safe.
 
-    That one deletes entries of the cache, and fails if another thread has deleted them first. So none is deleted here.
+    `PathFinder.invalidate_caches` deletes cache entries, and fails if another thread has deleted them first. This function
+    deletes none.
     """
     for place, finder in list(sys.path_importer_cache.items()):
-        if finder is None:  # it was no directory
+        if finder is None:  # it was not a directory
             for hook in sys.path_hooks:
                 with contextlib.suppress(ImportError):
                     sys.path_importer_cache[place] = hook(place)
@@ -90,31 +91,31 @@ def read_source(name: str, file: str, is_package: bool) -> ModuleSource:
     """Read a module's file.
 
     Raises:
-        OSError: it can't be read.
-        SyntaxError: its encoding is unknown.
+        OSError: the file can't be read.
+        SyntaxError: the encoding of the file is unknown.
     """
     with tokenize.open(file) as stream:
         return ModuleSource(name, os.path.abspath(file), stream.read(), is_package)
 
 
 def check_syntax(sources: Iterable[ModuleSource]) -> None:
-    """See that texts can be compiled.
+    """Check that sources can be compiled.
 
     Raises:
-        SyntaxError: one can't be.
+        SyntaxError: a source can't be compiled.
     """
     for source in sources:
         compile(source.text, source.file, "exec", dont_inherit=True)
 
 
 def sources_for(what: ModuleType | str | os.PathLike[str]) -> list[ModuleSource]:
-    """The modules that a user means by a module, the name of one, or the path of a file or folder.
+    """The modules that a user refers to by a module, a module name, or the path of a file or folder.
 
-    A package means all modules in it, a folder all that can be imported from there.
+    A package stands for all modules in it, a folder for all modules that can be imported from there.
 
     Raises:
-        ValueError: it means none.
-        TypeError: it is nothing of the kind.
+        ValueError: ``what`` refers to no module of the user.
+        TypeError: ``what`` has another type.
     """
     if isinstance(what, ModuleType):
         return _of_module(what.__name__)
@@ -131,7 +132,7 @@ def sources_for(what: ModuleType | str | os.PathLike[str]) -> list[ModuleSource]
 def _of_module(name: str) -> list[ModuleSource]:
     source = find_source(name)
     if source is None:
-        raise ValueError(f"module {name!r} is no module of yours in a file: it is built in, installed, or not there")
+        raise ValueError(f"module {name!r} is not a source file of yours: it is built in, installed, or does not exist")
     if not source.is_package:
         return [source]
     spec = getattr(sys.modules.get(name), "__spec__", None) or _find_spec(name)
@@ -143,7 +144,7 @@ def _of_module(name: str) -> list[ModuleSource]:
 
 
 def _below(folder: Path, package: str) -> Iterator[ModuleSource]:
-    """The modules in a folder: all of a package, or what can be imported where the folder is on the path."""
+    """The modules in a folder: those of a package, or those that can be imported if the folder is on ``sys.path``."""
     prefix = package + "." if package else ""
     for path in _listed(folder):
         if path.name.startswith(".") or path.name in _SKIPPED:
@@ -163,12 +164,12 @@ def _below(folder: Path, package: str) -> Iterator[ModuleSource]:
 def _listed(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except FileNotFoundError:  # it was removed meanwhile, as by git when it checks out another branch
+    except FileNotFoundError:  # removed in the meantime, for example by git checkout
         return []
 
 
 def _source_if_there(name: str, file: Path, is_package: bool) -> Iterator[ModuleSource]:
-    """Read a module that a folder has just listed; none if its file was removed meanwhile."""
+    """Read a module that a folder has just listed; yields nothing if its file was removed in the meantime."""
     with contextlib.suppress(FileNotFoundError):
         yield read_source(name, str(file), is_package)
 
@@ -178,11 +179,11 @@ def _of_path(path: Path) -> list[ModuleSource]:
     is_package = path.is_dir() and (path / "__init__.py").exists()
     file = path / "__init__.py" if is_package else path
     if path.is_file() and path.suffix != ".py":
-        raise ValueError(f"{path} is no Python file")
+        raise ValueError(f"{path} is not a Python file")
     if path.is_dir() and not is_package:
         found = list(_below(path, _name_of(path)))
         if not found:
-            raise ValueError(f"there is nothing in {path} that can be imported")
+            raise ValueError(f"{path} contains no module that can be imported")
         return found
     for name, module in list(sys.modules.items()):
         known = getattr(module, "__file__", None)
@@ -201,7 +202,7 @@ def _of_path(path: Path) -> list[ModuleSource]:
 
 
 def _name_of(path: Path) -> str:
-    """What a file or folder is called in an import; empty for an entry of the path itself, and what is not below one."""
+    """The import name of a file or folder; empty for an entry of ``sys.path`` itself, and for paths outside of all entries."""
     roots = {Path(entry or os.getcwd()).resolve() for entry in sys.path}
     parts: list[str] = []
     here = path.with_suffix("") if path.suffix == ".py" else path

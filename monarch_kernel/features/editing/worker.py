@@ -1,15 +1,15 @@
-"""The rank's side of edits: living actors get their class as it is now.
+"""The rank's part of edits: updates the classes of running actors.
 
 Theory of operation
 ===================
 
-An edit has two steps, so that it is refused everywhere if it is refused anywhere. First each rank makes new classes of what
-has come, finds those that live here under the same names, and says what speaks against it; nothing has changed then. Then
-it is told to conclude: to make the living classes what the new ones are (`features.editing.patch`), or to forget them.
+An edit has two steps, so that all ranks refuse it if one rank does. First each rank loads the new classes, finds the existing
+classes with the same names, and replies with its objections; nothing has changed yet. Then the rank receives `Conclude`: it
+updates the existing classes to the new ones (`features.editing.patch`), or forgets the new ones.
 
-That happens on the main thread, in order with cells, whatever the actors do at that moment: one that runs an endpoint for
-hours has the new methods as soon as it calls them. A class that has a method ``__reload__`` has it called for each actor,
-on the actor's own thread (or loop), before the next message; the answer to `Conclude` waits for these.
+This happens on the main thread, in order with cells, whatever the actors are doing: an actor that runs an endpoint for hours
+uses the new methods at its next call of them. If a class has a method ``__reload__``, it is called for each actor, on the
+actor's own thread (or event loop), before the next message; the answer to `Conclude` waits for these calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Hosted(Protocol):
-    """What a renewal needs of an actor on this rank."""
+    """An actor on this rank, as edits use it."""
 
     actor: int
     cls: type
@@ -72,14 +72,14 @@ class Hosted(Protocol):
 
 
 class _Prepared:
-    """An edit that waits for its conclusion.
+    """An edit that waits for `Conclude`.
 
     Attributes:
-        classes: which living classes become which new ones.
-        numbers: what classes are known by elsewhere.
-        actors: whose class changes.
-        sources: text of the code of new classes, by the name of its cell.
-        modules: those that were run anew.
+        classes: the mapping of existing classes to new ones.
+        numbers: classes with the numbers by which other processes know them.
+        actors: actors whose class changes.
+        sources: name of a cell -> source of the new classes that it defines.
+        modules: the edit of modules, if the edit is a `Sync`.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Prepared:
 
 @register
 class Renewal:
-    """Gives the actors of a rank their classes as they are now."""
+    """Applies edits on a rank: updates the classes of its actors, and reloads modules."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -101,7 +101,7 @@ class Renewal:
         self._patience_s = ASK_KEPT_S if rank.spec.record else ASK_S
         self._imports = Imports(self._ask)
         self._imports.install()
-        self._superseded: WeakSet[type] = WeakSet()  # they are there until the garbage collector comes by
+        self._superseded: WeakSet[type] = WeakSet()  # classes that exist until they are garbage-collected
         self._prepared: tuple[int, _Prepared] | None = None
         rank.extend({Reload: self._reload, Conclude: self._conclude}, on_main=True, from_ranks=True)
         rank.extend({ListModules: self._list_modules, Sync: self._sync}, on_main=True)
@@ -110,7 +110,7 @@ class Renewal:
     # -- imports
 
     def _ask(self, name: str) -> ModuleSource | None:
-        """Ask the controller for a module, and wait, on whatever thread imports it."""
+        """Ask the controller for a module, and wait for the answer on the thread that imports it."""
         turn, waiter = next(self._turns), Waiter()
         answer: list[ModuleSource | None] = []
         self._asked[turn] = waiter, answer
@@ -160,7 +160,7 @@ class Renewal:
         self._rank.reply(message.id, Prospect(actors, outlines, changes, left=tuple(left)))
 
     def _find(self, name: str) -> Arrived:
-        """A class that cells have defined on this rank."""
+        """Find a class that cells have defined on this rank."""
         first, *rest = name.split(".")
         found = self._rank.shell.namespace.get(first)
         for part in rest:
@@ -201,20 +201,20 @@ class Renewal:
         self._rank.reply(message.id, Prospect(actors, outlines, changes, modules=modules))
 
     def _undo(self) -> None:
-        """Forget what was prepared and never concluded."""
+        """Drop an edit that was prepared, but never concluded."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[1].modules is not None:
             prepared[1].modules.undo()
 
     def _hosts(self) -> list[Hosted]:
-        """The actors of this rank; one that was just spawned may have to unpickle its class first."""
+        """The actors of this rank. Waits for new actors, which may have to unpickle their class first."""
         hosts = [host for host in list(self._rank.hosted.values()) if not host.ended]
         for host in hosts:
             host.begun.wait(BEGIN_S)
         return hosts
 
     def _check_classes(self, asked: Collection[type], prepared: _Prepared, left: list[str]) -> list[str]:
-        """What speaks against an edit; takes classes out of it that only came along, if it is against these."""
+        """Objections to an edit of classes. If the class came only because others refer to it, drops it from the edit."""
         refused = []
         for old, why in prepared.classes.objections().items():
             if prepared.classes.new_of(old) in asked:
@@ -225,7 +225,7 @@ class Renewal:
         return refused
 
     def _check_actors(self, hosts: Sequence[Hosted], prepared: _Prepared, outlines: dict[int, Any]) -> list[str]:
-        """What speaks against an edit for the sake of actors; finds out which are concerned, and their endpoints then."""
+        """Objections to an edit because of actors. Also collects the actors concerned, and their new endpoints."""
         refused = []
         becomes = prepared.classes.becomes()
         for host in hosts:
@@ -254,7 +254,7 @@ class Renewal:
             return
         known, self._prepared = self._prepared, None
         if known is None or known[0] != message.edit:
-            raise RuntimeError("another edit has come between; nothing has changed here")
+            raise RuntimeError("another edit replaced this one; this rank has changed nothing")
         prepared = known[1]
         for file, text in prepared.sources.items():
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -282,7 +282,7 @@ class Renewal:
 
 
 class _Hooks:
-    """The ``__reload__`` of each actor, and who wants to know when the last one is over."""
+    """Runs the ``__reload__`` method of each actor, and calls ``done`` after the last one."""
 
     def __init__(self, driver: Driver[RankItem], done: Callable[[BaseException | None], None]) -> None:
         self._driver = driver
@@ -292,14 +292,14 @@ class _Hooks:
         self._lock = threading.Lock()
 
     def run(self, host: Hosted) -> None:
-        """Have the hook of an actor run before its next message."""
+        """Run the hook of an actor before its next message."""
         if not hasattr(host.cls, "__reload__"):
             return
         with self._lock:
             self._left += 1
 
         def call() -> Any:
-            instance = host.instance  # it may be made only now, by the ``__init__`` that it had before
+            instance = host.instance  # it may still be under construction, by its old ``__init__``
             return None if instance is None else instance.__reload__()
 
         def run() -> None:
@@ -324,7 +324,7 @@ class _Hooks:
         self._driver.submit(lambda: self._driver.serve(waiter))
 
     def start(self) -> None:
-        """All that there are have been given."""
+        """Allow ``done`` to be called; no more hooks are added."""
         self._over(None)
 
     def _over(self, error: BaseException | None) -> None:
@@ -339,7 +339,7 @@ class _Hooks:
 def _pair(
     arrived: Sequence[Arrived], living: Mapping[type, list[type]], in_use: Collection[type], prepared: _Prepared
 ) -> None:
-    """Find out which living class becomes which new one; of several that have the name, one that something is of."""
+    """Pair existing classes with new ones. Of several classes with the name, prefer one that is in use."""
     for each in arrived:
         olds = living[each.cls]
         if not olds:
@@ -350,7 +350,7 @@ def _pair(
             lives_on = max(
                 reversed(olds), key=lambda cls: (is_numbered(cls, each.number), cls in in_use, has_instances([cls]))
             )
-        if each.as_key is None and is_numbered(lives_on, each.number):  # it came along, and was not defined anew
+        if each.as_key is None and is_numbered(lives_on, each.number):  # others refer to it, and it was not redefined
             prepared.classes.add_same(each.cls, lives_on)
         else:
             lives_on = prepared.classes.add(each.cls, olds, lives_on)
@@ -368,7 +368,7 @@ def _change(new: type, old: type) -> ClassChange:
 
 
 def _members(cls: type) -> dict[str, Any]:
-    """What the user has written into a class: functions, and whatever Python has not put there."""
+    """The members that the user has written into a class, without those that Python adds."""
     return {
         name: value
         for name, value in vars(cls).items()
@@ -377,7 +377,7 @@ def _members(cls: type) -> dict[str, Any]:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether that can be told without running code of the user's."""
+    """Whether two members certainly differ, as far as can be determined without running code of the user."""
     if type(one) is type(other) and isinstance(one, _PLAIN):
         return bool(one != other)
     return is_same_code(one, one) and not is_same_code(one, other)

@@ -71,7 +71,7 @@ def test_a_class_that_a_remote_cell_redefined_is_reloaded_by_name(notebook: Note
     for new in ("'second'", "'third'"):
         notebook.ok(cell.format(new))
         report = notebook.ok("t.reload('Model')").plain
-        assert report == "reloaded on t; no actor is of these classes\n    Model: changed f"
+        assert report == "reloaded on t; no actor has these classes\n    Model: changed f"
         expected = ((new.strip("'"), 0), (new.strip("'"), 1))
         assert notebook.value("t.run('model.f()').get().values()") == expected
         assert notebook.value("t.run('kept()').get().values()") == expected
@@ -91,9 +91,9 @@ def test_without_an_argument_all_redefined_classes_are_reloaded(notebook: Notebo
     notebook.ok("class Unsendable:\n    lock = lock")
     notebook.ok("class Whole(Whole):\n    @endpoint\n    def f(self):\n        return self.part.f()")
     notebook.ok("whole = t.spawn('whole', Whole); whole.initialized.get()")
-    assert notebook.ok("t.reload()").plain.startswith("no class of the notebook that lives on t was defined anew")
+    assert notebook.ok("t.reload()").plain.startswith("no class of the notebook that t uses has been redefined")
     notebook.ok("class Part:\n    def f(self): return 2")
-    assert notebook.ok("t.reload()").plain == "reloaded on t; no actor is of these classes\n    Part: changed f"
+    assert notebook.ok("t.reload()").plain == "reloaded on t; no actor has these classes\n    Part: changed f"
     assert notebook.value("whole.f.call().get().values()") == (2, 2)
 
 
@@ -109,7 +109,7 @@ def test_edited_files_are_reloaded(notebook: Notebook, project: Path) -> None:
     notebook.ok("%%remote t\nimport nets\nnet = nets.Net()\nnet.f(3)")
     (project / "nets.py").write_text("SCALE = 10\nclass Net:\n    def f(self, x):\n        return 1 / 0 * SCALE\n")
     cell = notebook.ok("%mesh sync")
-    assert cell.stdout.startswith("t[0-1]: loaded nets anew\n    Net: changed f\n"), cell.stdout
+    assert cell.stdout.startswith("t[0-1]: reloaded nets\n    Net: changed f\n"), cell.stdout
     cell = notebook.run("%remote t net.f(3)")
     assert "return 1 / 0 * SCALE" in cell.error
     (project / "nets.py").write_text("SCALE = 100\nclass Net:\n    def f(self, x):\n        return x * SCALE\n")
@@ -128,6 +128,6 @@ def test_a_usage_error_of_the_magic_is_one_line(notebook: Notebook, project: Pat
     assert "t.sync('broken')" in cell.error
     assert "monarch_kernel/" not in cell.error
     cell = notebook.run("%mesh sync t no_such_module")
-    assert "%mesh sync: module 'no_such_module' is no module of yours" in cell.evalue
+    assert "%mesh sync: module 'no_such_module' is not a source file of yours" in cell.evalue
     cell = notebook.run("%mesh sync t torch extra")
     assert cell.evalue.startswith("%mesh sync: ")
