@@ -62,7 +62,9 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
     if steps is not None and steps < 0:
         raise ValueError(f"live.loop({steps}): steps must be 0 or more")
     if steps is not None and steps > _MOST_STEPS:
-        raise ValueError(f"live.loop({steps}): more steps than a loop can count; use live.loop() for a loop without end")
+        raise ValueError(
+            f"live.loop({steps}): more steps than a loop can count; use live.loop() for a loop without end"
+        )
     if HOME.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
     begun: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")

@@ -347,7 +347,7 @@ BAD = {
     "[live.log(loss=torch.ones((), dtype=torch.complex64)) for _ in live.loop(1)]": "not a tensor of complex numbers",
     "[live.log(loss=torch.ones((), device='meta')) for _ in live.loop(1)]": "on the meta device, which has no value",
     "[live.log(loss=10**400) for _ in live.loop(1)]": r"loss=\.\.\.\): the integer is too large for a float",
-    "[live.log(tokens=-7) for _ in live.loop(1)]": r"live\.log\(tokens=-7\): the count of this rank in this step must be 0 or more",
+    "[live.log(tokens=-7) for _ in live.loop(1)]": r"tokens=-7\): the count of this rank in this step must be 0 or more",
     "[live.knob('k', [1]) for _ in live.loop(1)]": r"must be a number, string, bool or None, not a list",
     "[live.knob('k', 1, low=float('nan')) for _ in live.loop(1)]": "a bound must be finite, not nan",
     "[live.knob('k', 1.0, low=2.0) for _ in live.loop(1)]": "live.knob\\('k'\\) is 1, but must be at least 2",

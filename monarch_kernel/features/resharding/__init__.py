@@ -1,1 +1,1 @@
-"""Tensors of many ranks move to other ranks that hold them in other parts: what lies where, who reads what from whom."""
+"""Resharding: copies distributed tensors to ranks that shard them differently, and plans which rank reads what from which."""

@@ -1,4 +1,4 @@
-"""Whether what one mesh has fits what another has, tensor by tensor, and why not, in words."""
+"""Checks whether the tensors of one mesh can be copied to another mesh, and explains why not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HashableT = TypeVar("HashableT", bound=Hashable)
 
 
 class Side(NamedTuple):
-    """What the ranks of a mesh have.
+    """The tensors and values of the ranks of a mesh.
 
     Attributes:
-        name: of the mesh.
-        ranks: of it.
-        leaves: of each, by path.
+        name: name of the mesh.
+        ranks: its ranks.
+        leaves: for each rank, path -> leaf.
     """
 
     name: str
@@ -28,25 +28,25 @@ class Side(NamedTuple):
     leaves: Sequence[Mapping[str, Held | Plain]]
 
     def of(self, path: str) -> dict[int, Held | Plain]:
-        """Rank -> what it has there."""
+        """Rank -> its leaf at a path."""
         return {rank: leaves[path] for rank, leaves in zip(self.ranks, self.leaves) if path in leaves}
 
     def paths(self) -> list[str]:
-        """All there are, in the order of the first rank that has them."""
+        """All paths, in the order of the first rank that has them."""
         return list(dict.fromkeys(path for leaves in self.leaves for path in leaves))
 
     def where(self, ranks: Sequence[int]) -> str:
-        """The mesh, and of its ranks those that are not all."""
+        """Describe ranks: the mesh, with the ranks if these are not all."""
         return self.name if len(ranks) == len(self.ranks) else f"{self.name}{format_ranks(ranks)}"
 
 
 class Fit(NamedTuple):
-    """What it comes to.
+    """The result of a comparison.
 
     Attributes:
         missing: paths that only the target has.
         unexpected: paths that only the source has.
-        problems: why the others can't be copied, in words.
+        problems: descriptions of why the other paths can't be copied.
     """
 
     missing: tuple[str, ...]
@@ -55,12 +55,12 @@ class Fit(NamedTuple):
 
 
 def fit(source: Side, target: Side, *, cast: bool) -> Fit:
-    """Compare what two meshes have.
+    """Compare the tensors and values of two meshes.
 
     Args:
-        source: from which is copied.
-        target: into which is copied.
-        cast: whether tensors may be of other dtypes.
+        source: the mesh to copy from.
+        target: the mesh to copy to.
+        cast: whether dtypes may differ.
     """
     there, here = source.paths(), target.paths()
     known = set(there)
@@ -113,7 +113,7 @@ def agreed(path: str, side: Side) -> str:
     kinds = _grouped({rank: f"{leaf.dtype}{list(leaf.shape)}" for rank, leaf in held.items()})
     if len(kinds) > 1:
         return (
-            f"{path} is {_listed(kinds, side)}: where ranks have parts of a tensor, it has to be a DTensor, or to be moved "
+            f"{path} is {_listed(kinds, side)}: a tensor that is split over ranks must be a DTensor, or be moved "
             "with all_to_all"
         )
     shape = next(iter(held.values())).shape
@@ -121,31 +121,31 @@ def agreed(path: str, side: Side) -> str:
     if left:
         count = numel(whole(shape))
         lacking = sum(map(numel, left))
-        return f"{path}: the ranks of {side.name} have {count - lacking:,} of its {count:,} elements: take all that it is on"
+        return f"{path}: the ranks of {side.name} have {count - lacking:,} of its {count:,} elements: use all its ranks"
     return ""
 
 
 def joined(name: str, side: Side, places: Sequence[int], dim: int) -> list[dict[str, Held | Plain]]:
-    """See the tensors of ranks as parts of one; those of DTensors are parts of it already.
+    """Join the tensors of ranks into one, as its parts; the shards of a DTensor already are parts of one tensor.
 
     Args:
-        name: their path.
+        name: path of the tensors.
         side: the ranks.
-        places: of each rank, the number of its part; ranks of the same number have the same part.
-        dim: along which the parts follow each other.
+        places: for each rank, the number of its part; ranks with the same number have the same part.
+        dim: the dim along which the parts follow each other.
 
     Returns:
-        What each rank has of the one, under the empty path.
+        The part of each rank, under the empty path.
 
     Raises:
-        MoveError: they do not make one; the text says why.
-        IndexError: they have no such dim.
+        MoveError: the tensors can't be joined; the message says why.
+        IndexError: the tensors have no such dim.
     """
     held = [leaves.get(name) for leaves in side.leaves]
     leaves = [leaf for leaf in held if isinstance(leaf, Held)]
     if len(leaves) < len(held):
         raise MoveError(
-            f"{name} on {side.name} is no tensor or array; modules, dicts and lists are moved with copy_state"
+            f"{name} on {side.name} is not a tensor or array; move modules, dicts and lists with copy_state"
         )
     kinds = {leaf.kind == "dtensor" for leaf in leaves}
     if kinds == {True}:
@@ -154,13 +154,13 @@ def joined(name: str, side: Side, places: Sequence[int], dim: int) -> list[dict[
             raise MoveError(why)
         return [{"": leaf} for leaf in leaves]
     if len(kinds) > 1:
-        raise MoveError(f"{name} is a DTensor on some ranks of {side.name}, and none on others")
+        raise MoveError(f"{name} is a DTensor on some ranks of {side.name}, but not on others")
     dim = dim_of(dim, leaves[0].shape, name)
     rests = [", ".join(":" if i == dim else str(size) for i, size in enumerate(leaf.shape)) for leaf in leaves]
     like = _grouped({rank: f"{leaf.dtype}[{rest}]" for rank, leaf, rest in zip(side.ranks, leaves, rests)})
     if len(like) > 1:
         raise MoveError(
-            f"{name} is {_listed(like, side)}: parts along dim {dim} are of one dtype, and of one shape but for that dim"
+            f"{name} is {_listed(like, side)}: parts along dim {dim} must have one dtype, and one shape except in that dim"
         )
     sizes: dict[int, int] = {}
     for place, leaf in zip(places, leaves):
@@ -181,7 +181,7 @@ def joined(name: str, side: Side, places: Sequence[int], dim: int) -> list[dict[
 
 
 def dim_of(dim: int, shape: Sequence[int], name: str) -> int:
-    """Check a dim of a tensor; negative ones count from the end."""
+    """Check a dim of a tensor; negative dims count from the end."""
     if not -len(shape) <= dim < len(shape):
         raise IndexError(f"{name} of shape {list(shape)} has no dim {dim}")
     return dim % len(shape)

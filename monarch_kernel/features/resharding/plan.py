@@ -1,8 +1,8 @@
-"""Which part of a tensor is read from which rank: boxes of its index space, and no I/O.
+"""Plans which part of a tensor is read from which rank, in boxes of its index space. No I/O.
 
-A *box* is a range of indices along each dim of the whole tensor. What a rank holds of a tensor is some *parts*: boxes, and
-where each lies in the rank's own tensor. Whoever wants a box cuts it up among those that hold parts of it. That a tensor is
-sharded, replicated, or both along several axes of a mesh makes no difference from then on.
+A *box* is a range of indices along each dim of the whole tensor. A rank holds some *parts* of a tensor: boxes, each with its
+place in the rank's own tensor. A reader cuts the box that it wants into pieces, one for each holder of a part of it. This is
+the same whether the tensor is sharded, replicated, or both along several axes of a mesh.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Box = tuple[tuple[int, int], ...]
-"""From which index up to which (exclusive), for each dim; that of a scalar is empty, and has one element."""
+"""First and last index (exclusive) along each dim. The box of a scalar is empty, and has one element."""
 
 
 class Part(NamedTuple):
@@ -40,15 +40,15 @@ class Part(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """One step of sharding, as of one dim of a device mesh.
+    """One step of sharding, along one dim of a device mesh.
 
     Attributes:
-        dim: of the tensor, along which it is cut.
-        shards: into how many, as `torch.chunk` cuts: all but the last ones are of the same size.
-        shard: which of them is meant.
-        strides: into how many pieces the dim is cut before; the shard takes its share of each. DTensor has that
-            (``_StridedShard``) where a later dim of the device mesh was the first to be cut along, as FSDP on top of tensor
-            parallelism does it.
+        dim: dim of the tensor that is cut.
+        shards: number of shards, cut as by `torch.chunk`: all but the last ones have the same size.
+        shard: number of this shard.
+        strides: number of pieces that the dim is cut into first; the shard takes its share of each piece. This is DTensor's
+            ``_StridedShard``, where a later dim of the device mesh was sharded first, as with FSDP on top of tensor
+            parallelism.
     """
 
     dim: int
@@ -58,7 +58,7 @@ class Cut(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A box that is read from a source."""
+    """A box to read from a source."""
 
     source: int
     box: Box
@@ -75,18 +75,18 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def numel(box: Box) -> int:
-    """How many elements a box has."""
+    """The number of elements of a box."""
     return math.prod(shape_of(box))
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """The box that two have in common; None if that is empty."""
+    """The intersection of two boxes; None if it is empty."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return None if any(start >= stop for start, stop in shared) else shared
 
 
 def _without(box: Box, taken: Box) -> list[Box]:
-    """What is left of a box, in boxes, without one that lies within it."""
+    """The rest of a box, in boxes, without a box that lies within it."""
     left = []
     for dim, ((start, stop), (first, last)) in enumerate(zip(box, taken, strict=True)):
         before, after = taken[:dim], box[dim + 1 :]
@@ -95,14 +95,14 @@ def _without(box: Box, taken: Box) -> list[Box]:
 
 
 def cut_up(wanted: Box, holders: Iterable[tuple[int, Sequence[Box]]]) -> tuple[list[Step], list[Box]]:
-    """Say from whom each part of a box is read.
+    """Assign each part of a box to a source.
 
     Args:
         wanted: the box.
-        holders: sources, with the boxes that each holds; the first one that holds something is asked for it.
+        holders: sources, with the boxes that each holds; the first source that holds an element provides it.
 
     Returns:
-        Steps, whose boxes do not overlap; and the boxes that nobody holds.
+        Steps with disjoint boxes, and the boxes that no source holds.
     """
     steps: list[Step] = []
     left = [wanted] if numel(wanted) else []
@@ -123,29 +123,29 @@ def cut_up(wanted: Box, holders: Iterable[tuple[int, Sequence[Box]]]) -> tuple[l
 
 
 def uncovered(wanted: Box, boxes: Iterable[Box]) -> list[Box]:
-    """What of a box lies in none of some boxes."""
+    """The parts of a box that no other box covers."""
     return cut_up(wanted, [(0, [box]) for box in dict.fromkeys(boxes)])[1]
 
 
 def cut_evenly(size: int, count: int, index: int) -> tuple[int, int]:
-    """Cut a dim as `torch.tensor_split` does: sizes differ by one at most, the larger come first."""
+    """Cut a dim like `torch.tensor_split`: sizes differ by at most one, the larger ones come first."""
     least, more = divmod(size, count)
     start = index * least + min(index, more)
     return start, start + least + (index < more)
 
 
 def join_up(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where parts begin and end that lie one after the other."""
+    """The first and last index (exclusive) of parts that follow each other."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     return list(zip([0, *ends], ends, strict=False))
 
 
 def parts_of(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Part]:
-    """What one rank holds of a sharded tensor.
+    """The parts of a sharded tensor that one rank holds.
 
     Args:
-        shape: of the whole.
-        cuts: in the order in which they are made.
+        shape: shape of the whole tensor.
+        cuts: the cuts, in the order in which they apply.
     """
     spans = [[(0, size)] for size in shape]
     for cut in cuts:
@@ -155,7 +155,7 @@ def parts_of(shape: Sequence[int], cuts: Iterable[Cut]) -> list[Part]:
 
 
 def _shard(spans: Sequence[tuple[int, int]], cut: Cut) -> list[tuple[int, int]]:
-    """Take one shard of a dim of which there are these spans."""
+    """Cut one shard out of the spans of a dim."""
     size = sum(stop - start for start, stop in spans)
     taken: list[tuple[int, int]] = []
     for piece in range(cut.strides):
@@ -169,13 +169,13 @@ def _shard(spans: Sequence[tuple[int, int]], cut: Cut) -> list[tuple[int, int]]:
 
 
 def _chunk(size: int, count: int, index: int) -> tuple[int, int]:
-    """Cut as `torch.chunk` does, but for the empty ones that there it leaves out."""
+    """Cut like `torch.chunk`, but keep empty chunks, which `torch.chunk` leaves out."""
     most = -(-size // count)
     return min(size, index * most), min(size, (index + 1) * most)
 
 
 def _within(spans: Sequence[tuple[int, int]], first: int, last: int) -> list[tuple[int, int]]:
-    """The part from ``first`` up to ``last`` of spans, counted through all of them."""
+    """The part of spans from ``first`` up to ``last``, counted through all spans."""
     found = []
     for start, stop in spans:
         begin, end = start + max(0, first), min(stop, start + last)

@@ -1,4 +1,4 @@
-"""Reads parts of tensors from the ranks that hold them, into memory of this process."""
+"""Reads parts of tensors from the ranks that hold them into memory of this process."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from monarch_kernel.runtime.rpc.future import Future
 __all__ = ["Held", "Kind", "Plain", "Reading", "Tally", "kind_of", "new_thing"]
 
 _CAST_NBYTES = 64 << 20
-"""Of what is converted on arrival, so much lies beside its destination at the same time, or one part if that is larger."""
+"""Limit of the buffers for parts that are converted on arrival; a single part may be larger."""
 
 
 Kind = Literal["tensor", "array", "dtensor"]
 
 
 class Held(NamedTuple):
-    """What a rank holds of a tensor.
+    """The parts of a tensor that a rank holds.
 
     Attributes:
-        dtype: by the name that torch and NumPy have for it.
-        shape: of the whole.
-        parts: of the whole, that the rank has.
-        loan: of its memory, if that was lent.
-        same: the path under which the same memory was seen first.
-        kind: what it is.
+        dtype: name of the dtype in torch and NumPy.
+        shape: shape of the whole tensor.
+        parts: the parts that the rank has.
+        loan: handle on its memory, if the rank has lent it.
+        same: the path under which the same memory occurs first.
+        kind: type of the object.
     """
 
     dtype: str
@@ -47,13 +47,13 @@ class Held(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A number, a text or the like."""
+    """A plain value, such as a number or a string."""
 
     value: Any
 
 
 class Tally(NamedTuple):
-    """What was read: bytes of tensors, by road, in so many tensors and seconds."""
+    """Statistics of a read: bytes by data path, the number of tensors, and the duration."""
 
     roads: dict[str, int]
     tensors: int
@@ -61,7 +61,7 @@ class Tally(NamedTuple):
 
 
 class _Job(NamedTuple):
-    """Something to be read: lent memory, where it goes to, and as what box of ``thing`` if it has to be converted."""
+    """One read: lent memory, the memory to read it into, and the box of ``thing`` if it must be converted."""
 
     loan: Loan
     to: Memory
@@ -70,15 +70,15 @@ class _Job(NamedTuple):
 
 
 class Reading:
-    """Reads what is wanted from sources; nothing is read before all that is wanted is known to be there.
+    """Reads tensors from sources, once it is certain that the sources have all of them.
 
-    Of sources that hold the same the nearest is taken: in this process, then on this machine; of these one from which little
-    is read so far, beginning with another one in each reader.
+    If several sources hold the same elements, it reads from the nearest: in this process, then on this machine. Among equally
+    near sources, it prefers those with the least elements to read so far, starting with a different source in each reader.
 
     Args:
-        asker: of this process.
-        sources: what each source holds, by path.
-        turn: number of this reader among all of them.
+        asker: the client of this process.
+        sources: for each source, path -> what it holds.
+        turn: number of this reader among all readers.
     """
 
     def __init__(self, asker: Asker, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
@@ -93,18 +93,18 @@ class Reading:
         self._distance = [_distance(source.values(), here) for source in sources]
 
     def want(self, path: str, thing: Any, memory: Memory, parts: Iterable[Part]) -> None:
-        """Have something filled with what the sources have under a path.
+        """Register a tensor or array to fill with what the sources have under a path.
 
         Args:
-            path: where.
-            thing: a tensor or an array; another dtype than that of the sources is converted.
-            memory: of ``thing``.
-            parts: which part of the whole it holds.
+            path: path of the tensor.
+            thing: the tensor or array; elements are converted if its dtype differs from that of the sources.
+            memory: memory of ``thing``.
+            parts: the parts of the whole tensor that it holds.
 
         Raises:
-            LookupError: the sources do not have all of it.
+            LookupError: the sources do not have all elements.
         """
-        if (memory.address, memory.layout) in self._seen:  # of parameters that are tied
+        if (memory.address, memory.layout) in self._seen:  # tied parameters
             return
         self._seen.add((memory.address, memory.layout))
         jobs: list[_Job] = []
@@ -121,22 +121,22 @@ class Reading:
                 loan, theirs, source = held[number]
                 self._load[source] += numel(box)
                 job = _job(thing, memory, part, loan, theirs, box)
-                if loan.lent.pid != os.getpid() or job.loan.address != job.to.address:  # else it is what is wanted
+                if loan.lent.pid != os.getpid() or job.loan.address != job.to.address:  # else it is itself
                     jobs.append(job)
         if jobs:
             self._tensors.append(thing)
             self._jobs += jobs
 
     def _in_order(self) -> list[int]:
-        """The sources, in the order in which they are to be asked."""
+        """The sources, in order of preference."""
         count = len(self._sources)
         return sorted(range(count), key=lambda i: (self._distance[i], self._load[i], (i - self._turn) % count))
 
     def go(self) -> Tally:
-        """Read all that is wanted, the largest first.
+        """Read all registered tensors, the largest parts first.
 
         Raises:
-            BufferGoneError: a source has ended; what was wanted is filled in part.
+            BufferGoneError: a source has ended; the targets are partly filled.
         """
         begun = time.perf_counter()
         jobs = sorted(self._jobs, key=lambda job: -job.loan.layout.nbytes)
@@ -189,7 +189,7 @@ def _distance(leaves: Iterable[Held | Plain], here: str) -> int:
 
 
 def new_thing(dtype: str, shape: Sequence[int], kind: Kind = "tensor", *, like: Any = None) -> Any:
-    """Memory for what arrives: a tensor, or a NumPy array; the same as ``like``, if that is given.
+    """Create a tensor or a NumPy array to read into; of the kind of ``like``, if given.
 
     Raises:
         TypeError: NumPy has no such dtype.
@@ -203,18 +203,18 @@ def new_thing(dtype: str, shape: Sequence[int], kind: Kind = "tensor", *, like: 
     try:
         return numpy.empty(tuple(shape), dtype=dtype)
     except TypeError:
-        raise TypeError(f"NumPy has no {dtype}: have a tensor there, not an array") from None
+        raise TypeError(f"NumPy has no {dtype}: use a tensor there, not an array") from None
 
 
 def kind_of(thing: Any) -> Kind:
-    """What it is that has memory."""
+    """The kind of an object with memory."""
     if not hasattr(thing, "untyped_storage"):
         return "array"
     return "dtensor" if hasattr(thing, "placements") else "tensor"
 
 
 def _assign(thing: Any, at: tuple[slice, ...], value: Any) -> None:
-    """Convert a tensor or array into a box of another, in place."""
+    """Copy a tensor or array into a box of another one, converting the dtype."""
     if kind_of(thing) != "array":
         thing.detach()[at].copy_(value)
     else:
@@ -222,7 +222,7 @@ def _assign(thing: Any, at: tuple[slice, ...], value: Any) -> None:
 
 
 def _note_writes(things: Sequence[Any]) -> None:
-    """Tell autograd that tensors were written to, which it can't see: what it has saved of them is void."""
+    """Tell autograd that tensors were modified behind its back, so that it rejects values that it saved of them."""
     for tensor in (thing for thing in things if kind_of(thing) != "array"):
         import torch
 

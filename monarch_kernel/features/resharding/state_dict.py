@@ -1,4 +1,4 @@
-"""What a rank has under a name: tensors, in modules and in dicts, each with the parts of the whole that it holds."""
+"""Finds the tensors in a variable of a rank, also in modules and dicts, and the parts of each tensor that the rank holds."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Leaf", "Slot", "leaves_of"]
 
 _PLAIN = (str, bytes, int, float, complex, type(None))
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing put into the names of parameters."""
+"""Prefixes that torch.compile and activation checkpointing add to names of parameters."""
 
 
 class Leaf(NamedTuple):
     """A tensor, or a NumPy array.
 
     Attributes:
-        thing: what this rank has of it.
-        kind: of the variable's value.
-        memory: where that is.
-        shape: of the whole.
-        parts: of the whole, that this rank has.
+        thing: the local tensor or array of this rank.
+        kind: kind of the variable's value.
+        memory: memory of ``thing``.
+        shape: shape of the whole tensor.
+        parts: the parts of the whole tensor that this rank has.
     """
 
     thing: Any
@@ -37,23 +37,23 @@ class Leaf(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A number, a text or the like; ``put`` sets another in its place."""
+    """A plain value, such as a number or a string; ``put`` replaces it."""
 
     value: Any
     put: Callable[[Any], None]
 
 
 def leaves_of(namespace: dict[str, Any], name: str) -> dict[str, Leaf | Slot]:
-    """All that a variable comes to: path -> leaf. The path of the variable itself is empty, others begin with a dot.
+    """The leaves of a variable: path -> leaf. The path of the variable itself is empty, other paths begin with a dot.
 
-    Of a module that are its parameters and its buffers that are saved, by the names that ``state_dict()`` gives them; what
-    torch.compile, DistributedDataParallel and activation checkpointing add to these is left out. What FSDP has gathered is
-    let go first, so that all there is are the shards.
+    The leaves of a module are its parameters and persistent buffers, under their names in ``state_dict()``, without the
+    prefixes that torch.compile, DistributedDataParallel and activation checkpointing add. FSDP modules are resharded first, so
+    that only the shards exist.
 
     Raises:
         NameError: there is no such variable.
-        TypeError: there is something else in it; the text says where.
-        ValueError: two leaves have the same path, or a DTensor's ranks hold summands.
+        TypeError: the variable contains an unsupported object; the message says where.
+        ValueError: two leaves have the same path, or a DTensor has a Partial placement.
     """
     if name not in namespace:
         raise NameError(f"name {name!r} is not defined on this rank")
@@ -64,7 +64,7 @@ def leaves_of(namespace: dict[str, Any], name: str) -> dict[str, Leaf | Slot]:
     found: dict[str, Leaf | Slot] = {}
     for path, leaf in _walk(namespace[name], "", put, name):
         if path in found:
-            raise ValueError(f"{name}{path} is there twice: once under a key that has a dot in it")
+            raise ValueError(f"{name}{path} occurs twice: once under a key with a dot in it")
         found[path] = leaf
     return found
 
@@ -83,8 +83,8 @@ def _walk(value: Any, path: str, put: Callable[[Any], None], name: str) -> Itera
             yield from _walk(item, f"{path}.{key}", _setter(value, key), name)
     elif not hasattr(value, "__array_interface__"):
         raise TypeError(
-            f"{name}{path} is a {type(value).__name__}: what can be moved are modules, tensors, arrays, numbers, texts, and "
-            "dicts and lists of these (of an optimizer its state_dict())"
+            f"{name}{path} is a {type(value).__name__}: only modules, tensors, arrays, numbers, strings, and dicts and lists "
+            "of these can be moved (for an optimizer, move its state_dict())"
         )
     else:
         yield path, _leaf(value, name + path)
@@ -121,11 +121,11 @@ def _of_module(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaf(thing: Any, path: str) -> Leaf:
-    """Look at a tensor or array.
+    """Describe a tensor or array.
 
     Raises:
         TypeError: its memory can't be read.
-        ValueError: it is a DTensor whose ranks hold summands.
+        ValueError: it is a DTensor with a Partial placement, or its local shape does not match its placements.
     """
     tensors = sys.modules.get("torch.distributed.tensor")
     shape = tuple(thing.shape)
@@ -140,13 +140,13 @@ def _leaf(thing: Any, path: str) -> Leaf:
         raise TypeError(f"{path}: {error}") from None
     if sum(numel(part.box) for part in parts) != math.prod(memory.layout.shape):
         raise ValueError(
-            f"{path}: this rank has {list(thing.shape)} of {list(shape)}, which is not what its placements say"
+            f"{path}: this rank has {list(thing.shape)} of {list(shape)}, which does not match its placements"
         )
     return Leaf(thing, kind, memory, shape, tuple(part for part in parts if numel(part.box)))
 
 
 def _local(tensor: Any) -> Any:
-    """The rank's own part, whose memory is that of the DTensor."""
+    """The local tensor of a DTensor, which shares its memory."""
     import torch
 
     with torch.no_grad():

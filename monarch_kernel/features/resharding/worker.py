@@ -1,4 +1,4 @@
-"""What ranks do for the verbs of meshes: functions that an `Apply` calls, in the order of cells."""
+"""The rank's part of moving tensors: functions that an `Apply` message calls, in order with cells."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from monarch_kernel.runtime.worker.functions import APPLIED_IN
 __all__ = ["Leaves", "describe", "lend", "read_state", "take", "take_box"]
 
 Leaves = dict[str, Held | Plain]
-"""What one rank has, by path."""
+"""The leaves of one rank, by path."""
 
 
 def describe(names: Mapping[str, str]) -> Leaves:
-    """Say what this rank has.
+    """Describe the leaves of variables of this rank.
 
     Args:
-        names: of variables -> how their paths begin.
+        names: name of a variable -> prefix of its paths.
     """
     return {path: _held(leaf, same) for path, (leaf, same) in _found(names).items()}
 
 
 def lend(names: Mapping[str, str], owner: int) -> Leaves:
-    """Say what this rank has, and lend its memory, until all that ``owner`` has lent is ended; arguments as of `describe`."""
+    """Describe the leaves of variables (see `describe`), and lend their memory until all loans of ``owner`` end."""
     lendings = HOME.asker.lendings
     lent: Leaves = {}
     try:
@@ -40,19 +40,19 @@ def lend(names: Mapping[str, str], owner: int) -> Leaves:
                 loan = first.loan if isinstance(first, Held) else lendings.lend(leaf.memory, owner)
                 held = held._replace(loan=loan)
             lent[path] = held
-    except BaseException:  # interrupted, too
+    except BaseException:  # also an interrupt
         lendings.end_all_of(owner)
         raise
     return lent
 
 
 def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -> Tally:
-    """Read what sources hold into what is here under the same paths, in place.
+    """Read the leaves of sources into variables of this rank, in place, by equal paths.
 
     Args:
-        names: of variables -> how their paths begin.
-        sources: what each of them holds and has lent; what is not there stays as it is here.
-        turn: number of this rank among those that read.
+        names: name of a variable -> prefix of its paths.
+        sources: the leaves of each source, with their loans; leaves that no source has stay unchanged here.
+        turn: number of this rank among the readers.
     """
     found = _found(names)
     there: dict[str, Held | Plain] = {}
@@ -71,13 +71,13 @@ def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -
 
 
 def take(name: str, sources: Sequence[Leaves], box: Box, turn: int) -> Tally:
-    """Read a box of what sources have under the empty path into a new tensor, or array, which then has the name here."""
+    """Read a box of the sources' leaf at the empty path into a new tensor or array, and assign it to a variable."""
     APPLIED_IN.get()[name], tally = take_box(HOME.asker, sources, box, turn)
     return tally
 
 
 def take_box(asker: Asker, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
-    """Read a box of what sources have under the empty path into a new tensor, or a NumPy array, if it is one there."""
+    """Read a box of the sources' leaf at the empty path into a new tensor, or a NumPy array if the sources have one."""
     held = next(leaf for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
     thing = new_thing(held.dtype, shape_of(box), held.kind)
     reading = Reading(asker, sources, turn)

@@ -1,4 +1,4 @@
-"""What each rank sends and receives, by data path.
+"""Traffic: counts the bytes that each rank sends and receives, by data path.
 
 Theory of operation
 ===================

@@ -1,4 +1,4 @@
-"""The controller's part of traffic: what processes count, how fast bytes go, and the table of both."""
+"""The controller's part of traffic: collects the counts of processes, and provides their throughput and the traffic table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["TrafficControl", "TrafficExtension", "traffic_view"]
 
 @register
 class TrafficExtension(Extension):
-    """Takes the counts of all processes, and tells views how fast bytes go.
+    """Collects the counts of all processes, and sends throughput to views.
 
     Attributes:
         book: the counts.
@@ -71,7 +71,7 @@ class TrafficExtension(Extension):
         self._meters = meters
 
     def read(self, now: float) -> None:
-        """Take what the controller's own process has counted."""
+        """Collect the counts of the controller's own process."""
         changes = None if self._meters is None else self._meters.changes()
         if changes is not None and changes.carried:
             self.book.heard(CONTROLLER, Metered(*changes), now)
@@ -86,7 +86,7 @@ class TrafficExtension(Extension):
 
 
 class TrafficControl:
-    """Reads the traffic of a session; for any thread.
+    """Reads the traffic of a session. Thread-safe.
 
     Args:
         runtime: the controller.
@@ -97,15 +97,15 @@ class TrafficControl:
         self._traffic = runtime.extension(TrafficExtension)
 
     def throughput(self, procs: Sequence[int]) -> list[tuple[float, float]]:
-        """Bytes a second that these processes took in and sent out, together, in each of the last seconds, oldest first."""
+        """Bytes per second received and sent by all these processes together, for each of the last seconds, oldest first."""
         now = time.monotonic()
         histories = [self._traffic.book.history(proc, now) for proc in procs]
         return [(sum(took for took, _ in at), sum(sent for _, sent in at)) for at in zip(*histories)]
 
     def table(self, procs: Collection[int], name: str, timeout_s: float) -> Traffic:
-        """What these processes have sent and received.
+        """The traffic of these processes.
 
-        All ranks are asked, as others may have counted it. A rank that does not answer in time counts with its last report.
+        Asks all ranks, because any process may have counted it. For a rank that does not answer in time, uses its last report.
 
         Raises:
             MeshDownError: the session was shut down.
@@ -139,14 +139,14 @@ def traffic_view(
     ranks: Mapping[int, RankRecord],
     silent: Collection[int],
 ) -> Traffic:
-    """What has gone to and from some processes, as far as it was told.
+    """The traffic of some processes, as far as it was reported.
 
     Args:
-        name: what they are called together.
-        procs: their numbers.
-        book: what was told.
+        name: name of the mesh, or of the part of a mesh, that these processes form.
+        procs: numbers of the processes.
+        book: the reported counts.
         ranks: all records, by number.
-        silent: processes that were asked and have not answered.
+        silent: processes that have not answered when asked.
     """
 
     def end(proc: int) -> End:
@@ -156,7 +156,7 @@ def traffic_view(
         return End(record.spec.mesh, record.spec.rank, proc, record.death is not None)
 
     def is_known(peer: Peer) -> bool:
-        """Whether a process has told all that it has counted."""
+        """Whether a process has reported all its counts."""
         record = ranks.get(proc_of(peer))
         if peer == CONTROLLER:
             return True

@@ -1,7 +1,7 @@
-"""What ranks have told of their counts, and how fast bytes go: no I/O, no clock.
+"""Counts that processes report, and the throughput computed from them. No I/O, no clock.
 
-Each process counts for itself and says how its counts are now, so what is told twice does no harm. Rates are made from the
-differences: what has come in since the last report is spread over the time that the report is about.
+Each process counts its own transfers and reports the totals, so that a repeated report does no harm. Throughput is computed
+from the differences: the bytes since the last report are spread over the time that the report covers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from monarch_kernel.net.wire.messages import Carried, Collected, Metered
 __all__ = ["HISTORY_S", "MeterBook", "Throughput"]
 
 HISTORY_S = 60
-"""For so long it is kept how fast bytes went."""
+"""How long throughput is kept."""
 
 LAG_S = 0.5
-"""Reports come later than what they tell of; what was before that is known."""
+"""Delay of reports: throughput is known up to this time ago."""
 
 _STEP_S = 0.25
 _PER_S = round(1 / _STEP_S)
@@ -28,17 +28,17 @@ _TOLD_EVERY_S = 0.5
 
 
 class Throughput:
-    """How many bytes have come in and gone out of one process, of late."""
+    """The bytes that one process recently received and sent."""
 
     __slots__ = ("_newest", "_steps")
 
     def __init__(self) -> None:
-        self._steps: dict[int, list[float]] = {}  # bytes in and out; those that are not there are 0
+        self._steps: dict[int, list[float]] = {}  # bytes in and out; missing steps are 0
         self._newest = 0
 
     def add(self, now: float, over_s: float, nbytes_in: float, nbytes_out: float) -> None:
-        """Take what has gone in the last ``over_s`` seconds."""
-        over_s = min(over_s, HISTORY_S) if over_s > _STEP_S / 100 else _STEP_S / 100  # who says NaN has no say
+        """Add the bytes of the last ``over_s`` seconds."""
+        over_s = min(over_s, HISTORY_S) if over_s > _STEP_S / 100 else _STEP_S / 100  # also if it is NaN
         begun = now - over_s
         self._newest = math.floor(now / _STEP_S)
         for which in range(math.floor(begun / _STEP_S), self._newest + 1):
@@ -50,13 +50,13 @@ class Throughput:
             self._steps = {which: step for which, step in self._steps.items() if which >= self._newest - _KEPT}
 
     def rate(self, now: float) -> tuple[float, float]:
-        """Bytes a second, in and out, over the last second of which everything is known."""
+        """Bytes per second in and out, over the last second that is completely known."""
         end = _known_until(now)
         steps = [self._steps[which] for which in range(end - _PER_S, end) if which in self._steps]
         return sum(step[0] for step in steps), sum(step[1] for step in steps)
 
     def history(self, now: float) -> tuple[tuple[float, float], ...]:
-        """The same for each of the last `HISTORY_S` seconds, oldest first; the last is `rate`."""
+        """The rates of each of the last `HISTORY_S` seconds, oldest first; the last one is `rate`."""
         last = _known_until(now) - 1
         found = [[0.0, 0.0] for _ in range(HISTORY_S)]
         for which, (nbytes_in, nbytes_out) in self._steps.items():
@@ -68,11 +68,11 @@ class Throughput:
         return tuple((nbytes_in, nbytes_out) for nbytes_in, nbytes_out in found)
 
     def has_ceased(self, now: float) -> bool:
-        """Whether nothing has come in or gone out in that second, or since."""
+        """Whether no bytes were received or sent in the second of `rate`, or since."""
         return self._newest < _known_until(now) - _PER_S
 
     def is_over(self, now: float) -> bool:
-        """Whether there was nothing for so long that all of it is forgotten."""
+        """Whether the last bytes are older than the history."""
         return self._newest < _known_until(now) - _KEPT
 
 
@@ -81,14 +81,14 @@ def _known_until(now: float) -> int:
 
 
 class _Report(NamedTuple):
-    """What one process has counted."""
+    """The counts of one process."""
 
     carried: dict[tuple[int, int, str], Carried]
     collected: dict[tuple[str, str], Collected]
 
 
 class MeterBook:
-    """All that was told."""
+    """The reported counts of all processes."""
 
     def __init__(self) -> None:
         self._reports: dict[Peer, _Report] = {}
@@ -98,7 +98,7 @@ class MeterBook:
         self._told_at = -math.inf
 
     def heard(self, peer: Peer, message: Metered, now: float) -> None:
-        """A process says what has changed."""
+        """Add the changed counts that a process reports."""
         report = self._reports.get(peer)
         if report is None:
             report = self._reports[peer] = _Report({}, {})
@@ -121,7 +121,7 @@ class MeterBook:
             self._moving.add(proc)
 
     def carried(self, procs: Collection[int]) -> list[tuple[Carried, list[Peer]]]:
-        """What has gone to or from these processes, each with those who have counted it."""
+        """The transfers to or from these processes, each with the processes that counted it."""
         found: dict[tuple[int, int, str], tuple[Carried, list[Peer]]] = {}
         for peer, report in self._reports.items():
             for key, row in report.carried.items():
@@ -137,7 +137,7 @@ class MeterBook:
         return list(found.values())
 
     def collected(self, procs: Collection[int]) -> tuple[list[tuple[Collected, Peer]], int]:
-        """The collectives of these processes, each with who has counted it, and how many more there were."""
+        """The collectives of these processes, each with the process that counted it, and the number of uncounted ones."""
         found = [
             (one, peer)
             for peer, report in self._reports.items()
@@ -147,16 +147,16 @@ class MeterBook:
         return found, sum(unread for peer, unread in self._unread.items() if proc_of(peer) in procs)
 
     def rate(self, proc: int, now: float) -> tuple[float, float]:
-        """Bytes a second that a process takes in and sends out."""
+        """Bytes per second that a process receives and sends."""
         throughput = self._throughputs.get(proc)
         return (0.0, 0.0) if throughput is None else throughput.rate(now)
 
     def history(self, proc: int, now: float) -> tuple[tuple[float, float], ...]:
-        """The same for each of the last `HISTORY_S` seconds, oldest first."""
+        """The rates of a process in each of the last `HISTORY_S` seconds, oldest first."""
         return self._throughputs.get(proc, Throughput()).history(now)
 
     def due(self, now: float) -> Mapping[int, tuple[tuple[float, float], ...]]:
-        """The histories to tell of now: of processes to and from which bytes go, or where they have just ceased to."""
+        """The histories to publish now: of processes that transfer bytes, or have just stopped."""
         if not self._moving or now < self._told_at + _TOLD_EVERY_S:
             return {}
         self._told_at = now
@@ -165,5 +165,5 @@ class MeterBook:
             if self._throughputs[proc].has_ceased(now):
                 self._moving.discard(proc)
         for proc in [proc for proc, throughput in self._throughputs.items() if throughput.is_over(now)]:
-            del self._throughputs[proc]  # while others go on; until then they are few figures each
+            del self._throughputs[proc]  # a history that stays longer is small
         return told

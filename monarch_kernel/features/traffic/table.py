@@ -1,4 +1,4 @@
-"""What has gone between processes: a table to read, rows to compute with, and differences of two of them."""
+"""The traffic table: rows of bytes between processes to compute with, their display, and the difference of two tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from monarch_kernel.errors import format_ranks
 __all__ = ["CollectiveRow", "End", "Traffic", "TrafficRow", "largest_first"]
 
 PROGRAM = "program"
-"""How the process is called that has the meshes, in tables."""
+"""Name of the controller's process in tables."""
 
 _MAX_ROWS = 24
-"""Of more rows those are put together whose ends are of the same meshes."""
+"""If there are more rows, rows between the same meshes are combined."""
 
 _MAX_BUSIEST = 8
 
@@ -27,7 +27,7 @@ class End(NamedTuple):
         mesh: name of its mesh; empty for the program itself.
         rank: flat rank there.
         proc: number of the process, unique in the session; 0 for the program.
-        is_dead: whether it has died, or was stopped.
+        is_dead: whether the process has died or was stopped.
     """
 
     mesh: str
@@ -40,16 +40,16 @@ class End(NamedTuple):
 
 
 class TrafficRow(NamedTuple):
-    """What has gone from one process to another by a road.
+    """Bytes from one process to another on one data path.
 
     Attributes:
-        source: where the bytes come from.
-        target: where they go.
-        road: as `Transfer.road` has it; "shared memory" and "socket" for tensors, arrays and the like within values.
-        nbytes: bytes.
-        operations: transfers that have ended, and arrays.
-        seconds: that it took, in seconds, of transfers at the same time together; 0 where that is not known.
-        is_last_known: whether a process that counts it has died or has not answered, so that some may be missing.
+        source: the process that the bytes come from.
+        target: the process that they go to.
+        road: the data path, as in `Transfer.road`; "shared memory" and "socket" for tensors, arrays and the like in values.
+        nbytes: number of bytes.
+        operations: number of finished transfers, and of arrays.
+        seconds: time during which transfers ran, concurrent ones counted once; 0 if unknown.
+        is_last_known: whether a process that counts these bytes has died or has not answered, so that some may be missing.
     """
 
     source: End
@@ -62,20 +62,20 @@ class TrafficRow(NamedTuple):
 
     @property
     def bytes_per_s(self) -> float:
-        """Mean rate while it was busy; 0 where that is not known."""
+        """Mean rate while transfers ran; 0 if unknown."""
         return self.nbytes / self.seconds if self.seconds else 0.0
 
 
 class CollectiveRow(NamedTuple):
-    """What a rank has done of one kind of collective in one process group.
+    """The collectives of one kind that a rank has run in one process group.
 
     Attributes:
         end: the rank.
-        group: as `%mesh stacks` calls it; empty for the default group.
-        operation: such as ``all_reduce``.
-        nbytes: of what goes in, or what comes out, if that is more, on this rank.
-        operations: how many.
-        seconds: for how long Python has stood in them; of those with ``async_op``, in the call and in ``wait()``.
+        group: name of the group, as in `%mesh stacks`; empty for the default group.
+        operation: name of the collective, such as ``all_reduce``.
+        nbytes: bytes of the inputs or of the outputs on this rank, whichever is more.
+        operations: number of collectives.
+        seconds: time that Python spent in them; with ``async_op``, in the call and in ``wait()``.
         is_last_known: whether the rank has died or has not answered.
     """
 
@@ -90,16 +90,16 @@ class CollectiveRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has gone to and from the ranks of a mesh, or a part of one, since they are up; what `ProcMesh.traffic` gives.
+    """Traffic to and from the ranks of a mesh, or of a part of it, since they started; returned by `ProcMesh.traffic`.
 
-    ``later - earlier`` is what has come in between.
+    ``later - earlier`` is the traffic between the two.
 
     Attributes:
-        name: of the mesh, or the part.
-        rows: the largest first.
-        collectives: those of the ranks, the largest first.
-        unread: how many collectives of all ranks are in no row: those that C++ has begun, as the reducer of
-            DistributedDataParallel and functional collectives do. Torch counts them, and says no more.
+        name: name of the mesh, or of the part.
+        rows: bytes between processes, the largest first.
+        collectives: collectives of the ranks, the largest first.
+        unread: number of collectives of all ranks that are in no row, because C++ code started them, like the reducer of
+            DistributedDataParallel and functional collectives. Torch counts these, but provides no details.
     """
 
     name: str
@@ -118,7 +118,7 @@ class Traffic:
         return sum(row.operations for row in self.rows)
 
     def __sub__(self, earlier: Traffic) -> Traffic:
-        """What has come in since then."""
+        """The traffic since an earlier table."""
         if not isinstance(earlier, Traffic):
             return NotImplemented
         carried = {_pair(row): row for row in earlier.rows}
@@ -145,7 +145,7 @@ class Traffic:
         return "".join(html_table(*table) for table in self._tables())
 
     def _tables(self) -> list[tuple[str, list[Column], list[str]]]:
-        """Each with its caption, columns, and the lines below."""
+        """The tables, each with its caption, its columns, and the lines below it."""
         tables = [(self._caption(), *_carried(self.rows))]
         if self.collectives or self.unread:
             tables.append((f"collectives of {self.name}", *_collected(self.collectives, self.unread)))
@@ -183,12 +183,12 @@ def _less(row: RowT, other: RowT | None) -> RowT:
 
 
 def largest_first(rows: Iterable[RowT]) -> tuple[RowT, ...]:
-    """Rows in the order in which they are shown."""
+    """Sort rows for display."""
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, -row.operations, row[:3])))
 
 
 def _carried(rows: Sequence[TrafficRow]) -> tuple[list[Column], list[str]]:
-    """The table of rows, and what stands below."""
+    """The columns of the table of transfers, and the lines below it."""
     below = _notes(rows)
     if len(rows) <= _MAX_ROWS:
         return _columns(rows, [str(row.source) for row in rows], [str(row.target) for row in rows]), below
@@ -212,7 +212,7 @@ def _columns(rows: Sequence[TrafficRow], sources: list[str], targets: list[str])
     return [
         ("from", sources, False),
         ("to", targets, False),
-        ("road", [row.road for row in rows], False),
+        ("path", [row.road for row in rows], False),
         ("bytes", [format_nbytes(row.nbytes) for row in rows], True),
         ("operations", [f"{row.operations:,}" for row in rows], True),
         ("busy", [_busy(row.seconds) for row in rows], True),
@@ -221,7 +221,7 @@ def _columns(rows: Sequence[TrafficRow], sources: list[str], targets: list[str])
 
 
 def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column], list[str]]:
-    """The table of collectives: a row for each kind, of all ranks."""
+    """The columns of the table of collectives, with a row for each kind, and the lines below it."""
     groups = _together(rows, lambda row: (row.group, row.operation))
     shown = groups[:_MAX_ROWS]
     columns: list[Column] = [
@@ -235,20 +235,20 @@ def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column]
     below = [f"and {len(groups) - len(shown)} more kinds"] if len(groups) > len(shown) else []
     if unread:
         below.append(
-            f"{_count(unread, 'collective')} more, which C++ has begun (DDP, functional ones): bytes not known"
+            f"{_count(unread, 'collective')} more, started by C++ code (DDP, functional collectives): bytes unknown"
         )
     columns = [column for column in columns if any(column[1])]
     return columns, [*below, *_notes(rows)]
 
 
 def _notes(rows: Sequence[TrafficRow] | Sequence[CollectiveRow]) -> list[str]:
-    return ["some of it is what was last known of ranks that are dead or do not answer"] * any(
+    return ["some counts are the last known ones of ranks that are dead or do not answer"] * any(
         row.is_last_known for row in rows
     )
 
 
 def _together(rows: Sequence[RowT], key: Callable[[RowT], Hashable]) -> list[list[RowT]]:
-    """Rows of equal keys, the groups with the most bytes first."""
+    """Group rows by equal keys, the groups with the most bytes first."""
     groups: dict[Hashable, list[RowT]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -264,7 +264,7 @@ def _sum(rows: Sequence[TrafficRow]) -> TrafficRow:
 
 
 def _ends(ends: Iterable[End]) -> str:
-    """Processes of one mesh in a few words."""
+    """Describe processes of one mesh, such as "t[0-3]"."""
     known = {end.proc: end for end in ends}
     (first, *others) = known.values()
     return f"{first.mesh}{format_ranks(sorted(end.rank for end in known.values()))}" if others else str(first)

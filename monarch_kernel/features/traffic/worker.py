@@ -1,4 +1,4 @@
-"""The rank's part of traffic: it tells the controller what its counts are, a few times a second while they change."""
+"""The rank's part of traffic: reports its counts to the controller, a few times a second while they change."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from monarch_kernel.runtime.worker.rank import Rank
 __all__ = ["REPORT_S", "MeterReports"]
 
 REPORT_S = 0.25
-"""So often at most."""
+"""Minimum interval between reports."""
 
 
 @register
 class MeterReports:
-    """Reads the meters of a rank while they change; a rank that sends and receives nothing has no thread for it.
+    """Reports the meters of a rank while they change. A rank that sends and receives nothing has no thread for this.
 
     Args:
-        rank: whose meters are read; it answers `ReadMeters` from now on.
+        rank: the rank with the meters; it answers `ReadMeters` from now on.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -49,7 +49,7 @@ class MeterReports:
             self._driver.send(CONTROLLER, report)
 
     def _read(self, *, is_last: bool = False) -> Packed | None:
-        """What there is to tell; None if nothing is, and ``is_last`` says that it is not asked again then."""
+        """The next report; None if nothing has changed. With ``is_last``, the caller then stops asking."""
         changes = self._meters.changes(is_last=is_last)
         unread = self._meters.count_unread()
         if not changes.carried and not changes.collected and unread == self._unread:

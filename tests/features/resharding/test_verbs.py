@@ -122,7 +122,7 @@ def test_parts_that_make_no_whole_are_refused(meshes: tuple[ProcMesh, ProcMesh])
         trainer.gather("x", dim=0)
     with pytest.raises(MoveError, match=r"y is float32\[1, 4\] on trainer\[0\] and .* on trainer\[2\].*same part"):
         trainer.gather("y", axis="tp")
-    with pytest.raises(MoveError, match="model on trainer is no tensor.*copy_state"):
+    with pytest.raises(MoveError, match="model on trainer is not a tensor or array; .*copy_state"):
         trainer.gather("model")
     with pytest.raises(RemoteError, match="name 'nowhere' is not defined"):
         generator.all_to_all("nowhere", trainer)

@@ -23,10 +23,10 @@ def test_a_row_a_pair_in_aligned_columns() -> None:
     )
     assert str(Traffic("t", rows)).split("\n") == [
         "traffic of t: 3.0 MiB in 4 operations between 2 pairs",
-        "from     to           road      bytes  operations    busy  mean rate",
+        "from     to           path      bytes  operations    busy  mean rate",
         "t[0]     t[1] (dead)  memory  3.0 MiB           2  500 ms  6.0 MiB/s",
         "program  t[0]         socket      5 B           2",
-        "some of it is what was last known of ranks that are dead or do not answer",
+        "some counts are the last known ones of ranks that are dead or do not answer",
     ]
     assert str(Traffic("t")) == "traffic of t: nothing yet"
 
@@ -38,7 +38,7 @@ def test_of_many_ranks_meshes_are_rows_and_the_busiest_are_named() -> None:
     lines = str(Traffic("t", tuple(rows))).split("\n")
     assert lines[:4] == [
         "traffic of t: 2.1 GiB in 188 operations between 94 pairs",
-        "from       to       road    pairs    bytes  operations  busy  mean rate",
+        "from       to       path    pairs    bytes  operations  busy  mean rate",
         "t[0-63]    t[0-63]  memory     64  2.0 GiB         128  32 s   65 MiB/s",
         "gen[0-29]  program  memory     30   30 MiB          60  15 s  2.0 MiB/s",
     ]
@@ -74,7 +74,7 @@ def test_collectives_of_all_ranks_are_a_row_a_kind() -> None:
         "collective  ranks        bytes a rank   times",
         "all_reduce  [0-1]  3.9 KiB to 7.8 KiB  1 to 2",
         "barrier     [0-1]                 0 B       1",
-        "1 collective more, which C++ has begun (DDP, functional ones): bytes not known",
+        "1 collective more, started by C++ code (DDP, functional collectives): bytes unknown",
     ]
 
 
