@@ -1,6 +1,6 @@
-"""Each rank does something, and all know how it went: what fails on one is an error on all, and nobody waits for it.
+"""Runs a function on all ranks of a process group, and raises on all ranks if it fails on any, so that no rank hangs.
 
-For code of ours that runs on all ranks, in a process group of torch.distributed, or in one process alone.
+For code of this package that runs on all ranks, in a process group of torch.distributed, or in a single process.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ T = TypeVar("T")
 
 
 def together(group: ProcessGroup | None, what: str, do: Callable[[], T], error: type[MonarchError]) -> list[T]:
-    """Have each rank do something; collective.
+    """Run a function on each rank; collective.
 
     Args:
-        group: of the ranks; None for one alone.
-        what: that is, in words, for those on which it did not fail.
-        do: gives something small, which is pickled.
-        error: what is raised where it did not fail.
+        group: group of the ranks; None for a single process.
+        what: description of the operation, for the error on ranks where it did not fail.
+        do: the function; returns a small value, which is pickled.
+        error: type of the error on ranks where it did not fail.
 
     Returns:
-        The results of all, by rank.
+        The results of all ranks, by rank.
 
     Raises:
-        Exception: what was raised here.
-        MonarchError: an ``error``, for what was raised elsewhere.
+        Exception: the function raised it on this rank.
+        MonarchError: an ``error``: the function raised on another rank.
     """
     if group is None:
         return [do()]
@@ -42,7 +42,7 @@ def together(group: ProcessGroup | None, what: str, do: Callable[[], T], error: 
     result: Any = None
     try:
         result = do()
-    except Exception as caught:  # is raised below, when the others know of it
+    except Exception as caught:  # raised below, once the other ranks know of it
         failure = caught
     told: list[Any] = [None] * group.size()
     text = None if failure is None else f"{type(failure).__name__}: {failure}"

@@ -1,4 +1,4 @@
-"""Programs that were written for torchrun, in actors: the environment that ``torch.distributed`` reads."""
+"""Runs code that was written for torchrun in actors: sets the environment variables that ``torch.distributed`` reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _LOOPBACK = {"ipv4": "127.0.0.1", "ipv6": "::1"}
 
 
 class _Place(NamedTuple):
-    """Where a rank is: which host, and at which address others reach that."""
+    """The host of a rank, and the address at which others reach it."""
 
     host: str
     address: str
 
 
 class _Meeting(NamedTuple):
-    """Where the ranks meet: a store, the process that keeps it, and a port for MASTER_PORT, at which nothing listens."""
+    """Where the ranks meet: a store, the process that serves it, and a port for MASTER_PORT, at which nothing listens."""
 
     proc: int
     store: str
@@ -33,7 +33,7 @@ class _Meeting(NamedTuple):
 
 
 class _Rendezvous(Actor):
-    """Keeps the store in which the ranks meet, as long as its process lives."""
+    """Serves the store in which the ranks meet, as long as its process lives."""
 
     @endpoint
     def open(self, proc: int, address: str) -> _Meeting:
@@ -46,11 +46,11 @@ class _Rendezvous(Actor):
 
 
 class _Environment(Actor):
-    """Says where it is, and sets variables there."""
+    """Reports the host of its rank, and sets environment variables there."""
 
     @endpoint
     def place(self, kind: AddressKind | None) -> _Place:
-        # The parent is the host's agent: several may be on one machine, each with ranks and GPUs of its own.
+        # The parent is the host's agent. One machine may have several agents, each with separate ranks and GPUs.
         host = f"{socket.gethostname()}/{os.getppid()}"
         return _Place(host, address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""), kind))
 
@@ -85,7 +85,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: AddressKind | None = None,
 ) -> None:
-    """As `setup_torch_elastic_env`, without blocking the event loop."""
+    """Like `setup_torch_elastic_env`, without blocking the event loop."""
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
     places = (await environment.place.call(use_ipaddr)).values()
@@ -104,22 +104,22 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: AddressKind | None = None,
 ) -> None:
-    """Set on each rank what torchrun sets, so that its actors can call ``torch.distributed.init_process_group()``.
+    """Set torchrun's environment on each rank, so that its actors can call ``torch.distributed.init_process_group()``.
 
-    Without an address the first rank of the mesh keeps the store where they meet, for as long as it lives. The store has no
-    port: ranks reach it by messages of the session. At an address that is given rank 0 of the group opens a ``TCPStore``, as
-    ``init_process_group()`` does: a ``TCPStore`` has no authentication, and any process that reaches the port can take part in
-    the group. For a group that is formed once more, call this once more: an old store holds the addresses of the old group.
+    Without an address, the first rank of the mesh serves the store in which the ranks meet, as long as it lives. This store has
+    no port: ranks reach it by messages of the session. With an address, rank 0 of the group opens a ``TCPStore`` there, as
+    ``init_process_group()`` does: a ``TCPStore`` has no authentication, so any process that reaches the port can join the
+    group. Call this again before you form another group: an old store holds the addresses of the old group.
 
     Args:
-        proc_mesh: the ranks; of a slice they are counted within it.
-        master_addr: where to meet; needs ``master_port``.
-        master_port: the port there.
-        use_ipaddr: which kind of address to meet at, if none is given.
+        proc_mesh: the ranks; ranks of a slice are numbered within the slice.
+        master_addr: address at which the ranks meet; needs ``master_port``.
+        master_port: port at that address.
+        use_ipaddr: kind of address at which the ranks meet, if none is given.
 
     Raises:
-        ValueError: one of address and port is given without the other, or the host has no address of that kind.
-        RanksError: it failed on some ranks.
+        ValueError: only one of address and port is given, or the host has no address of that kind.
+        RanksError: setting the environment failed on some ranks.
     """
     _check(master_addr, master_port)
     environment = proc_mesh.spawn("environment", _Environment)
@@ -135,18 +135,18 @@ def setup_torch_elastic_env(
 
 def _check(address: str | None, port: int | None) -> None:
     if (address is None) != (port is None):
-        raise ValueError("master_addr and master_port go together: give both, or none")
+        raise ValueError("master_addr and master_port go together: pass both or neither")
 
 
 def _address(places: Sequence[_Place], kind: AddressKind | None) -> str:
-    """Where the ranks meet: on the host of the first one."""
+    """The address at which the ranks meet: that of the first rank's host."""
     if len({place.host for place in places}) == 1:
         return _LOOPBACK[kind or "ipv4"]
     if not places[0].address:
         host = places[0].host.rpartition("/")[0]
         raise ValueError(
-            f"the host of the first rank ({host}) has no {kind or 'IP'} address that others could reach; "
-            "give master_addr and master_port, or name its network interface in GLOO_SOCKET_IFNAME"
+            f"the host of the first rank ({host}) has no {kind or 'IP'} address that others can reach; "
+            "pass master_addr and master_port, or set GLOO_SOCKET_IFNAME to its network interface"
         )
     return places[0].address
 

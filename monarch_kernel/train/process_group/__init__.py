@@ -1,1 +1,1 @@
-"""Training on a mesh; so far its process groups."""
+"""Process groups of torch.distributed in a mesh: forms and aborts them, and counts their collectives."""

@@ -1,10 +1,10 @@
-"""Collectives of a rank are counted: kind, process group, bytes, and for how long Python has waited for them.
+"""Counts the collectives of a rank: their kind, process group, bytes, and the time that Python has waited for them.
 
-Torch has a hook for that with NCCL alone (``_register_on_completion_hook``). Its flight recorder has no times of gloo, forgets
-all but the last 2,000, and to read it holds the interpreter for 20 us an entry, of all of them each time. So the methods of
-``ProcessGroup`` and ``Work.wait``, by which all that is written in Python goes, ``torch.distributed`` itself included, are
-wrapped; what C++ begins (the reducer of DistributedDataParallel, functional collectives) is not seen. How many there were torch
-says, group by group, so those that were not seen are told as a number.
+Torch has a completion hook for NCCL only (``_register_on_completion_hook``). Its flight recorder has no durations for gloo,
+keeps only the last 2,000 entries, and a read holds the interpreter for 20 us per entry, each time for all entries. So this
+module wraps the methods of ``ProcessGroup``, and ``Work.wait``, through which all Python code goes, including
+``torch.distributed`` itself. Collectives that C++ code starts (the reducer of DistributedDataParallel, functional collectives)
+bypass them. Torch counts all collectives of a group, so the report includes the number of those that were missed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NAMES = {
     "recv": "recv",
     "recv_anysource": "recv",
 }
-"""Methods of a process group, as they are called from Python -> how users call what they do."""
+"""Methods of a process group that Python code calls -> name of the collective for users."""
 
 
 _MAX_BEGUN = 1024
@@ -57,11 +57,11 @@ class _Kind(NamedTuple):
 
 
 class CollectiveMeter:
-    """Counts what goes by the process groups of this process, once it is installed.
+    """Counts the collectives in the process groups of this process, once it is installed.
 
     Args:
-        meters: take the counts.
-        label: gives how users call a group, by torch's name and description of it.
+        meters: receive the counts.
+        label: returns the label of a group for users, given torch's name and description of it.
     """
 
     def __init__(self, meters: Meters, label: Callable[[str, str], str]) -> None:
@@ -69,10 +69,10 @@ class CollectiveMeter:
         self._label = label
         self._labels: dict[str, str] = {}
         self._seen: dict[str, int] = {}
-        self._begun: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; those that nobody waits for are forgotten
+        self._begun: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
 
     def install(self, dist: Any) -> None:
-        """Wrap what collectives go by."""
+        """Wrap the methods through which collectives go."""
         for method, operation in _NAMES.items():
             original = getattr(dist.ProcessGroup, method, None)
             if original is not None:
@@ -80,12 +80,12 @@ class CollectiveMeter:
         dist.Work.wait = self._waiting(dist.Work.wait)
 
     def count_unread(self, dist: Any) -> int:
-        """How many collectives torch has counted in the groups there are, and we have not."""
+        """The number of collectives in existing groups that torch has counted and this meter has missed."""
         unread = 0
         for group in list(dist.distributed_c10d._world.pg_map):
             try:
                 begun = int(group._get_sequence_number_for_group())
-            except RuntimeError:  # it has none yet
+            except RuntimeError:  # no number yet
                 continue
             unread += max(0, begun - self._seen.get(group.group_name, 0))
         return unread
@@ -99,7 +99,7 @@ class CollectiveMeter:
             label = self._labels.get(name)
             if label is None:
                 label = self._labels[name] = self._label(name, group.group_desc)
-            self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv with the others
+            self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
             if work is not None:
                 if len(self._begun) >= _MAX_BEGUN:
                     self._forget()
@@ -130,14 +130,14 @@ class CollectiveMeter:
 
 
 def _nbytes(value: Any) -> int:
-    """Bytes of a tensor, or of all in lists of them; 0 of anything else."""
+    """Bytes of a tensor, or of the tensors in nested lists; 0 for other values."""
     if type(value) is list or type(value) is tuple:
         return sum(map(_nbytes, value))
     if not _has_nbytes(type(value)):  # type: ignore[arg-type]
         return 0
     try:
         return int(value.nbytes)
-    except RuntimeError:  # a sparse one has none of its own
+    except RuntimeError:  # sparse tensors have no nbytes
         return int(value._indices().nbytes + value._values().nbytes) if value.is_sparse else 0
 
 

@@ -1,37 +1,36 @@
-"""torch.distributed in a mesh: a default process group that is there when a cell runs, and is formed anew after an abort.
+"""torch.distributed in a mesh: provides a default process group for cells, and forms it again after an abort.
 
 Theory of operation
 ===================
 
-Ranks meet in a store of torch.distributed whose keys the process of rank 0 keeps, and which has no port
-(`runtime.worker.store`): its operations are messages between ranks, which only processes of the session can send. Each forming
-opens a new store (`HostStore`), so what a broken group left in the last one does not matter. Without the process of rank 0 the
-group is broken anyway, and the process that replaces it opens the next store. Operations do not need the controller, which may
-be gone.
+Ranks meet in a store of torch.distributed. The process of rank 0 serves its keys without a port (`runtime.worker.store`): store
+operations are messages between ranks, which only processes of the session can send. Each time a group is formed, rank 0 opens a
+new store (`HostStore`), so that keys of a broken group do no harm. If the process of rank 0 dies, the group is broken anyway,
+and the process that replaces it opens the next store. Store operations do not need the controller, which may be gone.
 
-gloo connects ranks to each other by ports of its own, at the address of the interface in ``GLOO_SOCKET_IFNAME``, which the
-agent sets if the user has not. Ranks on several hosts first try whether those reach each other, since gloo would try for long,
-and say little (`_reach`).
+gloo connects ranks through its own ports, at the address of the interface in ``GLOO_SOCKET_IFNAME``, which the agent sets if
+the user has not. Ranks on several hosts first check that the hosts reach each other (`_reach`), because gloo would try for a
+long time, with little information in its error.
 
-A rank sets the variables of torchelastic before it forms, so that code written for torchrun (and Lightning, Accelerate, the HF
-Trainer) finds what it expects; a script's own ``init_process_group()`` finds the group there and is content, or, after
-``destroy_process_group()``, forms it again, in the same store under another prefix. ``env://`` meets there, too. Nothing
-listens at MASTER_PORT, unless a program that a rank starts opens a store there.
+A rank sets the variables of torchelastic before it forms the group, so that code written for torchrun (and Lightning,
+Accelerate, the HF Trainer) finds what it expects. If a script calls ``init_process_group()``, the call finds the existing group
+and returns, or, after ``destroy_process_group()``, forms it again in the same store under another prefix. ``env://`` uses this
+store, too. Nothing listens at MASTER_PORT, unless a program that a rank starts opens a store there.
 
-A collective of gloo that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns
-and the caller stays blocked. What ends it is to shut its sockets down from another thread (gloo has no abort of its own:
-pytorch/gloo#388). We know them as the descriptors that appear while a group is made. NCCL has an abort.
+A gloo collective that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns, and
+the caller stays blocked. To end it, another thread shuts down its sockets (gloo has no abort: pytorch/gloo#388). These sockets
+are the descriptors that appear while torch creates a group. NCCL has an abort.
 
-They are shut down for reading alone, and kept open for a while when gloo has closed them. For gloo may have yet to answer
-what a peer has sent: it takes the send that the peer is ready for from its list, and if writing fails then forgets it, so
-that whoever waits for it waits for ever. As it is, what it writes goes to a peer that is there, and what it reads next is the
-end. For a peer that has died its host agent keeps the connections open for a second, in which the others are told of the
-death (`runtime.host.connection_holder`).
+The sockets are shut down for reading only, and kept open for a while after gloo has closed them, because gloo may still have to
+answer a peer. gloo removes the send that the peer is ready for from its list; if the write then fails, gloo forgets the send,
+and the code that waits for it hangs forever. With the socket open for writing, the write reaches a live peer, and the next read
+finds the end of the stream. If a peer has died, its host agent keeps the connections open for a second, in which the other
+ranks learn of the death (`runtime.host.connection_holder`).
 
-A rank that waits for a peer to connect to it has no socket for that yet, and gloo's limit for it is the group's, which also
-holds for what is sent and received later: a short one would end those. So that an abort frees such a rank, it connects to its
-own listeners in place of each peer, and closes these connections (`_stand_in`): gloo takes each for the peer's, and finds it
-closed (https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/listener.cc).
+A rank that waits for a peer to connect has no socket for it yet. gloo's timeout for this is the group's timeout, which also
+applies to later sends and receives, so that a short timeout would end those. To free such a rank, an abort connects to the
+rank's own listeners in place of each peer, and closes these connections (`_stand_in`): gloo takes each for the peer's
+connection, and finds it closed (https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/listener.cc).
 """
 
 from __future__ import annotations
@@ -78,26 +77,26 @@ _REACH_S = 10.0
 """How long a rank tries to reach another host."""
 
 _STAND_IN_S = 1.0
-"""How long a rank tries to connect to a listener of its own."""
+"""How long a rank tries to connect to its own listener."""
 
 _CLOSE_AFTER_S = 3.0
-"""How long the connections of a group that was aborted stay open, unless it is formed anew; the others are told, too."""
+"""How long the connections of an aborted group stay open, unless it is formed again; until then the other ranks abort, too."""
 
 
 class GroupStore:
-    """The controller's side: has meshes form their groups."""
+    """The controller's part: makes meshes form their process groups."""
 
     def __init__(self) -> None:
         self._is_closed = False
 
     def form(self, mesh: ProcMesh) -> Future[ValueMesh[None]]:
-        """Have all ranks of a mesh form their default process group, whatever became of the last one.
+        """Make all ranks of a mesh form their default process group, whatever the state of the last one.
 
         Raises:
-            RuntimeError: no more groups are formed.
+            RuntimeError: the session is ending.
         """
         if self._is_closed:
-            raise RuntimeError("no process group can be formed any more: the session ends")
+            raise RuntimeError("can't form a process group: the session is ending")
         return _Forming(mesh).future
 
     def close(self) -> None:
@@ -106,7 +105,7 @@ class GroupStore:
 
 
 class _Forming:
-    """The forming of a group: its first rank opens a store, then all meet in it; the owner of the future of both steps."""
+    """Forms a group in two steps: its first rank opens a store, then all ranks meet in it. Owns the future of both steps."""
 
     def __init__(self, mesh: ProcMesh) -> None:
         self._mesh = mesh
@@ -163,28 +162,28 @@ def _what(mesh: ProcMesh) -> str:
 
 
 class RankGroup:
-    """The rank's side; installs itself as the rank's group.
+    """The rank's part: forms and aborts the process groups of a rank, and installs itself as the rank's group.
 
     Args:
-        rank: whose groups they are.
+        rank: the rank.
         agent: path of the host agent's socket.
     """
 
     def __init__(self, rank: Rank, agent: str) -> None:
         self._rank = rank
         self._spec = rank.spec
-        self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by the members of their groups; none: the default one
-        self._sockets_before: set[_Socket] | None = None  # those that were open when it began to form, while it does
-        self._closing: list[socket.socket] = []  # connections of groups that were aborted
-        self._lock = threading.Lock()  # what is above changes hands: some other thread aborts
+        self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by members of their group; (): the default group
+        self._sockets_before: set[_Socket] | None = None  # sockets that were open before the group, while it forms
+        self._closing: list[socket.socket] = []  # connections of aborted groups
+        self._lock = threading.Lock()  # for the attributes above: another thread aborts
         self._holder = Holder(agent)
         self._formed = False
         self._aborted = False
         self._rounds = 0
         self._formed_ns = 0
-        self._hosted = ""  # the store in which the others meet us
+        self._hosted = ""  # the store that this rank serves
         self._client = StoreClient(rank.peers, rank.spec.proc, "")
-        self._store: Any = None  # torch's view of it, made once: threads of torch may use it after its group
+        self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
         self._meter = CollectiveMeter(rank.peers.meters, _label_of)
@@ -192,7 +191,7 @@ class RankGroup:
         rank.extend({HostStore: self._host_store, FormGroup: self._form}, on_main=True)
 
     def namespace(self) -> dict[str, Any]:
-        """What the user's namespace starts with; a rank without torch is not made to import it."""
+        """The initial variables of the user's namespace; does not import torch."""
         spec = self._spec
         torch = sys.modules.get("torch")
         device = spec.device if torch is None else torch.device(*("cuda", 0) if spec.device == "cuda" else ("cpu",))
@@ -210,29 +209,29 @@ class RankGroup:
     # -- for the rank
 
     def pending_s(self) -> float:
-        """Age of the oldest collective that has not ended, in seconds; 0 if there is none. Forming the group is one."""
+        """Age in seconds of the oldest pending collective; 0 if there is none. Forming the group counts as a collective."""
         if self._sockets_before is not None:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
         oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
 
     def waits(self, thread: int) -> bool:
-        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end.
+        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one.
 
-        The recorder has no entry for calls between two ranks with gloo, nor for ``monitored_barrier``.
+        The flight recorder has no entries for gloo's point-to-point calls, nor for ``monitored_barrier``.
         """
         if "torch.distributed" not in sys.modules:
             return False
         frame = sys._current_frames().get(thread)
-        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__)  # the latter waits for works
+        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__)  # the latter calls Work.wait
         return frame is not None and frame.f_code.co_filename in calls
 
     def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
-        """Collectives that have not ended, oldest first, and the number of the last one started in each process group."""
-        if "torch.distributed" not in sys.modules:  # nobody has begun one
+        """Pending collectives, oldest first, and for each process group the number of the last collective started."""
+        if "torch.distributed" not in sys.modules:  # none was started
             return (), {}
         world = _dist().distributed_c10d._world
-        names = dict(world.pg_names)  # NON_GROUP_MEMBER has none, which stands for each group that this rank is not in
+        names = dict(world.pg_names)  # without NON_GROUP_MEMBER, the placeholder of groups that this rank is not in
         members = {
             names[group]: tuple(sorted(it)) for group, it in dict(world.pg_group_ranks).items() if group in names
         }
@@ -256,7 +255,7 @@ class RankGroup:
         return tuple(found), reached
 
     def collectives(self) -> int:
-        """Collectives started so far in the default group; -1 without a group, -2 if it was aborted."""
+        """Number of collectives started in the default group; -1 without a group, -2 if it was aborted."""
         if self._aborted:
             return -2
         if not self._formed or not (dist := _dist()).is_initialized():
@@ -264,8 +263,8 @@ class RankGroup:
         return int(dist.group.WORLD._get_sequence_number_for_group())
 
     def abort(self, dead: int | None = None) -> None:
-        """Make pending collectives raise; if a rank is dead those of its groups, and all that these begin."""
-        if "torch.distributed" not in sys.modules:  # nobody has begun anything, and to import it takes seconds
+        """Make pending and later collectives raise, in all groups, or only in those of a dead rank."""
+        if "torch.distributed" not in sys.modules:  # no collective was started, and the import takes seconds
             return
         dist = _dist()
 
@@ -278,13 +277,13 @@ class RankGroup:
                 if dead is None or not members or dead in members:
                     ended |= self._sockets.pop(members)
             is_forming = self._sockets_before is not None
-            if self._sockets_before is not None:  # it waits for its peers, or for keys of the store
+            if self._sockets_before is not None:  # the rank waits for its peers, or for keys of the store
                 ended |= _sockets() - self._sockets_before
             self._client.end(None if is_forming else dead)
-            for each in ended & _sockets():  # those of a group that has been destroyed are no more
+            for each in ended & _sockets():  # sockets of destroyed groups are closed
                 if (connection := _copy(each)) is not None:
                     self._closing.append(connection)
-                    with contextlib.suppress(OSError):  # the other end has reset it
+                    with contextlib.suppress(OSError):  # the peer has reset it
                         connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
             if self._closing:
                 later(_CLOSE_AFTER_S, _close, list(self._closing))
@@ -292,7 +291,7 @@ class RankGroup:
             _stand_in(ended, self._spec.world_size)
 
     def _hold(self, sockets: set[_Socket]) -> None:
-        """Have the agent keep connections open should we die."""
+        """Ask the agent to keep connections open if this process dies."""
         fds = []
         for each in sockets:
             if (connection := _copy(each)) is not None:
@@ -302,7 +301,7 @@ class RankGroup:
 
     @staticmethod
     def _recorded() -> dict[str, Any]:
-        """What torch's flight recorder holds."""
+        """The content of torch's flight recorder."""
         if "torch.distributed" not in sys.modules:
             return {}
         from torch._C import _distributed_c10d as c10d
@@ -311,17 +310,17 @@ class RankGroup:
         return {} if dump is None else dict(json.loads(dump(includeCollectives=True, onlyActive=True)))
 
     def _current(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
-        """Without the entries of groups that are no more."""
+        """The entries of the current groups."""
         return [entry for entry in recorded.get("entries", ()) if entry["time_created_ns"] >= self._formed_ns]
 
     def _waiting(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
-        """Those that have not ended."""
+        """The entries of pending collectives."""
         return [entry for entry in self._current(recorded) if not entry["retired"]]
 
     # -- forming
 
     def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
-        """Open a store, and drop the last one, whose clients belong to a group that is no more."""
+        """Open a store, and drop the previous one, whose clients belong to a group that no longer exists."""
         address = self._address()
         last, self._hosted = self._hosted, f"group {message.id}"
         self._rank.submit(partial(self._open_store, self._hosted, last))
@@ -330,22 +329,22 @@ class RankGroup:
         self._rank.reply(message.id, (self._hosted, address, port))
 
     def _open_store(self, name: str, instead_of: str) -> None:
-        """With the baton held."""
+        """Replace the store that this rank serves. Called on the I/O thread."""
         stores = self._rank.peers.stores
         for id, packed in stores.close(instead_of):
             self._rank.send_answer_now(id, packed)
         stores.open(name)
 
     def _address(self) -> str:
-        """The address that gloo takes.
+        """The address that gloo uses.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: the host has no such address.
         """
         address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
         if not address:
             raise RuntimeError(
-                f"host {socket.gethostname()} has no address at which others could reach it, of the network interface "
+                f"host {socket.gethostname()} has no address that others can reach on the network interface "
                 f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
             )
         return address
@@ -372,7 +371,7 @@ class RankGroup:
             TORCHELASTIC_RESTART_COUNT="0",
             TORCHELASTIC_ERROR_FILE=os.devnull,
         )
-        os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request, not one in each
+        os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request
         self._patch(dist)
         self._leave(dist)
         self._client.begin(message.proc, message.store)
@@ -388,8 +387,8 @@ class RankGroup:
             with self._rank.main.user_code():
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
                 self._add_device_mesh()
-                if self._aborted:  # after gloo had all connections, which are closed
-                    raise RuntimeError("the process group was aborted while it was formed: a peer is gone")
+                if self._aborted:  # after gloo had all its connections, which are closed now
+                    raise RuntimeError("the process group was aborted while it was formed: a peer has died")
                 self._formed = True
                 with self._lock:
                     closing, self._closing = self._closing, []
@@ -403,10 +402,10 @@ class RankGroup:
             self._sockets_before = None
 
     def _leave(self, dist: Any) -> None:
-        """Forget the group, or what there is of one that was interrupted while it was formed."""
+        """Destroy the group, or the remains of one whose forming was interrupted."""
         if dist.is_initialized():
             if self._sockets or not self._aborted:
-                self.abort()  # a peer may be missing: do not wait for it
+                self.abort()  # a peer may be missing: don't wait for it
             dist.destroy_process_group()
             return
         helpers = dist.distributed_c10d
@@ -414,10 +413,10 @@ class RankGroup:
         for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg"):
             getattr(world, name).clear()
         helpers._unregister_all_process_groups()
-        world.group_count = 0  # it names groups, also in the store: ranks that count differently never meet
+        world.group_count = 0  # part of group names, also in the store: ranks with different counts never meet
 
     def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
-        """Form a group under a prefix of its own: what an earlier one left in the store would be taken for its peers."""
+        """Form a group under a new prefix, so that it does not take keys of an earlier group for those of its peers."""
         ours = _dist().PrefixStore(f"group/{self._rounds}", self._store)
         if self._sockets_before is not None:
             self._meet(ours)
@@ -425,10 +424,10 @@ class RankGroup:
         init(backend, **options)
 
     def _meet(self, store: Any) -> None:
-        """Wait until all ranks are here; those of several hosts also until the hosts have reached each other.
+        """Wait until all ranks are present, and, with several hosts, until the hosts have reached each other.
 
         Raises:
-            ConnectionError: this host can't reach another.
+            ConnectionError: this host can't reach another host.
         """
         spec = self._spec
         _gather_keys(store, "present", spec.rank, range(spec.world_size), "")
@@ -447,7 +446,7 @@ class RankGroup:
             _gather_keys(store, "reached", spec.rank, firsts, "")
 
     def _add_device_mesh(self) -> None:
-        with self._rank.main.own_code():  # an interrupt would leave torch or IPython imported by half
+        with self._rank.main.own_code():  # an interrupt could leave torch or IPython half imported
             from torch.distributed.device_mesh import init_device_mesh
 
             namespace = self._namespace_now()
@@ -455,15 +454,17 @@ class RankGroup:
         names = tuple(name for name, _ in self._spec.axes)
         device_mesh = init_device_mesh(self._spec.device, sizes, mesh_dim_names=names)
         known = namespace.get("mesh")
-        if known is None or known is self._device_mesh():  # else the user has given the name to something else
+        if known is None or known is self._device_mesh():  # else the user has reassigned it
             namespace["mesh"] = device_mesh
-        self._device_mesh = weakref.ref(device_mesh)  # held by the namespace alone: with it the groups' sockets go
+        self._device_mesh = weakref.ref(
+            device_mesh
+        )  # only the namespace holds it, so that the groups' sockets close with it
 
     def _namespace_now(self) -> dict[str, Any]:
         return self._rank.shell.namespace
 
     def _patch(self, dist: Any) -> None:
-        """Have torch tell which sockets a new group opens, and let scripts initialise what is already there."""
+        """Patch torch: record the sockets that a new group opens, and let ``init_process_group()`` find an existing group."""
         helpers = dist.distributed_c10d
         make = helpers._new_process_group_helper
         signature = inspect.signature(make)
@@ -492,7 +493,7 @@ class RankGroup:
 
         @wraps(original)
         def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
-            """Join the default process group; content if the mesh's own group is there already."""
+            """Join the default process group; does nothing if the mesh has formed it already."""
             spec = self._spec
             fits = options.get("world_size", -1) in (-1, spec.world_size) and options.get("rank", -1) in (-1, spec.rank)
             if dist.is_initialized():
@@ -519,7 +520,7 @@ class RankGroup:
 
 
 def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: str) -> list[bytes]:
-    """Set a key of this rank, and wait for those of all ranks; gives their values."""
+    """Set a key of this rank, wait for the keys of all ranks, and return their values."""
     store.set(f"{kind}/{rank}", value)
     keys = [f"{kind}/{each}" for each in ranks]
     store.wait(keys, _JOIN_TIMEOUT)
@@ -527,18 +528,18 @@ def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: 
 
 
 def _reach(rank: int, address: str, port: int, host: str) -> None:
-    """See whether another host can be reached: gloo would try for as long as the group waits, and say little.
+    """Check that another host can be reached. gloo would try for the timeout of the group, and its error says little.
 
     Raises:
-        ConnectionError: it can't be.
+        ConnectionError: the host can't be reached.
     """
     try:
         socket.create_connection((address, port), _REACH_S).close()
     except OSError as error:
         raise ConnectionError(
             f"host {socket.gethostname()} can't connect to {address} port {port} (rank {rank}, on host {host}): {error}. "
-            "The hosts of a process group must reach each other: look at firewalls between them, "
-            f"or name another interface with --env GLOO_SOCKET_IFNAME=..., of {_interfaces_text()}"
+            "The hosts of a process group must reach each other: check the firewalls between them, "
+            f"or choose another interface with --env GLOO_SOCKET_IFNAME=..., out of {_interfaces_text()}"
         ) from None
 
 
@@ -551,14 +552,14 @@ def _interfaces_text() -> str:
 
 
 def _dist() -> Any:
-    """torch.distributed, which few of whose names are typed."""
+    """torch.distributed as `Any`, because few of its names are typed."""
     import torch.distributed
 
     return torch.distributed
 
 
 def _group_label(entry: dict[str, Any]) -> str:
-    """What users call a process group: empty for the default one, the axis of a mesh, else torch's name for it."""
+    """The label of a process group: empty for the default group, the axis of a mesh, else torch's name."""
     return _label_of(*entry["process_group"])
 
 
@@ -567,9 +568,9 @@ def _label_of(name: str, about: str) -> str:
 
 
 def _stand_in(sockets: Iterable[_Socket], size: int) -> None:
-    """Connect to listeners of gloo in place of each peer, and let go: whoever waits for one of them waits no more.
+    """Connect to gloo's listeners in place of each peer, and disconnect, so that code that waits for a peer stops waiting.
 
-    A connection begins with a number of 8 bytes, which says for which peer it is; they count from 0.
+    A connection begins with the number of the peer that it is for, in 8 bytes; numbers count from 0.
     """
     for each in sockets:
         if (address := _listens_at(each)) is None:
@@ -585,14 +586,14 @@ def _close(connections: Sequence[socket.socket]) -> None:
 
 
 class _Socket(NamedTuple):
-    """A socket of this process; the number of its descriptor alone may be another's a moment later."""
+    """A socket of this process. The inode identifies it, because the number of a descriptor can be reused."""
 
     fd: int
     inode: str
 
 
 def _copy(of: _Socket) -> socket.socket | None:
-    """A copy of a TCP connection; None of anything else, such as gloo's listener, at whose failure it ends the process."""
+    """Duplicate a TCP connection; None for other sockets, such as gloo's listener, whose failure ends the process."""
     copy = _duplicate(of)
     if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return copy
@@ -601,7 +602,7 @@ def _copy(of: _Socket) -> socket.socket | None:
 
 
 def _listens_at(of: _Socket) -> Any:
-    """The address of a TCP listener; None of anything else."""
+    """The address of a TCP listener; None for other sockets."""
     copy = _duplicate(of)
     if copy is None:
         return None
@@ -610,14 +611,14 @@ def _listens_at(of: _Socket) -> Any:
 
 
 def _duplicate(of: _Socket) -> socket.socket | None:
-    """A copy of a TCP socket; None of anything else."""
+    """Duplicate a TCP socket; None for other sockets."""
     try:
         fd = os.dup(of.fd)
-    except OSError:  # it was closed meanwhile
+    except OSError:  # closed in the meantime
         return None
     try:
         if f"socket:[{os.fstat(fd).st_ino}]" != of.inode:
-            raise OSError("it was closed meanwhile, and its number is another's")
+            raise OSError("closed in the meantime, and the descriptor was reused")
         copy = socket.socket(fileno=fd)
     except OSError:
         os.close(fd)

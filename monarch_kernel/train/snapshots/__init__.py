@@ -1,1 +1,1 @@
-"""Snapshots of training in the memory of ranks: taken between steps, kept twice, and gone back to."""
+"""Snapshots of training state in the memory of ranks: taken between steps, kept on two ranks, and restored on request."""

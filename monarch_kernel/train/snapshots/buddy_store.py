@@ -1,22 +1,22 @@
-"""Snapshots of training in the memory of ranks: taken between two steps, kept by a second rank, too, and put back.
+"""Takes snapshots of training state between steps, keeps each on its rank and on a second rank, and restores them.
 
 Theory of operation
 ===================
 
-`live.snapshot(model=model, ..., every=10)` says what belongs to the loop that follows. Before every tenth step, all ranks
-before the same ones, the loop has it captured (`captured`): one copy within memory, for which the loop stands. What was
-captured is kept here, and sent to a *buddy*, a rank on another host where there is one. On one host both map the same memory,
-so a second copy takes none. A buddy answers when it has it, on the thread that drives its socket, whatever it computes; the
-loop waits for that only when it comes to the next snapshot. Ranks of such a loop do not get farther apart than snapshots are
-kept, even if they do not wait for each other (`features.live.pace`), so that there is a step of which all have one; where the
-loop is to recover, those that are yet to begin it count, too.
+`live.snapshot(model=model, ..., every=10)` registers the state of the loop that follows. Before every tenth step, the same
+steps on all ranks, the loop captures this state (`capture`): one copy in memory, during which the loop stops. The rank keeps
+the captured bytes, and sends them to a *buddy*, a rank on another host if there is one. On one host both ranks map the same
+memory, so that the second copy takes no space. A buddy acknowledges a snapshot on the thread that drives its socket, whatever
+it computes; the loop waits for the acknowledgement only at the next snapshot. Ranks of such a loop stay close enough together
+that there is a step of which all of them keep a snapshot, even if they do not wait for each other (`features.live.pace`); if
+the loop recovers, ranks that have not started it yet count, too.
 
-To go back is the controller's affair (`rewind`): it asks all ranks what they keep, chooses the newest step of which each place
-has a snapshot, and says so (`Rewind`) to the processes that are there. Nothing happens until their code comes to
-`live.snapshot` again: that puts back what was captured, and the loop that follows goes on from that step. A process that is
-new has the same from its buddy.
+The controller decides to go back (`rewind`): it asks all ranks for their snapshots, chooses the newest step of which there is a
+snapshot for every rank, and sends `Rewind` to the existing processes. Nothing happens until their code reaches `live.snapshot`
+again: that call restores the captured state, and the loop that follows resumes from that step. A new process gets its
+snapshot from its buddy.
 
-What ranks keep are the bytes that were captured. They are opened only where they are put back.
+Ranks keep captured bytes, and unpickle them only to restore them.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ if TYPE_CHECKING:
 __all__ = ["Key", "Series", "Snapshots", "put_back_here"]
 
 Key = tuple[int, int, int]
-"""Request and number of a `live.snapshot`, and the step before which it was taken; later ones compare as greater."""
+"""Request and number of a `live.snapshot` call, and the step before which it was taken; later snapshots compare as greater."""
 
 _FETCH_S = 60.0
 
 _COUNTED = 64
-"""Requests of which it is known how many series they have begun; far more than run at once."""
+"""Requests whose series are counted; far more than run at once."""
 
 
 class Series:
     """The snapshots of one loop.
 
     Args:
-        home: of this process.
-        request: in which it was asked for.
-        number: counts those of that request.
-        things: by name.
-        every: so many steps.
-        most: so many are kept.
-        begun: what was put back, with the snapshot's key; None for a loop that begins with its first step.
+        home: the store of this process.
+        request: the request that called `live.snapshot`.
+        number: number of the series among those of the request.
+        things: the objects, by name.
+        every: interval in steps.
+        most: number of snapshots to keep.
+        begun: the snapshot that was restored, with its key; None for a loop that starts with its first step.
 
     Attributes:
         request: as given.
-        rewound: what was put back, if something was.
-        first: the step with which the loop begins.
+        rewound: the snapshot that was restored, if any.
+        first: the first step of the loop.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Series:
 
     @property
     def apart(self) -> int:
-        """How many steps ranks may be apart: then the last one has taken the oldest snapshot that the first one keeps."""
+        """How many steps ranks may be apart, so that the slowest has taken the oldest snapshot that the fastest keeps."""
         return self._every * (self._most - 1)
 
     def begin(self) -> None:
-        """The loop begins."""
+        """The loop starts; restores the random state."""
         captured, self._captured = self._captured, None
         if captured is not None:
             from monarch_kernel.train.snapshots.capture import set_random_state
@@ -112,28 +112,28 @@ class Series:
             set_random_state(captured)
 
     def before(self, step: int) -> None:
-        """A step is about to begin."""
+        """A step is about to start; takes a snapshot if one is due."""
         if step % self._every == 0 or step == self.first:
             self._take(step)
 
     def _take(self, step: int) -> None:
         from monarch_kernel.train.snapshots.capture import capture
 
-        if self._sent is not None:  # else more and more would be on its way to a rank that is slow
+        if self._sent is not None:  # else snapshots would pile up on their way to a slow rank
             self._sent.wait(None)
         captured = capture(self._things)
         self._sent = self._home.keep((self.request, self._number, step), captured, self._most)
 
 
 class _Kept(NamedTuple):
-    """What is kept: a payload and its frames."""
+    """A stored snapshot: a payload and its frames."""
 
     payload: Payload
     frames: tuple[Frame, ...]
 
 
 class Snapshots:
-    """The rank's side: takes them, keeps those of another rank, and puts them back."""
+    """The rank's part: takes snapshots, keeps those of another rank, and restores them."""
 
     def __init__(self, rank: Rank) -> None:
         spec = rank.spec
@@ -141,32 +141,32 @@ class Snapshots:
         self._proc = spec.proc
         first = spec.proc - spec.rank
         hosts = spec.world_size // spec.local_world_size
-        apart = spec.local_world_size if hosts > 1 else 1  # on the next host, if there is one
+        apart = spec.local_world_size if hosts > 1 else 1  # the buddy is on the next host, if there is one
         self._buddy = first + (spec.rank + apart) % spec.world_size
         self._place = spec.rank
-        self._kept: dict[int, dict[Key, _Kept]] = {}  # by owner; of each the oldest first
-        self._counts: dict[int, int] = {}  # how many series a request has begun, of the last ones
+        self._kept: dict[int, dict[Key, _Kept]] = {}  # by owner; the oldest snapshot first
+        self._counts: dict[int, int] = {}  # how many series a request has started; recent requests
         self._rewind: Rewind | None = None
-        self._here = threading.local()  # `coming`: the series of the next loop of the code that a thread runs
-        self._last: dict[str, Callable[[], Any]] = {}  # things by name; not kept alive, where that is possible
+        self._here = threading.local()  # `coming`: the series of the next loop in the code that a thread runs
+        self._last: dict[str, Callable[[], Any]] = {}  # objects by name, as weak references where possible
         rank.extend({KeepSnapshot: self._hear_keep, FetchSnapshot: self._hear_fetch}, from_ranks=True)
         rank.extend({ListSnapshots: self._hear_list, Rewind: self._hear_rewind})
 
     # -- for the user's code
 
     def begin(self, things: Mapping[str, Any], every: int, most: int) -> int | None:
-        """Say what belongs to the next loop, and put it back if that was asked for; gives the step of that, if so.
+        """Register the state of the next loop, and restore it if a rewind is pending; returns the step of the snapshot then.
 
         Raises:
-            TypeError: something can't be put back.
-            ValueError: nothing is named, or what is named is not what it was.
-            RuntimeError: the snapshot is not to be had any more, or a model is of a process group that is no more.
+            TypeError: an object can't be restored.
+            ValueError: no object is named, or the objects differ from those of the snapshot.
+            RuntimeError: the snapshot does not exist any more, or a model belongs to a process group that no longer exists.
         """
         from monarch_kernel.train.snapshots.capture import check, put_back
 
         check(things)
         request = working_request()
-        number = self._counts[request] = self._counts.pop(request, 0) + 1  # the last one is the last in order
+        number = self._counts[request] = self._counts.pop(request, 0) + 1  # moves the request to the end
         for oldest in list(self._counts)[:-_COUNTED]:
             self._counts.pop(oldest, None)
         rewind = self._rewind
@@ -182,28 +182,28 @@ class Snapshots:
                 if rewind is self._rank.rewind:
                     raise
                 raise ValueError(
-                    f"{error}. The rollback to step {rewind.key[2]} is given up: without it this cell begins anew; "
-                    "%mesh rollback asks for it again"
+                    f"{error}. The rollback to step {rewind.key[2]} is cancelled: run this cell again to start from the "
+                    "beginning, or %mesh rollback to request the rollback again"
                 ) from error
             self._rewind = None
             begun = rewind, captured
         if every == 1:
-            most = max(most, 3)  # else no rank could begin a step before all have said that they are there
+            most = max(most, 3)  # else no rank could start a step before all ranks have reported
         self._here.coming = Series(self, request, number, dict(things), every, most, begun)
         self._last = {name: _reference(thing) for name, thing in things.items()}
         return None if begun is None else begun[0].key[2]
 
     def take_series(self) -> Series | None:
-        """The series of a loop that begins now, if this request has asked for one."""
+        """The series of a loop that starts now, if this request has called `live.snapshot`."""
         coming: Series | None = self._here.__dict__.pop("coming", None)
         return None if coming is None or coming.request != working_request() else coming
 
     def put_back_now(self) -> None:
-        """Put things back at once, if they are here, in the places of which `live.snapshot` was told last.
+        """Restore the objects of the last `live.snapshot` call at once, if they still exist.
 
         Raises:
-            ValueError: they are not what they were.
-            RuntimeError: the snapshot is not to be had any more.
+            ValueError: the objects differ from those of the snapshot.
+            RuntimeError: the snapshot does not exist any more.
         """
         from monarch_kernel.train.snapshots.capture import put_back
 
@@ -214,14 +214,14 @@ class Snapshots:
     # -- for series
 
     def keep(self, key: Key, captured: Captured, most: int) -> Future[Any] | None:
-        """Keep it here, and with the buddy; gives the answer of that."""
+        """Store a snapshot here and on the buddy; returns the future of the buddy's answer."""
         kept = _Kept(Payload(b"", 2), tuple(captured))
         self._rank.submit(lambda: self._file(self._proc, key, kept, most))
         if self._buddy == self._proc:
             return None
 
         def finish(answers: Sequence[Answer]) -> None:
-            """One that has died keeps nothing, which is seen when all are asked what they keep."""
+            """Ignore a buddy that has died: `ListSnapshots` shows later that it keeps nothing."""
 
         return self._rank.peers.request(
             (self._buddy,),
@@ -235,13 +235,13 @@ class Snapshots:
         shelf = self._kept.setdefault(owner, {})
         shelf[key] = kept
         keys, rewind = set(shelf), self._rank.rewind
-        if rewind is not None and key[1] < rewind.key[1]:  # a loop that comes later in the cell goes back to it
+        if rewind is not None and key[1] < rewind.key[1]:  # a later loop of the cell returns to it
             keys.discard(rewind.key)
         for oldest in sorted(keys)[:-most]:
             del shelf[oldest]
 
     def _fetch(self, rewind: Rewind) -> Captured:
-        """A snapshot of this place, kept here or by the buddy."""
+        """Get a snapshot of this rank from here or from its buddy."""
         from monarch_kernel.train.snapshots.capture import Captured
 
         kept = self._kept.get(self._proc, {}).get(rewind.key)
@@ -255,7 +255,7 @@ class Snapshots:
             )
             answer = future.get(_FETCH_S)
             if isinstance(answer, Failure):
-                raise RuntimeError(f"the snapshot of step {rewind.key[2]} can't be had: {answer.message}")
+                raise RuntimeError(f"the snapshot of step {rewind.key[2]} is not available: {answer.message}")
             kept = _Kept(answer.payload, tuple(answer.frames))
         return Captured(*kept.frames)
 
@@ -275,7 +275,7 @@ class Snapshots:
     def _hear_fetch(self, message: FetchSnapshot, _: Sequence[Frame]) -> None:
         kept = self._kept.get(message.owner, {}).get(message.key)
         if kept is None:
-            gone = Failure("exception", "LookupError", "it was let go of meanwhile")
+            gone = Failure("exception", "LookupError", "the buddy has dropped it in the meantime")
             self._rank.send_answer_now(message.id, pack(Failed(message.id, gone)))
             return
         self._answer(message, kept.payload, tuple(self._again(frame) for frame in kept.frames))
@@ -286,7 +286,7 @@ class Snapshots:
 
     @staticmethod
     def _again(frame: Frame) -> Frame:
-        """A large frame that came from another process is put where a third can read it, too."""
+        """Move a large frame that came from another process to where a third process can read it, too."""
         return keep([frame]) if len(frame) >= STORE.from_nbytes else frame
 
 
@@ -298,11 +298,11 @@ def _reference(thing: Any) -> Callable[[], Any]:
 
 
 def put_back_here() -> None:
-    """`Snapshots.put_back_now`, for a request to all ranks."""
+    """Call `Snapshots.put_back_now`, for a request to all ranks."""
     HOME.loops.snapshots.put_back_now()
 
 
 @register
 def install(rank: Rank) -> None:
-    """Let the loops of a rank have snapshots."""
+    """Enable snapshots for the loops of a rank."""
     HOME.loops.snapshots = Snapshots(rank)

@@ -1,8 +1,8 @@
-"""What training needs to go on from a step: copied out of models, optimizers and the like, and put back into them.
+"""Captures the training state of models, optimizers and other objects, and restores it.
 
-Theory of operation. What is captured is put back into things that were made by the same code on as many ranks, so each rank
-captures what it has itself: of a `DTensor` its own part, as it is. All tensors are copied into one piece of memory, which is
-a copy at the rate of memory, and can be shared with another process; the rest is a small pickle, in which they are numbers.
+Theory of operation. Captured state is restored into objects that the same code has created on as many ranks. So each rank
+captures its own state, of a `DTensor` its local shard. All tensors are copied into one block of memory, at memory bandwidth,
+which can be shared with another process. Everything else is a small pickle, which refers to tensors by numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CONTAINERS = (list, dict, set, collections.deque)
 
 
 class Captured(NamedTuple):
-    """What was captured.
+    """Captured state.
 
     Attributes:
-        rest: all but the elements of tensors, pickled.
-        elements: of all tensors, one behind the other.
+        rest: everything but the elements of tensors, pickled.
+        elements: the elements of all tensors, one after the other.
     """
 
     rest: Frame
@@ -44,7 +44,7 @@ class Captured(NamedTuple):
 
 
 class _Part:
-    """What this rank has of a DTensor; ``what`` is of which shape, placed how."""
+    """The local shard of a DTensor; ``what`` is the shape, stride and placements of the DTensor."""
 
     def __init__(self, local: torch.Tensor, what: tuple[Any, ...]) -> None:
         self.local = local
@@ -52,7 +52,7 @@ class _Part:
 
 
 class _Lying(NamedTuple):
-    """Where the elements of a tensor lie."""
+    """The location of a tensor's elements in the block."""
 
     at: int
     nbytes: int
@@ -62,7 +62,7 @@ class _Lying(NamedTuple):
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles all but the elements of tensors, which it collects."""
+    """Pickles everything but the elements of tensors, which it collects."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
@@ -74,7 +74,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         if isinstance(value, DTensor):
             raise TypeError(
-                "a DTensor outside of modules and optimizers can't be put back: keep what .full_tensor() gives"
+                "a DTensor outside of modules and optimizers can't be restored: snapshot its .full_tensor() instead"
             )
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         lying = _Lying(self._nbytes, raw.nbytes, value.dtype, tuple(value.shape), str(value.device))
@@ -92,10 +92,10 @@ class _Unpickler(pickle.Unpickler):
         elements = captured.elements
         self._elements = (
             bytearray(elements) if memoryview(elements).readonly else elements
-        )  # torch warns of what it can't write
+        )  # torch warns about read-only buffers
 
     def persistent_load(self, lying: _Lying) -> torch.Tensor:
-        """A copy: what is captured may be put back again."""
+        """Copy a tensor, because the captured state may be restored again."""
         if not lying.nbytes:
             return torch.empty(lying.shape, dtype=lying.dtype, device=lying.device)
         raw = torch.frombuffer(self._elements, dtype=torch.uint8, count=lying.nbytes, offset=lying.at)
@@ -103,14 +103,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def check(things: Mapping[str, Any]) -> None:
-    """See that things can be captured and put back.
+    """Check that objects can be captured and restored.
 
     Raises:
-        TypeError: one can't.
-        ValueError: there is none.
+        TypeError: an object can't be restored.
+        ValueError: there is no object.
     """
     if not things:
-        raise ValueError("live.snapshot(model=model, optimizer=optimizer): name what is to be put back")
+        raise ValueError(
+            "live.snapshot() needs the objects to restore: live.snapshot(model=model, optimizer=optimizer)"
+        )
     for name, thing in things.items():
         _kind(name, thing)
 
@@ -129,17 +131,17 @@ def _kind(name: str, thing: Any) -> str:
     if isinstance(thing, torch.Tensor):
         return "tensor"
     raise TypeError(
-        f"live.snapshot({name}=...): a {type(thing).__name__} can't be put back; modules, optimizers, tensors, generators of "
-        "torch, lists, dicts, sets, and what has state_dict() and load_state_dict() can"
+        f"live.snapshot({name}=...): a {type(thing).__name__} can't be restored; modules, optimizers, tensors, torch "
+        "generators, lists, dicts, sets, and objects with state_dict() and load_state_dict() can"
     )
 
 
 def capture(things: Mapping[str, Any]) -> Captured:
-    """Copy what things have now, and the state of the random number generators of this process.
+    """Copy the state of objects, and of the random number generators of this process.
 
     Raises:
-        MemoryError: there is no room for it.
-        TypeError: something can't be captured.
+        MemoryError: there is not enough memory.
+        TypeError: an object can't be captured.
     """
     states = {
         name: (_kind(name, thing), _CAPTURE.get(_kind(name, thing), _same)(thing)) for name, thing in things.items()
@@ -151,26 +153,26 @@ def capture(things: Mapping[str, Any]) -> Captured:
 
 
 def put_back(things: Mapping[str, Any], captured: Captured) -> None:
-    """Give things what they had when they were captured; the generators of random numbers are for `set_random_state`.
+    """Restore the captured state of objects; `set_random_state` restores the random number generators.
 
     Raises:
-        RuntimeError: a model belongs to a process group that is no more, or torch can't forget a step that was cut off.
-        ValueError: they are others than those that were captured.
+        RuntimeError: a model belongs to a process group that no longer exists, or torch can't reset an interrupted step.
+        ValueError: the objects differ from those that were captured.
     """
     states, _ = _Unpickler(captured).load()
     if states.keys() != things.keys():
-        raise ValueError(f"the snapshot has {', '.join(states)}, and now live.snapshot has {', '.join(things)}")
+        raise ValueError(f"the snapshot has {', '.join(states)}, but live.snapshot now has {', '.join(things)}")
     for name, thing in things.items():
         kind, state = states[name]
         if kind != _kind(name, thing):
             raise ValueError(
-                f"live.snapshot({name}=...): it was a {kind} when the snapshot was taken, and is a {_kind(name, thing)}"
+                f"live.snapshot({name}=...): it was a {kind} when the snapshot was taken, but is a {_kind(name, thing)}"
             )
         _PUT_BACK[kind](name, thing, state)
 
 
 def set_random_state(captured: Captured) -> None:
-    """Have the generators of random numbers of this process (Python's, NumPy's, torch's) go on from where they were."""
+    """Restore the random number generators of this process (those of Python, NumPy and torch)."""
     _, state = _Unpickler(captured).load()
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
@@ -191,7 +193,7 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-# -- each kind
+# -- kinds of objects
 
 
 def _same(thing: Any) -> Any:
@@ -208,7 +210,7 @@ def _has_extra_state(module: nn.Module) -> bool:
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, also those that no checkpoint has; those that FSDP has gathered are given up first."""
+    """Parameters and buffers, including non-persistent ones; reshards FSDP modules first."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             cast("FSDPModule", part).reshard()
@@ -233,7 +235,7 @@ def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
     if tensors.keys() != state["tensors"].keys():
         differ = sorted(tensors.keys() ^ state["tensors"].keys())[:4]
         raise ValueError(
-            f"live.snapshot({name}=...): it has other parameters or buffers than before ({', '.join(differ)})"
+            f"live.snapshot({name}=...): its parameters or buffers differ from the snapshot ({', '.join(differ)})"
         )
     with torch.no_grad():
         for key, tensor in tensors.items():
@@ -242,10 +244,10 @@ def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
             source = had.local if isinstance(had, _Part) else had
             if isinstance(had, _Part) != isinstance(tensor, DTensor) or here.shape != source.shape:
                 is_spread = isinstance(had, _Part) or isinstance(tensor, DTensor)
-                how = "is spread in another way" if is_spread else "has another shape"
+                how = "is sharded differently" if is_spread else "has another shape"
                 raise ValueError(
                     f"live.snapshot({name}=...): {key} {how} than when the snapshot was taken: this rank has "
-                    f"{list(here.shape)} of it, and had {list(source.shape)}"
+                    f"{list(here.shape)} of it, but had {list(source.shape)}"
                 )
             here.copy_(source)
     for at, extra in state["extra"].items():
@@ -276,11 +278,11 @@ def _into_optimizer(name: str, optimizer: Optimizer, state: dict[str, Any]) -> N
         whole = {number: _mapped(each, spread(number), _Part) for number, each in state["state"].items()}
         optimizer.load_state_dict({**state, "state": whole})
     except (AttributeError, IndexError, ValueError) as error:
-        raise ValueError(f"live.snapshot({name}=...): it trains other parameters than before ({error})") from error
+        raise ValueError(f"live.snapshot({name}=...): its parameters differ from the snapshot ({error})") from error
 
 
 def _mapped(value: Any, function: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
-    """The same, with all of a kind within dicts and lists mapped."""
+    """Map all values of a type in nested dicts and lists."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Going back to a snapshot, as the program asks for it: what ranks keep, to which step all can go back, who is told."""
+"""The controller's part of going back to a snapshot: finds the snapshots of ranks, and chooses one that all ranks have."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from monarch_kernel.train.snapshots.buddy_store import Key, put_back_here
 __all__ = ["Common", "Holdings", "common", "holdings", "rewind", "roll_back"]
 
 Holdings = Mapping[int, Mapping[int, Sequence[Key]]]
-"""Who keeps which snapshots of whom: holder -> owner -> keys; all by flat rank."""
+"""The snapshots that ranks keep: holder -> owner -> keys; holder and owner are flat ranks."""
 
 
 class Common(NamedTuple):
-    """A snapshot that all can go back to.
+    """A snapshot that all ranks can go back to.
 
     Attributes:
-        key: of it.
-        holders: by rank: who keeps it, itself if it can.
+        key: key of the snapshot.
+        holders: for each rank, the rank that keeps its snapshot; the rank itself if possible.
     """
 
     key: Key
@@ -32,7 +32,7 @@ class Common(NamedTuple):
 
 
 def holdings(mesh: ProcMesh) -> Future[Holdings]:
-    """Ask all ranks what they keep; those that do not answer keep nothing."""
+    """Ask all ranks for the snapshots that they keep; ranks that do not answer keep none."""
     first = mesh.procs[0] - mesh.ranks[0]
 
     def finish(answers: Sequence[Answer]) -> Holdings:
@@ -47,7 +47,7 @@ def holdings(mesh: ProcMesh) -> Future[Holdings]:
 
 
 def common(ranks: Sequence[int], held: Holdings) -> list[Common]:
-    """The snapshots that each of some ranks has, itself or with another, in the order in which they were taken."""
+    """The snapshots that exist for all of some ranks, on the rank itself or on another one, oldest first."""
     keys = [{key for owned in held.values() for key in owned.get(rank, ())} for rank in ranks]
     found = []
     for key in sorted(set.intersection(*keys)) if keys else ():
@@ -62,30 +62,30 @@ def common(ranks: Sequence[int], held: Holdings) -> list[Common]:
 
 
 def rewind(mesh: ProcMesh, to: Common, *, is_recovery: bool = False) -> Future[None]:
-    """Say to all ranks that their next `live.snapshot` puts this back."""
+    """Tell all ranks that their next `live.snapshot` restores a snapshot."""
     first = mesh.procs[0] - mesh.ranks[0]
     holders = tuple(first + holder for holder in to.holders)
 
     def finish(answers: Sequence[Answer]) -> None:
         for rank, answer in zip(mesh.ranks, answers, strict=True):
             if isinstance(answer, Failure):
-                raise SnapshotError(f"rank {rank} of {mesh.name} could not be told to go back: {answer.headline()}")
+                raise SnapshotError(f"rank {rank} of {mesh.name} did not accept the rollback: {answer.headline()}")
 
     return mesh._runtime.ask(mesh.procs, lambda id: pack(Rewind(id, to.key, holders, is_recovery)), finish)
 
 
 def roll_back(mesh: ProcMesh, step: int | None = None) -> int:
-    """Put back what ranks had before a step, and have their next loop with snapshots go on from there.
+    """Restore the state of ranks before a step, and let their next loop with snapshots resume from there.
 
     Args:
-        mesh: a whole one; none of its ranks is dead, or in a loop.
-        step: the newest snapshot that is not later is taken; None: the newest of all.
+        mesh: a whole mesh; none of its ranks is dead or in a loop.
+        step: restores the newest snapshot up to this step; None: the newest of all.
 
     Returns:
-        The step.
+        The step of the snapshot.
 
     Raises:
-        RemoteError: what is there now is not what it was.
+        RemoteError: the objects on a rank differ from those of the snapshot.
         SnapshotError: there is no such snapshot, or the ranks are in a loop.
         SupervisionError: a rank is dead.
     """
@@ -108,8 +108,10 @@ def roll_back(mesh: ProcMesh, step: int | None = None) -> int:
 def _nothing_text(mesh: ProcMesh, held: Holdings, found: Sequence[Common], step: int | None) -> str:
     if found:
         steps = ", ".join(str(each.key[2]) for each in found)
-        return f"{mesh.name} has no snapshot of step {step} or before it; of these: {steps} (live.snapshot(keep=3) keeps 3)"
+        return f"{mesh.name} has no snapshot up to step {step}; it has: {steps} (live.snapshot(keep=3) keeps 3)"
     without = [rank for rank in mesh.ranks if not any(rank in owned for owned in held.values())]
     if without:
-        return f"{mesh.name}: nobody keeps a snapshot of {format_ranks(without)}; live.snapshot(model=model, ...) takes some"
+        return (
+            f"{mesh.name}: there is no snapshot of {format_ranks(without)}; live.snapshot(model=model, ...) takes some"
+        )
     return f"{mesh.name}: the ranks have no snapshot of the same step"

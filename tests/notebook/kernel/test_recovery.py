@@ -261,7 +261,7 @@ def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, 
     assert step % 5 == 0
     assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
     assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step - 5}"
-    assert "before it; of these: " in trained.run("%mesh rollback 2").evalue
+    assert "has no snapshot up to step 2; it has: " in trained.run("%mesh rollback 2").evalue
     trained.ok(train())
     assert outcome(trained) == undisturbed
 
@@ -303,8 +303,8 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
         "works only in notebook cells"
         in trained.run(f"t.run({f'live.snapshot(losses=losses){chr(10)}{loop}'!r}).get()").error
     )
-    assert "a int can't be put back" in trained.run("%%remote\nlive.snapshot(step=3)").error
-    assert trained.run("%mesh rollback").evalue.startswith("t: nobody keeps a snapshot of [0-3]")
+    assert "a int can't be restored" in trained.run("%%remote\nlive.snapshot(step=3)").error
+    assert trained.run("%mesh rollback").evalue.startswith("t: there is no snapshot of [0-3]")
     assert "to see them" not in trained.run("%mesh tensorboard t[0:2] x").text
     assert "TensorBoard needs the loops of a whole mesh: " in trained.run("%mesh tensorboard t[0:2] x").evalue
     assert trained.run("%mesh tensorboard /dev/null/x").evalue.startswith("%mesh tensorboard: [Errno 20]")
@@ -337,9 +337,9 @@ def test_a_rollback_into_another_model_is_given_up(trained: Notebook) -> None:
     other = "%%remote\nnet = nn.Linear(8, 4)\nlive.snapshot(net=net, every=5)\nfor step in live.loop(10): pass\nstep"
     said = trained.run(other).evalue
     assert (
-        "weight has another shape than when the snapshot was taken: this rank has [4, 8] of it, and had [8, 8]" in said
+        "weight has another shape than when the snapshot was taken: this rank has [4, 8] of it, but had [8, 8]" in said
     )
-    assert "The rollback to step 5 is given up: without it this cell begins anew" in said
+    assert "The rollback to step 5 is cancelled: run this cell again to start from the beginning" in said
     assert trained.ok(other).plain == f"[0-{RANKS - 1}] 9"
 
 
