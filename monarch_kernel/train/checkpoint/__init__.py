@@ -1,6 +1,6 @@
-"""Checkpoints: what is trained on many ranks, on disk, to go on with by other numbers of ranks or another plan.
+"""Checkpoints of distributed training, which can be loaded by another number of ranks or with another plan.
 
-On all ranks of a mesh, or of any program of torch.distributed, or in one process::
+On all ranks of a mesh or of any torch.distributed program, or in a single process::
 
     from monarch_kernel import checkpoint
 

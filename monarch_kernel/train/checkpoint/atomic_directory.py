@@ -1,11 +1,12 @@
-"""A checkpoint on disk: a directory that is there whole or not at all.
+"""Writes a checkpoint directory atomically: it exists either completely or not at all.
 
-Theory of operation. It is written under another name beside its place, and renamed when all ranks are done and all is on the
-disk. One that is there already is renamed first, and removed after: a crash between the two leaves it under that name, where
-it is found. What a save has left that died is removed by the next one to the same place.
+Theory of operation. A save writes the directory under a temporary name beside its final path, and renames it once all ranks are
+done and all data is on disk. It first renames an existing checkpoint at this path, and removes it afterwards: a crash in
+between leaves the old checkpoint under its temporary name, where `resolve` finds it. The next save to the same path removes
+what a failed save has left.
 
-In the directory: what `torch.distributed.checkpoint` writes; ``values.pt``, the plain values; and ``monarch.json``, written
-last, with what there is.
+The directory contains the files of `torch.distributed.checkpoint`; ``values.pt``, the plain values; and ``monarch.json``,
+written last, with a list of the contents.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a checkpoint.
+    """The contents of a checkpoint.
 
     Attributes:
-        path: where it is.
-        names: what it was saved as -> ``module``, ``optimizer``, ``state`` or ``value``.
-        tensors: full name -> shape and dtype, of the whole.
-        nbytes: on the disk.
-        ranks: how many wrote it.
-        saved_s: when, in seconds since 1970.
-        torch: the version that wrote it.
+        path: path of the checkpoint.
+        names: name of a saved object -> ``module``, ``optimizer``, ``state`` or ``value``.
+        tensors: full name -> shape and dtype of the whole tensor.
+        nbytes: size on disk.
+        ranks: number of ranks that wrote it.
+        saved_s: time of the save, in seconds since 1970.
+        torch: version of torch that wrote it.
     """
 
     path: Path
@@ -75,15 +76,15 @@ class Contents:
 
 
 def begin(path: Path) -> Path:
-    """Make the directory in which a checkpoint is written until it is complete.
+    """Create the temporary directory for a checkpoint that is being written.
 
     Raises:
-        CheckpointError: there is something else at its place.
+        CheckpointError: the path exists, and is not a checkpoint.
     """
     if path.exists() and not (path / _CONTENTS).is_file():
-        inner = "a directory that is no checkpoint" if path.is_dir() else "a file"
+        inner = "a directory that is not a checkpoint" if path.is_dir() else "a file"
         raise CheckpointError(
-            f"{path} is {inner}, and a checkpoint would take its place: give another path, as {path / 'step-1'}"
+            f"{path} is {inner}, and a checkpoint would replace it: use another path, such as {path / 'step-1'}"
         )
     _remove_remains(path)
     making = path.parent / f".{path.name}.{_SAVING}-{secrets.token_hex(4)}"
@@ -92,10 +93,10 @@ def begin(path: Path) -> Path:
 
 
 def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
-    """Put a complete checkpoint in its place; what was there is replaced.
+    """Move a complete checkpoint to its path, replacing the previous one.
 
     Raises:
-        OSError: what was there stays.
+        OSError: it can't be written; then the previous one stays.
     """
     about = making / _CONTENTS
     with about.open("w") as file:
@@ -117,7 +118,7 @@ def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def _remove_remains(path: Path) -> None:
-    """Remove what saves to this place have left that died."""
+    """Remove what failed saves to this path have left."""
     for left in path.parent.glob(f".{escape(path.name)}.{_SAVING}-*"):
         shutil.rmtree(left, ignore_errors=True)
     if path.exists():
@@ -126,10 +127,10 @@ def _remove_remains(path: Path) -> None:
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
-    """Where a complete checkpoint is.
+    """Find a complete checkpoint.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is no complete checkpoint at this path.
     """
     wanted = Path(path).absolute()
     found = _find(wanted)
@@ -137,18 +138,18 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         return found
     if not wanted.exists():
         began = any(wanted.parent.glob(f".{escape(wanted.name)}.{_SAVING}-*"))
-        more = "a save to it has not ended" if began else _beside(wanted)
+        more = "a save to it has not finished" if began else _beside(wanted)
         raise CheckpointError(f"there is no checkpoint at {wanted}; {more}")
     inner = latest(wanted) if wanted.is_dir() else None
     more = f"the newest in it is {inner}" if inner is not None else "it has no monarch.json, which is written last"
-    raise CheckpointError(f"{wanted} is no complete checkpoint of ours; {more}")
+    raise CheckpointError(f"{wanted} is not a complete checkpoint of monarch_kernel; {more}")
 
 
 def _find(wanted: Path) -> Path | None:
-    """Where a complete checkpoint is; None if there is none.
+    """Find a complete checkpoint; None if there is none.
 
-    A save gives the checkpoint that is there another name before it puts its own in the place. This function may look in
-    between: it then finds the checkpoint under the other name, or, if the save was quicker, in the place after all.
+    A save renames the existing checkpoint before it moves its own to the path. In between, this function finds the existing
+    checkpoint under its temporary name, or, if the save was quicker, the new one at the path.
     """
 
     def places() -> Iterator[Path]:
@@ -167,16 +168,16 @@ def _beside(wanted: Path) -> str:
 
 
 def describe(path: str | os.PathLike[str]) -> Contents:
-    """Say what is in a checkpoint; reads no tensor, and needs no ranks.
+    """Describe the contents of a checkpoint; reads no tensors, and needs no ranks.
 
     Raises:
-        CheckpointError: there is none, or it can't be read.
+        CheckpointError: there is no checkpoint, or it can't be read.
     """
     for _ in range(_ATTEMPTS):
         place = resolve(path)
         try:
             return _read(place)
-        except FileNotFoundError as error:  # a save has put another in its place meanwhile, or it is being removed
+        except FileNotFoundError as error:  # a save has replaced it in the meantime, or it is being removed
             problem = error
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(place, error) from None
@@ -188,7 +189,7 @@ def _read(place: Path) -> Contents:
     version = told["version"]
     if version > VERSION:
         raise CheckpointError(
-            f"{place} was written by a newer monarch_kernel (format {version}, this one reads {VERSION})"
+            f"{place} was written by a newer monarch_kernel (format {version}; this version reads format {VERSION})"
         )
     tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in told["tensors"].items()}
     nbytes = sum(file.stat().st_size for file in place.iterdir())
@@ -200,10 +201,10 @@ def _unreadable(place: Path, error: Exception) -> CheckpointError:
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
-    """The checkpoint in a folder that was completed last; None if there is none.
+    """The newest complete checkpoint in a folder; None if there is none.
 
     Raises:
-        CheckpointError: one can't be read.
+        CheckpointError: a checkpoint can't be read.
     """
     found = []
     for each in _complete(Path(folder)):
@@ -211,12 +212,12 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
             found.append((describe(each).saved_s, each.name, each))
         except CheckpointError:
             if _find(each) is not None:
-                raise  # else it was removed meanwhile, as by a program that keeps the last few
+                raise  # else it was removed, for example by a program that keeps the last few
     return max(found)[-1] if found else None
 
 
 def _complete(folder: Path) -> Iterator[Path]:
-    """The places of complete checkpoints, also of those that only have the other name now."""
+    """The paths of complete checkpoints, including those that are only at their temporary name."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint`, for a group or for one process alone, and what it says of failures."""
+"""Wraps `torch.distributed.checkpoint`: reads and writes with a group or in a single process, and reports failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ _ALONE = "torch.distributed is disabled, unavailable or uninitialized"
 
 
 class Refused(Exception):
-    """It could not be done; ``rank`` and ``cause`` say where first, and why; ``is_known``: the ranks have told each other."""
+    """A read or write failed.
+
+    Attributes:
+        rank: the first rank on which it failed.
+        cause: the error there.
+        is_known: whether the ranks have exchanged their failures.
+    """
 
     def __init__(self, error: BaseException) -> None:
         self.is_known = isinstance(error, CheckpointException)
@@ -38,17 +44,17 @@ class Refused(Exception):
 
 
 def group_here() -> dist.ProcessGroup | None:
-    """The group of all ranks; None where this process is alone."""
+    """The group of all ranks; None in a single process."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist.group.WORLD
 
 
 def write(tensors: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Write tensors, each rank its part, and have them on the disk; collective.
+    """Write tensors and sync them to disk, each rank its shards; collective.
 
     Raises:
-        Refused: on all ranks, if one fails.
+        Refused: it fails on any rank; raised on all ranks.
     """
     with _quietly():
         save(
@@ -63,13 +69,13 @@ def read(tensors: dict[str, Any], folder: Path, index: Metadata, group: dist.Pro
     """Read into tensors, in place; collective.
 
     Args:
-        tensors: nested dicts of them, and of what else the checkpoint has by these names, which is replaced.
-        folder: of the checkpoint.
-        index: of it, as `load_index` gives it.
-        group: of the ranks; None for one alone.
+        tensors: nested dicts of tensors, and of other objects that the checkpoint has by these names, which are replaced.
+        folder: folder of the checkpoint.
+        index: its index, as returned by `load_index`.
+        group: group of the ranks; None for a single process.
 
     Raises:
-        Refused: on all ranks, if one fails.
+        Refused: it fails on any rank; raised on all ranks.
     """
     with _quietly():
         load(
@@ -82,13 +88,13 @@ def read(tensors: dict[str, Any], folder: Path, index: Metadata, group: dist.Pro
 
 
 def files_of(folder: Path) -> set[str]:
-    """The files, by name, that were written to a folder by all ranks."""
+    """The names of the files that all ranks have written to a folder."""
     stored = load_index(folder).storage_data or {}
     return {info.relative_path for info in stored.values()}
 
 
 class _Reader(FileSystemReader):
-    """Reads the parts of tensors; that of torch would unpickle the index with any code in it."""
+    """Reads shards of tensors. Torch's reader would unpickle the index, and run any code in it."""
 
     def __init__(self, folder: Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -101,7 +107,7 @@ class _Reader(FileSystemReader):
 
 
 class _Planner(DefaultLoadPlanner):
-    """Opens what is no tensor; that of torch would unpickle it with any code in it."""
+    """Loads objects that are not tensors. Torch's planner would unpickle them, and run any code in them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -114,10 +120,10 @@ class _Planner(DefaultLoadPlanner):
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the warning that one process is alone; failures become `Refused`."""
+    """Suppress torch's warning about a single process, and convert failures to `Refused`."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", _ALONE)
             yield
-    except (Exception, CheckpointException) as error:  # the latter is none of the former
+    except (Exception, CheckpointException) as error:  # CheckpointException is not an Exception
         raise Refused(error) from error

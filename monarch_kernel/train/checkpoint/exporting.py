@@ -1,4 +1,4 @@
-"""A model of a checkpoint as one file, for the rest of the world."""
+"""Exports a model of a checkpoint to a single file for other programs."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ __all__ = ["export"]
 
 
 def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str = "model") -> Path:
-    """Write a module of a checkpoint as one file of safetensors; in one process, without ranks.
+    """Write a module of a checkpoint to a safetensors file, in a single process without ranks.
 
     Args:
-        path: of the checkpoint.
-        file: to write; it appears when it is complete.
-        name: by which the module was saved.
+        path: path of the checkpoint.
+        file: the file to write; it appears once it is complete.
+        name: name under which the module was saved.
 
     Returns:
         The path of the file.
 
     Raises:
-        CheckpointError: there is no such module, it is larger than the memory that is free, the checkpoint can't be read, as
-            where that would run code, or the file can't be written.
+        CheckpointError: there is no such module, it is larger than the free memory, the checkpoint can't be read (for example
+            because that would run code), or the file can't be written.
     """
     try:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
-        raise CheckpointError("to write safetensors: pip install safetensors") from None
+        raise CheckpointError("checkpoint.export needs the safetensors package: pip install safetensors") from None
     contents = describe(path)
     if contents.names.get(name) != "module":
         modules = [key for key, kind in contents.names.items() if kind == "module"]
@@ -55,7 +55,7 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
     nbytes, there = sum(tensor.nbytes for tensor in wanted.values()), room()
     if nbytes > there.nbytes:
         raise CheckpointError(
-            f"{name} of {contents.path} takes {format_nbytes(nbytes)}, and there are {format_nbytes(there.nbytes)} {there.of}: "
+            f"{name} of {contents.path} takes {format_nbytes(nbytes)}, but there are {format_nbytes(there.nbytes)} {there.of}: "
             "export it on a machine with more memory"
         )
     wanted = {key: torch.empty_like(tensor, device="cpu") for key, tensor in wanted.items()}
@@ -71,7 +71,7 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{target} was not written: {type(error).__name__}: {error} (it takes {format_nbytes(nbytes)}{free}); "
-            "make room, or give another path"
+            "free some space, or use another path"
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -81,9 +81,11 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
 
 def _check_place(target: Path, name: str) -> None:
     if target.is_dir():
-        raise CheckpointError(f"{target} is a directory: give the path of a file, as {target / f'{name}.safetensors'}")
+        raise CheckpointError(
+            f"{target} is a directory: use the path of a file, such as {target / f'{name}.safetensors'}"
+        )
     if not target.parent.is_dir():
-        raise CheckpointError(f"{target} can't be written: there is no directory {target.parent}; make it first")
+        raise CheckpointError(f"{target} can't be written: there is no directory {target.parent}; create it first")
 
 
 def _free_text(target: Path) -> str:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint into what is there, however many ranks have which part of it."""
+"""Loads a checkpoint into existing objects, with any number of ranks and any sharding."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ __all__ = ["load"]
 
 
 def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
-    """Read a checkpoint; all ranks call it, with the same names.
+    """Load a checkpoint. All ranks call this, with the same names.
 
-    They may be more or less than those that saved it, and have the model spread in another way.
+    The number of ranks and the sharding of the model may differ from those of the save.
 
     Args:
-        path: of the checkpoint.
-        things: modules, optimizers and what has ``load_state_dict()``, which get what was saved by these names.
+        path: path of the checkpoint.
+        things: modules, optimizers and objects with ``load_state_dict()``, which get the state saved under these names.
 
     Returns:
         The plain values that were saved, by name.
 
     Raises:
-        CheckpointError: there is none, it does not fit, or its index or its values would run code that is in them; nothing has
-            changed. Or it can't be read, and then what was to be loaded is undefined.
+        CheckpointError: there is no checkpoint, it does not fit, or its index or values would run code; then nothing has
+            changed. Or it can't be read; then the state of the objects is undefined.
     """
     if path is None:
-        raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) has found none")
+        raise CheckpointError("there is no checkpoint to load: checkpoint.latest(folder) returned None")
     settle("checkpoint.load(...)")
     group = group_here()
 
@@ -61,8 +61,8 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
             read(states.tensors, contents.path, index, group)
     except Refused as error:
         raise CheckpointError(
-            f"{contents.path} can't be read: {str(error).splitlines()[0]}; what was to be loaded is undefined now: "
-            "load another one"
+            f"{contents.path} can't be read: {str(error).splitlines()[0]}; the state of the loaded objects is undefined now: "
+            "load another checkpoint"
         ) from error
     states.values = {name: values[name] for name, kind in states.kinds.items() if kind == "state"}
     put_back(things, states)

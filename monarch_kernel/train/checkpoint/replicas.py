@@ -1,13 +1,13 @@
-"""Whether all ranks have the same of what a checkpoint keeps once.
+"""Checks that all ranks have the same values of what a checkpoint stores once.
 
-Theory of operation. Of a sharded tensor each rank writes its own part. A checkpoint keeps once all else that each rank has:
-plain values, tensors that are not spread, and parts that a `DTensor` replicates. If these differ by rank, a checkpoint can't
-keep what the ranks have, and `torch.distributed.checkpoint` would take one tensor from this rank and the next from another. So
-each rank makes a digest of every such leaf, and the ranks compare one digest of all digests in a collective that a save does
-anyway. Only where these differ do they exchange the digests of the leaves, to name what differs.
+Theory of operation. Each rank writes its own shards of sharded tensors. A checkpoint stores everything else once: plain
+values, tensors that are not distributed, and shards that a `DTensor` replicates. If these differ between ranks, a checkpoint
+can't store them all, and `torch.distributed.checkpoint` would take one tensor from one rank and the next from another. So each
+rank computes a digest of every such leaf, and the ranks compare one digest of all digests in a collective that a save does
+anyway. Only if these differ do they exchange the digests of the leaves, to name the leaves that differ.
 
-Digests of tensors are made where the tensor is, at about the rate at which memory is read: only differences that come about by
-accident have to be seen.
+Digests of tensors are computed on the tensor's device, at about memory bandwidth: they only need to detect accidental
+differences.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ __all__ = [
 ]
 
 Place = tuple[int, ...]
-"""Which part of a tensor: the coordinates of the rank along the axes that cut it; empty for the whole."""
+"""A shard of a tensor: the coordinates of the rank along the axes that shard it; empty for the whole tensor."""
 
 Digests = dict[tuple[str, Place], bytes]
-"""The leaves that a rank has, by name and place."""
+"""The digests of a rank's leaves, by name and place."""
 
 EACH_RANK = (
-    "Give the same on all ranks. To keep what each rank has, such as a random state, gather it in a list with "
+    "Pass the same values on all ranks. To save a value of each rank, such as a random state, gather the values in a list with "
     "torch.distributed.all_gather_object, save the list, and take the item of the rank after loading"
 )
 SAME_MODEL = (
-    "All ranks have to train the same model with the same settings: spread it with parallelize, or send what rank 0 has to all "
+    "All ranks must train the same model with the same settings: use parallelize, or send the tensors of rank 0 to all ranks "
     "with torch.distributed.broadcast"
 )
 _MAX_LISTED = 8
 _TEXTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MIX = -4417276706812531889  # an odd number with as many ones as zeros
 _STEP = -7046029254386353131  # 2**64 over the golden ratio
-_WORDS_CPU = 1 << 16  # of 8 bytes: they stay in a cache
-_WORDS = 1 << 22  # on other devices, where each call costs
+_WORDS_CPU = 1 << 16  # of 8 bytes each: they stay in a cache
+_WORDS = 1 << 22  # on other devices, where calls are expensive
 
 
 def of_values(values: Mapping[str, Any]) -> Digests:
-    """Make the digests of plain values: one for each leaf of nested dicts, and one for the keys of each dict."""
+    """Compute the digests of plain values: one for each leaf of nested dicts, and one for the keys of each dict."""
     found: Digests = {}
 
     def walk(name: str, value: Any) -> None:
@@ -78,11 +78,11 @@ def of_values(values: Mapping[str, Any]) -> Digests:
 
 
 def of_tensors(leaves: Mapping[str, Any], ranks: int) -> Digests:
-    """Make the digests of the leaves of modules and optimizers, but for parts that no other rank has.
+    """Compute the digests of the leaves of modules and optimizers, except for shards that no other rank has.
 
     Args:
-        leaves: by full name.
-        ranks: how many save.
+        leaves: the leaves, by full name.
+        ranks: number of ranks that save.
     """
     found: Digests = {}
     for name, leaf in leaves.items():
@@ -99,7 +99,7 @@ def of_tensors(leaves: Mapping[str, Any], ranks: int) -> Digests:
 
 
 def summary(digests: Digests) -> dict[Place, bytes]:
-    """Make one digest of all leaves of a place."""
+    """Compute one digest of all leaves for each place."""
     places: dict[Place, list[tuple[str, bytes]]] = {}
     for (name, place), digest in digests.items():
         places.setdefault(place, []).append((name, digest))
@@ -107,13 +107,13 @@ def summary(digests: Digests) -> dict[Place, bytes]:
 
 
 def differing(by_rank: Sequence[Mapping[Any, bytes]]) -> dict[Any, tuple[int, list[int]]]:
-    """Find what ranks have different digests of.
+    """Find keys whose digests differ between ranks.
 
     Args:
         by_rank: the digests, or their `summary`, of each rank.
 
     Returns:
-        What differs -> the first rank that has it, and those that have something else.
+        Key -> the first rank that has it, and the ranks with another digest.
     """
     first: dict[Any, tuple[int, bytes]] = {}
     found: dict[Any, tuple[int, list[int]]] = {}
@@ -126,11 +126,11 @@ def differing(by_rank: Sequence[Mapping[Any, bytes]]) -> dict[Any, tuple[int, li
 
 
 def refusal(path: Path, found: Mapping[tuple[str, Place], tuple[int, list[int]]], way_out: str) -> CheckpointError:
-    """Make the error that says what differs, on which ranks, and what to do.
+    """Create the error that names what differs, on which ranks, and what to do.
 
     Args:
-        path: of the checkpoint.
-        found: as `differing` gives it.
+        path: path of the checkpoint.
+        found: the result of `differing`.
         way_out: what to do.
     """
     ranks: dict[str, tuple[set[int], set[int]]] = {}
@@ -145,22 +145,22 @@ def refusal(path: Path, found: Mapping[tuple[str, Place], tuple[int, list[int]]]
     more = [f"  and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
     listed = "\n".join(lines[:_MAX_LISTED] + more)
     return CheckpointError(
-        f"{path} was not saved: it would keep one value of each of these, and the ranks have different ones; what was saved "
-        f"before is whole\n{listed}\n{way_out}"
+        f"{path} was not saved: a checkpoint stores these once, but their values differ between ranks; the previous checkpoint "
+        f"is intact\n{listed}\n{way_out}"
     )
 
 
 def buffers_text(path: Path, names: Sequence[str]) -> str:
-    """Say of which buffers a checkpoint keeps the values of rank 0."""
+    """Name the buffers of which a checkpoint stores the values of rank 0."""
     more = f" and {len(names) - _MAX_LISTED:,} more" if len(names) > _MAX_LISTED else ""
     return (
-        f"{path.name} keeps the values of rank 0 of buffers that differ by rank: {', '.join(names[:_MAX_LISTED])}{more}. To "
-        "have the same on all ranks, use torch.nn.SyncBatchNorm, or parallelize"
+        f"{path.name} stores rank 0's values of buffers that differ between ranks: {', '.join(names[:_MAX_LISTED])}{more}. "
+        "For equal buffers on all ranks, use torch.nn.SyncBatchNorm, or parallelize"
     )
 
 
 def _digest(value: Any) -> bytes:
-    """Make a digest that is the same for equal values, whatever objects they share."""
+    """Compute a digest that is the same for equal values, whatever objects they share."""
     if isinstance(value, torch.Tensor):
         return _digest((str(value.dtype), tuple(value.shape), _mixed(value)))
     if isinstance(value, Mapping):
@@ -179,7 +179,7 @@ def _hash(*parts: bytes) -> bytes:
 
 
 def _pickled(value: Any) -> bytes:
-    """Pickle something small; ``fast``: as if no object were there twice, for that may differ between equal values."""
+    """Pickle a small value without memoisation (``fast``), because sharing of objects may differ between equal values."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer, 5)
     pickler.fast = True
@@ -188,7 +188,7 @@ def _pickled(value: Any) -> bytes:
 
 
 def _mixed(tensor: torch.Tensor) -> int | bytes:
-    """Mix the bytes of a tensor, and where each one is, to a number of 64 bits, on the tensor's device."""
+    """Mix the bytes of a tensor and their positions into a 64-bit number, on the tensor's device."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         buffer = io.BytesIO()
         torch.save(tensor.cpu(), buffer)

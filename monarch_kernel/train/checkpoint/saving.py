@@ -1,4 +1,4 @@
-"""Writing a checkpoint, at once or while training goes on."""
+"""Saves a checkpoint, either at once or in the background while training continues."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ T = TypeVar("T")
 
 _SHOWN_AFTER_S = 1.0
 _EVERY_S = 0.5
-_ROOM = 1.05  # what a file system takes more than the bytes of tensors
+_ROOM = 1.05  # overhead of a file system
 
 
 class Saving:
-    """A checkpoint that is being written while training goes on."""
+    """A checkpoint that is being saved in the background."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -56,29 +56,29 @@ class Saving:
         self._is_cut = False
 
     def __repr__(self) -> str:
-        state = "going on" if not self.done() else "complete" if self._error is None else "failed"
+        state = "in progress" if not self.done() else "complete" if self._error is None else "failed"
         return f"<Saving {self.path}: {state}>"
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Whether the save has ended."""
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Path:
-        """Wait until it is complete; gives its path.
+        """Wait until the checkpoint is complete, and return its path.
 
         Raises:
-            CheckpointError: it could not be written; what was there before still is.
-            TimeoutError: not within ``timeout`` seconds; it goes on.
+            CheckpointError: it could not be written; the previous checkpoint is intact.
+            TimeoutError: it was not complete within ``timeout`` seconds; the save continues.
         """
         if not self._over.wait(timeout):
-            raise TimeoutError(f"{self.path} is not complete after {timeout} s; the saving goes on")
+            raise TimeoutError(f"{self.path} is not complete after {timeout} s; the save continues")
         if self._error is not None:
             self._is_told = True
             raise self._error
         return self.path
 
     def _end(self, error: BaseException | None, *, is_cut: bool = False) -> None:
-        """It is over; ``is_cut``: what failed is the group, and not what a rank did."""
+        """End the save; ``is_cut``: the process group failed, not the work of a rank."""
         self._error = error
         self._is_cut = is_cut
         self._over.set()
@@ -89,7 +89,7 @@ class Saving:
 
 
 class _Background:
-    """The save that goes on in this process, and the group of its own that it needs: training has collectives meanwhile."""
+    """The background save of this process, and its separate process group, because training runs collectives meanwhile."""
 
     def __init__(self) -> None:
         self.saving: Saving | None = None
@@ -98,15 +98,15 @@ class _Background:
         atexit.register(self._wait)
 
     def settle(self, call: str) -> None:
-        """Wait for the one before; its error, if somebody has not asked for it, is raised on all ranks; collective.
+        """Wait for the previous save, and raise its error on all ranks unless the program has already received it; collective.
 
-        If it failed with a group that is no more, it is given up, which is said once.
+        If it failed with a process group that no longer exists, prints once that it was abandoned.
 
         Args:
-            call: that asks for it, in words, which are the same on all ranks.
+            call: text of the current call, which must be the same on all ranks.
 
         Raises:
-            CheckpointError: the one before failed; or the ranks do not call the same.
+            CheckpointError: the previous save failed, or the ranks make different calls.
         """
         group = group_here()
 
@@ -120,32 +120,32 @@ class _Background:
                 saving.result()
             return call, str(saving.path) if is_untold else "", saving._error is None
 
-        ended = together(group, "the checkpoint before, which nobody waited for", end, CheckpointError)
+        ended = together(group, "the previous background checkpoint", end, CheckpointError)
         given_up = [(rank, path) for rank, (_, path, _) in enumerate(ended) if path]
         if given_up and not any(is_complete for _, _, is_complete in ended):
             first, path = given_up[0]
             if group is None or group.rank() == first:
                 print(
-                    f"the checkpoint {path} was given up when the process group was formed anew; what was saved before it is "
-                    "whole",
+                    f"the checkpoint {path} was abandoned when the process group was formed again; the previous checkpoint is "
+                    "intact",
                     file=sys.stderr,
                     flush=True,
                 )
         _check_same([call for call, _, _ in ended])
 
     def _is_formed_anew(self) -> bool:
-        """Whether the group of all ranks is no longer the one that there was when the save began."""
+        """Whether the group of all ranks was formed again since the save started."""
         return self._group is not None and self._group[0] is not group_here()
 
     def _wait(self) -> None:
-        """The process ends: let the save that goes on end, and say so if it fails."""
+        """Wait for the save when the process exits, and print its error."""
         if self.saving is not None:
             self.saving._over.wait()
             if self.saving._is_untold:
                 print(f"{type(self.saving._error).__name__}: {self.saving._error}", file=sys.stderr, flush=True)
 
     def group(self) -> dist.ProcessGroup | None:
-        """Collective, the first time after a group is formed."""
+        """The group for background saves; collective at the first call after a group was formed."""
         default = group_here()
         if default is None:
             self._group = None
@@ -160,27 +160,27 @@ settle = _background.settle
 
 
 def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> Saving | None:
-    """Write a checkpoint; all ranks call it, with the same names.
+    """Save a checkpoint. All ranks call this, with the same names.
 
-    It appears at ``path`` when it is complete; until then, and if anything fails, what was there stays.
+    The checkpoint appears at ``path`` once it is complete; until then, and if the save fails, an existing checkpoint stays.
 
     Args:
-        path: of a directory, which all ranks reach.
-        wait: False: copy tensors to memory of the host, and write them while training goes on.
-        things: modules, optimizers, what has ``state_dict()``, and plain values. All but sharded tensors has to be the same on
-            all ranks; of buffers that are not, those of rank 0 are kept.
+        path: path of a directory that all ranks can reach.
+        wait: False: copy tensors to host memory, and write them in the background while training continues.
+        things: modules, optimizers, objects with ``state_dict()``, and plain values. Everything but sharded tensors must be the
+            same on all ranks; of buffers that differ, the values of rank 0 are saved.
 
     Returns:
-        A handle, if it does not wait.
+        A handle, if ``wait`` is False.
 
     Raises:
-        CheckpointError: it could not be written, on whichever rank; or an earlier one that was not waited for. Or the ranks
-            give different paths or names, or have different values of what is kept once.
-        TypeError: nothing is named.
+        CheckpointError: this save, or the previous background save, failed on any rank. Or the ranks pass different paths or
+            names, or have different values of what is stored once.
+        TypeError: there is nothing to save.
     """
     _background.settle(_call_text(path, wait, things))
     if not things:
-        raise TypeError("checkpoint.save(path, model=model, optimizer=optimizer, step=step): name what is to be saved")
+        raise TypeError("nothing to save: checkpoint.save(path, model=model, optimizer=optimizer, step=step)")
     where = Path(path).absolute()
     group = group_here() if wait else _background.group()
     writers: list[_Writer] = []
@@ -200,8 +200,8 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     def go_on() -> None:
         try:
             writer.write()
-        except BaseException as error:  # is raised where it is asked for
-            if writer.is_complete:  # who could not be told has died, or the group has
+        except BaseException as error:  # `Saving.result` raises it
+            if writer.is_complete:  # another rank or the group has died, after the checkpoint was complete
                 saving._end(None)
             else:
                 saving._end(_as_told(where, error), is_cut=_is_of_group(error))
@@ -219,13 +219,13 @@ def _call_text(path: Any, wait: bool, things: Mapping[str, Any]) -> str:
 
 
 def _check_same(calls: list[str]) -> None:
-    """See that all ranks call the same: of what only some name, a part would be lost."""
+    """Check that all ranks make the same call; otherwise parts of objects that only some of them name would be lost."""
     if len(different := dict.fromkeys(calls)) == 1:
         return
     who = [f"{format_ranks(rank for rank, its in enumerate(calls) if its == call)} {call}" for call in different]
     raise CheckpointError(
-        f"nothing was saved or loaded, since the ranks do not call the same: {'; '.join(who)}. Call it on all ranks with the "
-        "same path and names"
+        f"nothing was saved or loaded, because the ranks make different calls: {'; '.join(who)}. Use the same path and names "
+        "on all ranks"
     )
 
 
@@ -233,25 +233,25 @@ def _as_told(path: Path, error: BaseException) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
     told = CheckpointError(
-        f"{path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. Save again"
+        f"{path} was not saved: {type(error).__name__}: {error}; the previous checkpoint is intact. Save again"
     )
     told.__cause__ = error
     return told
 
 
 def _is_of_group(error: BaseException) -> bool:
-    """Whether ranks could not tell each other how it went; else what failed on one is a `CheckpointError` on all."""
+    """Whether the group failed, so that ranks could not exchange failures; else a failure is a `CheckpointError` on all."""
     if isinstance(error.__cause__, Refused):
         return not error.__cause__.is_known
     return not isinstance(error, CheckpointError)
 
 
 class _Writer:
-    """One save, as far as this rank takes part.
+    """This rank's part of one save.
 
     Attributes:
-        digests: of the plain values.
-        is_complete: whether it is in its place, as rank 0 knows first.
+        digests: digests of the plain values.
+        is_complete: whether the checkpoint is at its path; known on rank 0 only.
     """
 
     def __init__(self, path: Path, states: States, group: dist.ProcessGroup | None, *, copies: bool) -> None:
@@ -261,7 +261,7 @@ class _Writer:
         self.is_first = group is None or dist.get_rank(group) == 0
         self.kinds = states.kinds
         self.tensors = _copied(states.tensors) if copies else states.tensors
-        self.values = loadable(states.values)  # also where they are not written: what can't be is refused on all ranks
+        self.values = loadable(states.values)  # on all ranks, so that all of them refuse a value
         self.digests = of_values(states.values) if group is not None else {}
         self._buffers = states.buffers
         self._replicas: Digests = {}
@@ -270,7 +270,7 @@ class _Writer:
         self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
 
     def write(self) -> None:
-        """Write it; collective."""
+        """Write the checkpoint; collective."""
         making = next(place for place in self._together(self._begin) if place is not None)
         try:
             told = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes, self._summary()))
@@ -287,13 +287,13 @@ class _Writer:
             raise
 
     def check_values(self, summaries: list[dict[Place, bytes]]) -> None:
-        """See that all ranks have the same plain values; collective.
+        """Check that all ranks have the same plain values; collective.
 
         Args:
-            summaries: of the digests, by rank.
+            summaries: summaries of the digests, by rank.
 
         Raises:
-            CheckpointError: they have not; the text lists the names and the ranks.
+            CheckpointError: values differ; the message lists the names and the ranks.
         """
         if differing(summaries) and (found := differing(self._together(lambda: self.digests))):
             raise refusal(self.path, found, EACH_RANK)
@@ -304,13 +304,13 @@ class _Writer:
         return summary(self._replicas)
 
     def _check_replicas(self, summaries: list[dict[Place, bytes]]) -> None:
-        """See that ranks have the same of tensors that are kept once; of buffers, have rank 0 write its own; collective.
+        """Check that ranks have the same values of tensors that are stored once; of buffers, rank 0 writes its own; collective.
 
-        Buffers that differ are not refused: with `torch.nn.BatchNorm1d` each rank has the statistics of its own batches, and
+        Buffers that differ are allowed: with `torch.nn.BatchNorm1d` each rank has the statistics of its own batches, and
         DistributedDataParallel replaces them by those of rank 0 before the next forward.
 
         Raises:
-            CheckpointError: they have not; the text lists the names and the ranks.
+            CheckpointError: tensors differ; the message lists the names and the ranks.
         """
         if not differing(summaries):
             return
@@ -335,8 +335,8 @@ class _Writer:
                 raise
             except Exception as error:
                 raise CheckpointError(
-                    f"{self.path} was not saved: {type(error).__name__}: {error}; what was saved before is whole. See that all "
-                    "ranks can write there, or give another path"
+                    f"{self.path} was not saved: {type(error).__name__}: {error}; the previous checkpoint is intact. Check "
+                    "that all ranks can write there, or use another path"
                 ) from error
 
         return together(self.group, f"save {self.path}", checked, CheckpointError)
@@ -365,8 +365,8 @@ class _Writer:
         files = files_of(making)
         if absent := sorted(name for name in files if not (making / name).is_file()):
             raise CheckpointError(
-                f"{self.path}: {len(absent)} of {len(files)} files are not where rank 0 looks for them: the hosts have "
-                "different disks there; choose a directory that all share"
+                f"{self.path}: rank 0 does not find {len(absent)} of {len(files)} files: the hosts have different disks there; "
+                "use a directory that all hosts share"
             )
         tensors = {
             name: (tuple(value.shape), str(value.dtype).removeprefix("torch."))
@@ -379,18 +379,18 @@ class _Writer:
 
 
 def _copied(tensors: Any) -> Any:
-    """The same in memory of the host that nobody else has."""
+    """Copy tensors to host memory."""
     if isinstance(tensors, dict):
         return {key: _copied(value) for key, value in tensors.items()}
     if isinstance(tensors, (list, tuple)):
         return type(tensors)(_copied(value) for value in tensors)
-    if isinstance(tensors, DTensor):  # from_local() would take it back to the device of its mesh
+    if isinstance(tensors, DTensor):  # from_local() would move it back to the device of its mesh
         return DTensor(tensors.to_local().detach().to("cpu", copy=True), tensors._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return tensors.detach().to("cpu", copy=True) if isinstance(tensors, torch.Tensor) else tensors
 
 
 def _local_nbytes(value: Any, is_first: bool) -> int:
-    """What a rank writes: its part, and the first one of those that have the same."""
+    """Bytes that a rank writes: its own shards, and replicas only if it is the first rank with them."""
     if isinstance(value, DTensor):
         place: list[int] = list(value.device_mesh.get_coordinate() or ())
         is_another = any(at and each.is_replicate() for at, each in zip(place, value.placements))
@@ -399,7 +399,7 @@ def _local_nbytes(value: Any, is_first: bool) -> int:
 
 
 def _free(folder: Path) -> tuple[int, int]:
-    """Of which file system, and how many bytes are free there."""
+    """The file system of a folder, and the number of free bytes there."""
     place = os.statvfs(folder)
     return os.stat(folder).st_dev, place.f_bavail * place.f_frsize
 
@@ -411,22 +411,22 @@ def _check_room(path: Path, needed: list[tuple[str, tuple[int, int], int]]) -> N
     for (host, _), (free, nbytes) in by_disk.items():
         if nbytes * _ROOM > free:
             raise CheckpointError(
-                f"{path} was not saved: it takes {format_nbytes(nbytes)} on {host}, and {format_nbytes(free)} are free there; "
-                "what was saved before is whole. Remove older checkpoints, or save elsewhere"
+                f"{path} was not saved: it takes {format_nbytes(nbytes)} on {host}, but {format_nbytes(free)} are free there; "
+                "the previous checkpoint is intact. Remove older checkpoints, or save elsewhere"
             )
 
 
 def _what_failed(error: Refused, path: Path, nbytes: int) -> str:
-    """The cause; where the disk is full, it is often told as a file that could not be written."""
+    """Describe a failed write, with the free space, because torch often reports a full disk as a file that can't be written."""
     free = format_nbytes(_free(path.parent)[1])
     return (
-        f"{path} was not saved: on rank {error.rank} that failed: {str(error).splitlines()[0]} (this rank writes "
-        f"{format_nbytes(nbytes)}, and {free} are free in {path.parent}); what was saved before is whole"
+        f"{path} was not saved: it failed on rank {error.rank}: {str(error).splitlines()[0]} (this rank writes "
+        f"{format_nbytes(nbytes)}, and {free} are free in {path.parent}); the previous checkpoint is intact"
     )
 
 
 class _Progress:
-    """Says on one rank how much is written, of a save that lasts."""
+    """Prints the progress of a long save, on one rank."""
 
     def __init__(self, name: str, making: Path, nbytes: int, is_shown: bool) -> None:
         self._name = name
@@ -460,7 +460,7 @@ class _Progress:
     def _written(self) -> str:
         try:
             return format_nbytes(sum(file.stat().st_size for file in self._making.iterdir()))
-        except OSError:  # it is being removed
+        except OSError:  # the folder is being removed
             return "?"
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What a program has, as what a checkpoint keeps: tensors by full name, and plain values."""
+"""Converts between the objects of a program and the contents of a checkpoint: tensors by full name, and plain values."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from monarch_kernel.train.checkpoint.unpickling import load_plain, other_names
 __all__ = ["States", "check_fits", "check_loadable", "collect", "flat", "loadable", "put_back"]
 
 _MAX_LISTED = 8
-_ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # these, and not what is derived from them
+_ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # exactly these classes, not subclasses
 
 
 @dataclass
 class States:
-    """Things by the name that the user gives them.
+    """The states of objects, by the name that the user gives them.
 
     Attributes:
-        kinds: ``module``, ``optimizer``, ``state`` (what has ``state_dict()``) or ``value``.
-        tensors: of modules and optimizers, as `torch.distributed.checkpoint` takes them.
-        values: of all others.
-        buffers: full names of those of modules that are not spread.
-        model_of: of an optimizer, the module that it trains.
+        kinds: name -> ``module``, ``optimizer``, ``state`` (an object with ``state_dict()``) or ``value``.
+        tensors: states of modules and optimizers, in the form that `torch.distributed.checkpoint` takes.
+        values: states of all other objects.
+        buffers: full names of buffers of modules that are not distributed.
+        model_of: name of an optimizer -> the module that it trains.
     """
 
     kinds: dict[str, str] = field(default_factory=dict)
@@ -49,20 +49,18 @@ class States:
 
 
 def collect(things: Mapping[str, Any]) -> States:
-    """Take the state of things; tensors are those that they have, not copies.
+    """Get the states of objects, with their tensors, not copies.
 
     Raises:
-        CheckpointError: one can't be saved.
+        CheckpointError: an object can't be saved.
     """
     states = States()
     for name, thing in things.items():
         if not name.isidentifier():
-            raise CheckpointError(f"{name!r} is no name that a checkpoint can keep something under")
+            raise CheckpointError(f"{name!r} can't be a name in a checkpoint: use an identifier")
         if isinstance(thing, nn.Module):
             if any(param.is_meta for param in thing.parameters()):
-                raise CheckpointError(
-                    f"{name} is on the meta device and has no values; parallelize it, or build it, first"
-                )
+                raise CheckpointError(f"{name} is on the meta device and has no values; parallelize or build it first")
             states.kinds[name] = "module"
             states.tensors[name] = get_model_state_dict(thing)
             states.buffers |= {f"{name}.{key}" for key in _buffers_in(states.tensors[name], thing)}
@@ -80,29 +78,29 @@ def collect(things: Mapping[str, Any]) -> States:
 
 
 def _buffers_in(state: Mapping[str, Any], module: nn.Module) -> list[str]:
-    """The keys of a module's buffers; by where they are, for wrappers give them other names in the module."""
+    """The keys of a module's buffers, found by address, because wrappers change their names in the module."""
     places = {buffer.data_ptr() for buffer in module.buffers() if not isinstance(buffer, DTensor)}
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
     return [key for key, value in tensors.items() if not isinstance(value, DTensor) and value.data_ptr() in places]
 
 
 def _trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> nn.Module:
-    """An optimizer knows its parameters by number; by name they are known to a module."""
+    """The module whose parameters an optimizer trains, which knows their names; the optimizer only numbers them."""
     trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
     for thing in things.values():
         if isinstance(thing, nn.Module) and trained <= {id(param) for param in thing.parameters()}:
             return thing
     raise CheckpointError(
-        f"{name} trains parameters of no module that is given; its state is kept by their names: add model=... (if the model "
-        "was spread after the optimizer was made, this one trains what was there before)"
+        f"{name} trains parameters of no module among the arguments; its state is saved by their names: add model=... (if the "
+        "model was parallelized after the optimizer was created, the optimizer still trains the previous parameters)"
     )
 
 
 def loadable(values: Mapping[str, Any]) -> bytes:
-    """Values as they are written: so that they can be read without running code of whoever wrote them.
+    """Serialise values so that they can be read without running code from the file.
 
     Raises:
-        CheckpointError: one can't.
+        CheckpointError: a value can't be serialised so.
     """
     check_loadable(values)
     buffer = io.BytesIO()
@@ -111,10 +109,10 @@ def loadable(values: Mapping[str, Any]) -> bytes:
 
 
 def check_loadable(values: Mapping[str, Any]) -> None:
-    """See that values can be read without running code of whoever wrote them.
+    """Check that values can be read back without running code from the file.
 
     Raises:
-        CheckpointError: one can't.
+        CheckpointError: a value can't be read so.
     """
     for name, value in values.items():
         if type(value) in _ALWAYS_LOADABLE:
@@ -124,18 +122,18 @@ def check_loadable(values: Mapping[str, Any]) -> None:
             torch.save(value, buffer)
             buffer.seek(0)
             load_plain(buffer)
-        except Exception as error:  # pickling runs code of the user's
+        except Exception as error:  # pickling runs code of the user
             needs = ", ".join(other_names(buffer))
             why = f"it needs {needs}" if needs else str(error).splitlines()[0]
             raise CheckpointError(
-                f"{name} is a {type(value).__name__}, which can't be kept so that it is safe to read: give numbers, texts, "
-                "tensors, lists and dicts of these, or something with state_dict() and load_state_dict(); or permit its class: "
+                f"{name} is a {type(value).__name__}, which can't be saved so that it is safe to load: pass numbers, strings, "
+                "tensors, lists and dicts of these, or an object with state_dict() and load_state_dict(); or allow its class: "
                 f"torch.serialization.add_safe_globals([...]) ({why[:200]})"
             ) from None
 
 
 def flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts and lists of tensors and numbers, by names joined with dots, as `torch.distributed.checkpoint` has them."""
+    """Flatten nested dicts and lists of tensors and numbers, joining names with dots like `torch.distributed.checkpoint`."""
     found: dict[str, Any] = {}
     items = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
     for key, value in items:
@@ -148,10 +146,10 @@ def flat(tensors: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_fits(states: States, contents: Contents) -> None:
-    """See that a checkpoint has what is asked of it, in the same shapes.
+    """Check that a checkpoint has the states to load, with the same shapes.
 
     Raises:
-        CheckpointError: it has not; the text lists the names.
+        CheckpointError: states are missing or differ; the message lists their names.
     """
     for name, kind in states.kinds.items():
         theirs = contents.names.get(name)
@@ -160,7 +158,7 @@ def check_fits(states: States, contents: Contents) -> None:
                 f"{contents.path} has no {name!r}; it has {', '.join(f'{key} ({of})' for key, of in contents.names.items())}"
             )
         if theirs != kind:
-            raise CheckpointError(f"in {contents.path} {name!r} is a {theirs}, and here a {kind}")
+            raise CheckpointError(f"in {contents.path} {name!r} is a {theirs}, but here it is a {kind}")
         if kind in ("module", "optimizer"):
             _check_tensors(name, flat(states.tensors[name]), contents)
 
@@ -196,7 +194,7 @@ def _near(key: str, others: list[str]) -> str:
 
 
 def put_back(things: Mapping[str, Any], states: States) -> None:
-    """Give things the state that was loaded."""
+    """Load the states into objects."""
     for name, thing in things.items():
         if states.kinds[name] == "module":
             set_model_state_dict(thing, states.tensors[name])

@@ -1,8 +1,8 @@
-"""What the files of a checkpoint hold beside tensors, read without running code that is in them.
+"""Reads the pickled parts of a checkpoint without running code from the files.
 
-A pickle names the classes and functions that it needs, and to open it is to call them. `torch.distributed.checkpoint` pickles
-the index of a checkpoint, and all objects that are not tensors. This module reads the index with the few classes that an index
-needs, and the objects with those that `torch.load` takes with ``weights_only=True``.
+A pickle names classes and functions, and unpickling calls them. `torch.distributed.checkpoint` pickles the index of a
+checkpoint, and all objects that are not tensors. This module unpickles the index with only the few classes that an index needs,
+and the objects with those that `torch.load` allows with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from monarch_kernel.errors import CheckpointError
 __all__ = ["INDEX", "load_index", "load_objects", "load_plain", "other_names"]
 
 INDEX = ".metadata"
-"""The file in which `torch.distributed.checkpoint` keeps what is where."""
+"""The file in which `torch.distributed.checkpoint` stores the locations of tensors."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # in checkpoints of older versions of torch
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"  # in checkpoints of older torch versions
 _OF_INDEX = {
     (_METADATA, "BytesStorageMetadata"),
     (_METADATA, "ChunkStorageMetadata"),
@@ -52,20 +52,20 @@ _OF_INDEX = {
 _ENUMS = {"_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"}
 _WITH_STATE = {(module, name) for module, name in _OF_INDEX if module.startswith("torch.distributed")}
 _WITH_STATE -= {(module, name) for module, name in _OF_INDEX if name in _ENUMS}
-"""Classes of which an index holds instances with a state."""
+"""Classes whose instances have a state in an index."""
 
 
-class _IndexUnpickler(pickle._Unpickler):  # that in C has no hook for the state of objects
-    """Unpickles an index, with nothing but the classes of one, and gives a state to nothing but instances of these."""
+class _IndexUnpickler(pickle._Unpickler):  # the C implementation has no hook for the state of objects
+    """Unpickles an index; allows only the classes of an index, and sets the state only of their instances."""
 
     def __init__(self, data: bytes, path: Path) -> None:
         super().__init__(io.BytesIO(data))
         self._path = path
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):  # some versions of Python pickle a member of an Enum by it
+        if (module, name) == ("builtins", "getattr"):  # some Python versions pickle a member of an Enum with it
             return _member
-        if module.startswith("pathlib") and (module, name) in _OF_INDEX:  # the module differs by the version of Python
+        if module.startswith("pathlib") and (module, name) in _OF_INDEX:  # the module depends on the Python version
             return Path
         if (module, name) in _OF_INDEX:
             return getattr(importlib.import_module(module), name)
@@ -74,7 +74,7 @@ class _IndexUnpickler(pickle._Unpickler):  # that in C has no hook for the state
         _refuse(self._path, [f"{module}.{name}"])
 
     def load_build(self) -> None:
-        """Give a state to an object: it would change a class or function for the whole process."""
+        """Set the state of an object; refuse classes and functions, which would change for the whole process."""
         changed = self.stack[-2]  # type: ignore[attr-defined]
         if (type(changed).__module__, type(changed).__qualname__) not in _WITH_STATE:
             raise pickle.UnpicklingError(f"it gives a state to {changed!r}")
@@ -94,9 +94,9 @@ def _member(kind: Any, name: str) -> Enum:
 
 def _refuse(path: Path, names: list[str], what: str = "") -> NoReturn:
     way_out = (
-        "its index never needs that: take the checkpoint from a source that you trust"
+        "an index never needs that: get the checkpoint from a source that you trust"
         if path.name == INDEX
-        else "if you trust the checkpoint, permit them before you load it: torch.serialization.add_safe_globals([...])"
+        else "if you trust the checkpoint, allow them before you load it: torch.serialization.add_safe_globals([...])"
     )
     raise CheckpointError(
         f"{path} was not read: {what}it calls {', '.join(names)}, which can run code that the file brings; {way_out}"
@@ -107,11 +107,11 @@ def load_index(folder: Path) -> Metadata:
     """Read the index of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
+        folder: folder of the checkpoint.
 
     Raises:
-        CheckpointError: the file is damaged, it needs a class that no index has, or it refers to files outside of the folder;
-            no code of it has run.
+        CheckpointError: the file is damaged, needs a class that no index has, or refers to files outside of the folder; no code
+            from it has run.
     """
     path = folder / INDEX
     try:
@@ -123,7 +123,9 @@ def load_index(folder: Path) -> Metadata:
             f"{path} can't be read: {type(error).__name__}: {error}; load another checkpoint"
         ) from error
     if not isinstance(index, Metadata):
-        raise CheckpointError(f"{path} was not read: it holds a {type(index).__name__}, and no index of a checkpoint")
+        raise CheckpointError(
+            f"{path} was not read: it contains a {type(index).__name__}, not the index of a checkpoint"
+        )
     for info in (index.storage_data or {}).values():
         inner = PurePosixPath(info.relative_path)
         if inner.is_absolute() or ".." in inner.parts:
@@ -132,15 +134,15 @@ def load_index(folder: Path) -> Metadata:
 
 
 def load_objects(file: io.BytesIO, path: Path, what: str = "") -> Any:
-    """Open a part of a checkpoint, with `load_plain`.
+    """Load a part of a checkpoint with `load_plain`.
 
     Args:
-        file: what `torch.save` wrote.
-        path: where that is, for the error.
-        what: of the checkpoint it is, for the error.
+        file: a file that `torch.save` wrote.
+        path: its path, for the error.
+        what: name of the part of the checkpoint, for the error.
 
     Raises:
-        CheckpointError: it is damaged, or needs a class or function that `load_plain` does not call; no code of it has run.
+        CheckpointError: it is damaged, or needs a class or function that `load_plain` does not allow; no code from it has run.
     """
     try:
         return load_plain(file)
@@ -153,17 +155,17 @@ def load_objects(file: io.BytesIO, path: Path, what: str = "") -> Any:
 
 
 def load_plain(file: io.BytesIO) -> Any:
-    """Open what `torch.save` wrote, where all of it is tensors, numbers, texts, and collections of these.
+    """Load a file that `torch.save` wrote, if it contains only tensors, numbers, strings, and collections of these.
 
     Raises:
-        Exception: of `torch.load`, for anything else; no code of it has run.
+        Exception: `torch.load` raises it for anything else; no code from the file has run.
     """
     with safe_globals(_numpy_scalars()):
         return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def other_names(file: io.BytesIO) -> list[str]:
-    """The classes and functions that a file needs and `torch.load` does not take; none if it is no archive, or damaged."""
+    """The classes and functions that a file needs and `torch.load` refuses; empty if it is not an archive, or damaged."""
     file.seek(0)
     try:
         with safe_globals(_numpy_scalars()):
@@ -173,7 +175,7 @@ def other_names(file: io.BytesIO) -> list[str]:
 
 
 def _numpy_scalars() -> list[Any]:
-    """What the numbers of NumPy need, which learning rates often are: no code of a file runs in them."""
+    """Functions and classes for NumPy scalars, which learning rates often are: they run no code from a file."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return []

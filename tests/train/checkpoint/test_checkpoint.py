@@ -147,8 +147,8 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(two: Ranks, tmp_path: Pa
 
 
 BAD = {
-    "model=net(), optimizer=torch.optim.SGD(net().parameters())": "optimizer trains parameters of no module that is given",
-    "fn=lambda: 1": "fn is a function, which can't be kept so that it is safe to read",
+    "model=net(), optimizer=torch.optim.SGD(net().parameters())": "optimizer trains parameters of no module among",
+    "fn=lambda: 1": "fn is a function, which can't be saved so that it is safe to load",
     "step=rank, other=(1 if rank else print)": "other is a builtin_function_or_method",
     "model=nn.Linear(2, 2, device='meta')": "model is on the meta device and has no values",
 }
@@ -167,15 +167,15 @@ def test_places_without_a_checkpoint(tmp_path: Path) -> None:
     for path, said in (
         (tmp_path / "b", "there is no checkpoint at .*/b; in .* there is a"),
         (tmp_path / "none" / "b", "there is no directory"),
-        (tmp_path, "is no complete checkpoint of ours; the newest in it is .*/a"),
+        (tmp_path, "is not a complete checkpoint of monarch_kernel; the newest in it is .*/a"),
     ):
         with pytest.raises(CheckpointError, match=said):
             checkpoint.load(path, model=model)
-    with pytest.raises(CheckpointError, match=r"latest\(folder\) has found none"):
+    with pytest.raises(CheckpointError, match=r"latest\(folder\) returned None"):
         checkpoint.load(checkpoint.latest(tmp_path / "none"), model=model)
     with pytest.raises(CheckpointError, match="has no 'net'; it has model \\(module\\), step \\(value\\)"):
         checkpoint.load(tmp_path / "a", net=model)
-    with pytest.raises(TypeError, match="name what is to be saved"):
+    with pytest.raises(TypeError, match="nothing to save: checkpoint.save"):
         checkpoint.save(tmp_path / "a")
     about = tmp_path / "a" / "monarch.json"
     about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
@@ -190,7 +190,7 @@ def test_a_corrupt_file_is_reported(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", model=nn.Linear(2, 2))
     for file in (tmp_path / "a").glob("*.distcp"):
         file.write_bytes(b"x" * 100)
-    with pytest.raises(CheckpointError, match="can't be read: .*; what was to be loaded is undefined now"):
+    with pytest.raises(CheckpointError, match="can't be read: .*; the state of the loaded objects is undefined now"):
         checkpoint.load(tmp_path / "a", model=nn.Linear(2, 2))
 
 
@@ -269,7 +269,7 @@ def test_a_save_whose_group_is_formed_again_is_given_up(own: Ranks, tmp_path: Pa
     own.store.form(own.mesh).get(LONG_S)
     found = own.run(f"its._free = free\ngate.set()\ntold({str(next_one)!r}, model=net(), step=3)")
     assert [error for error, _ in found] == ["", ""], found
-    line = f"the checkpoint {path} was given up when the process group was formed anew; what was saved before it is whole\n"
+    line = f"the checkpoint {path} was abandoned when the process group was formed again; the previous checkpoint is intact\n"
     assert [said for _, said in found] == [line, ""]
     assert checkpoint.load(next_one)["step"] == 3
     assert checkpoint.load(path)["step"] == 1
@@ -316,7 +316,8 @@ def test_a_group_that_fails_and_is_still_there_is_a_checkpoint_error_of_the_next
     for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
         assert error == "CheckpointError"
         assert (
-            f"{tmp_path / 'a'} was not saved: RuntimeError: Connection closed by peer; what was saved before is" in said
+            f"{tmp_path / 'a'} was not saved: RuntimeError: Connection closed by peer; the previous checkpoint is intact"
+            in said
         )
 
 
@@ -327,7 +328,7 @@ def test_a_place_that_can_not_be_written_is_a_checkpoint_error_on_all_ranks(own:
         assert error == "CheckpointError"
         assert f"{path} was not saved: NotADirectoryError: " in said
         assert "Not a directory" in said
-        assert "See that all ranks can write there, or give another path" in said
+        assert "Check that all ranks can write there, or use another path" in said
     with pytest.raises(CheckpointError, match="was not saved: NotADirectoryError") as caught:
         checkpoint.save(path, step=1)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
@@ -354,7 +355,9 @@ OTHERS = {
 def test_ranks_that_name_different_things_are_refused(own: Ranks, tmp_path: Path, call: str) -> None:
     for error, said in own.run(f"told({call.format(at=tmp_path)})"):
         assert error == "CheckpointError"
-        assert f"the ranks do not call the same: {OTHERS[call].format(at=tmp_path)}. Call it on all ranks with" in said
+        assert (
+            f"the ranks make different calls: {OTHERS[call].format(at=tmp_path)}. Use the same path and names" in said
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -369,11 +372,15 @@ def test_a_rank_that_loads_while_another_saves_is_refused(own: Ranks, tmp_path: 
 def test_a_place_that_can_not_be_exported_to_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
     checkpoint.save(path, model=nn.Linear(2, 2))
-    with pytest.raises(CheckpointError, match=r" is a directory: give the path of a file, as .*/model\.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r" is a directory: use the path of a file, such as .*/model\.safetensors"
+    ):
         checkpoint.export(path, tmp_path)
-    with pytest.raises(CheckpointError, match="/none/x can't be written: there is no directory .*/none; make it first"):
+    with pytest.raises(
+        CheckpointError, match="/none/x can't be written: there is no directory .*/none; create it first"
+    ):
         checkpoint.export(path, tmp_path / "none" / "x")
-    with pytest.raises(CheckpointError, match="there is no directory .*/monarch.json; make it first"):
+    with pytest.raises(CheckpointError, match="there is no directory .*/monarch.json; create it first"):
         checkpoint.export(path, path / "monarch.json" / "x")
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
@@ -382,7 +389,7 @@ def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "runs" / "step-1", step=1)
     (tmp_path / "thesis.py").touch()
     with pytest.raises(
-        CheckpointError, match="runs is a directory that is no checkpoint, .*: give another path, as .*/step-1"
+        CheckpointError, match="runs is a directory that is not a checkpoint, .*: use another path, such as .*/step-1"
     ):
         checkpoint.save(tmp_path / "runs", step=2)
     with pytest.raises(CheckpointError, match=r"thesis\.py is a file"):
@@ -457,7 +464,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     two.run(f"{LARGE}checkpoint.save({str(path)!r}, model=model, step=1)")  # 32 MiB
     said = two.fails(f"checkpoint.save({str(path)!r}, model=model, step=2)")
     assert f"{path} was not saved: it takes 32 MiB on " in said
-    assert "are free there; what was saved before is whole" in said
+    assert "are free there; the previous checkpoint is intact" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]
     # What cannot be foreseen: it fills during the save.

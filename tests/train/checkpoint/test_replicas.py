@@ -74,8 +74,8 @@ def test_state_that_differs_by_rank_is_refused(two: Ranks, tmp_path: Path, thing
     two.run(f"checkpoint.save({str(path)!r}, step=1)")
     said = two.fails(f"saving = checkpoint.save({str(path)!r}, wait={wait}, {things})\nif saving: saving.result()")
     assert said.splitlines()[0] == (
-        f"CheckpointError: {path} was not saved: it would keep one value of each of these, and the ranks have different ones; "
-        "what was saved before is whole"
+        f"CheckpointError: {path} was not saved: a checkpoint stores these once, but their values differ between ranks; "
+        "the previous checkpoint is intact"
     )
     listed = [line for line in said.splitlines() if line.startswith("  ")]
     assert listed == [f"  {name}: [1] differs from [0]" for name in DIFFERENT[things]]
@@ -106,8 +106,8 @@ def test_a_save_keeps_the_buffers_of_rank_0_and_says_so_once(two: Ranks, tmp_pat
     path = tmp_path / "a"
     first, other = two.run(f"{made}said({str(path)!r}, model=model)")
     assert first == (
-        "a keeps the values of rank 0 of buffers that differ by rank: model.1.running_mean, model.1.running_var. To have the "
-        "same on all ranks, use torch.nn.SyncBatchNorm, or parallelize\n"
+        "a stores rank 0's values of buffers that differ between ranks: model.1.running_mean, model.1.running_var. For equal "
+        "buffers on all ranks, use torch.nn.SyncBatchNorm, or parallelize\n"
     )
     assert other == ""
     assert two.run(f"said({str(path)!r}, model=model)") == ("", "")

@@ -213,7 +213,7 @@ def test_what_could_not_be_opened_again_is_refused_on_saving(tmp_path: Path) -> 
     assert torch.equal(model.extra["scale"][1], torch.ones(2))
     for extra in (Step.FIRST, Evil(tmp_path / "ran")):
         with pytest.raises(
-            CheckpointError, match=r"model\._extra_state is a \w+, which can't be kept so that it is safe to read"
+            CheckpointError, match=r"model\._extra_state is a \w+, which can't be saved so that it is safe to load"
         ):
             checkpoint.save(tmp_path / "b", model=Stateful(extra))
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
