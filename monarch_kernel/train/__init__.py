@@ -1,1 +1,1 @@
-"""Training on a mesh: process groups, parallel models, checkpoints, snapshots."""
+"""Training on a mesh: process groups, parallel models, checkpoints and snapshots."""

@@ -1,6 +1,6 @@
-"""Spreads a model over the ranks of a mesh: `parallelize`, and what goes with it.
+"""Distributes a model over the ranks of a mesh: `parallelize` and related functions.
 
-In a remote cell, an endpoint, or any program of torch.distributed::
+In a remote cell, an endpoint, or any torch.distributed program::
 
     from monarch_kernel.train.parallel import parallelize, plan_of
 

@@ -1,4 +1,4 @@
-"""Carries a plan out: matrices are split first, then blocks are marked to be computed again, then units are wrapped."""
+"""Applies a plan: splits matrices first, then marks blocks for recomputation, then wraps units."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monarch_kernel.train.planning.plan import Plan
 
 __all__ = ["apply_plan"]
 
-# torch 2.13 has another name for it, and warns of the old one.
+# torch 2.13 renamed this option, and warns about the old name.
 _DDP_TAKES = inspect.signature(DistributedDataParallel.__init__).parameters
 _NO_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _DDP_TAKES else "broadcast_buffers": False}
 
@@ -34,7 +34,7 @@ _NO_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _DDP_TAKES el
 def apply_plan(
     model: nn.Module, plan: Plan, mesh: DeviceMesh | None, making: Making, methods: Sequence[str], checks: bool
 ) -> None:
-    """Spread a model, in place; collective, and all ranks have the same plan and the same values.
+    """Distribute a model in place; collective. All ranks must have the same plan and the same values.
 
     Raises:
         PlanError: torch refuses a part of the plan.
@@ -43,9 +43,9 @@ def apply_plan(
     by_name = {name: module for module, name in names.items()}
     for name in [*plan.units, *plan.checkpoint]:
         if name not in by_name:
-            raise PlanError(f"the plan names {name!r}, and the model has no module that is called so")
+            raise PlanError(f"the plan names {name!r}, but the model has no module of this name")
     if plan.tensor:
-        if is_meta(model):  # what is split is made of the whole
+        if is_meta(model):  # only whole modules can be split
             materialise(names, names, making, {})
         assert mesh is not None
         split_modules(model, plan.tensor, mesh[plan.tensor_axis])
@@ -55,7 +55,7 @@ def apply_plan(
     for name in plan.checkpoint:
         checkpoint(by_name[name])
     for param in model.parameters():
-        if not isinstance(param, DTensor) and not param.is_contiguous():  # neither FSDP nor DDP is made for these
+        if not isinstance(param, DTensor) and not param.is_contiguous():  # neither FSDP nor DDP supports these
             param.data = param.data.contiguous()
     units = [by_name[name] for name in plan.units]
     if plan.shard_axes:
@@ -80,7 +80,7 @@ def _shard(
     units: Sequence[nn.Module],
     methods: Sequence[str],
 ) -> None:
-    """Wrap the units, those below others first, each as soon as it has its values: so no rank has all of it at a time."""
+    """Wrap the units, inner ones first, each as soon as it has its values, so that no rank ever holds the whole model."""
     part = _submesh(mesh, plan)
     dtype = getattr(torch, plan.precision) if plan.precision else None
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32 if dtype is not None else None)
@@ -99,7 +99,7 @@ def _shard(
             fully_shard(unit, mesh=part, mp_policy=policy, ignored_params=own)
         except (ValueError, NotImplementedError, AssertionError, RuntimeError) as error:
             raise PlanError(
-                f"FSDP refuses {names[unit] or 'the model itself'}: {error}\nleave it out of units=, or name the parameter in "
+                f"FSDP refuses {names[unit] or 'the model itself'}: {error}\nremove it from units=, or name the parameter in "
                 "replicate=[...]"
             ) from error
     for method in methods:
@@ -107,7 +107,7 @@ def _shard(
 
 
 def _submesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The mesh for FSDP: shards along one dim, or copies along the first and shards along the second."""
+    """The device mesh for FSDP: shards along one dim, or copies along the first dim and shards along the second."""
     shards = _one_dim(mesh, plan.shard_axes)
     if not plan.copy_axes or all(plan.axes[axis] == 1 for axis in plan.copy_axes):
         return shards
@@ -125,7 +125,7 @@ def _one_dim(mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
 
 
 def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
-    """Average over the ranks what FSDP leaves alone; without it have DDP do so, or where matrices are split, all of it here."""
+    """Average over the ranks what FSDP does not manage: without FSDP, set up DDP, or with split matrices average everything."""
     params = named(model)
     others = tuple(axis for axis in plan.axes if axis != plan.tensor_axis)
     group = group_of(mesh, others)
@@ -149,8 +149,8 @@ def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
 
 
 def _replicate(model: nn.Module, plan: Plan, kept: Collection[nn.Parameter], mesh: DeviceMesh) -> None:
-    """Have DDP average all gradients but those of what is kept."""
-    if plan.unused is None:  # nobody knows, so DDP is to find out, and not to warn where there are none
+    """Let DDP average all gradients except those of kept parameters."""
+    if plan.unused is None:  # unknown, so DDP has to look for unused parameters, without a warning if there are none
         warnings.filterwarnings("ignore", "find_unused_parameters=True was specified")
     replicate(
         model,

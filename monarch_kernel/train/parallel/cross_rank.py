@@ -1,4 +1,4 @@
-"""Ranks agree, before anything is changed: on what they have, and on the values of parameters."""
+"""Compares models across ranks before they change, and makes the values of parameters equal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["compare_models", "group_of", "names_in_words", "spread"]
 
 
 def group_of(mesh: DeviceMesh | None, axes: Sequence[str] = ()) -> dist.ProcessGroup | None:
-    """The group of the ranks along some axes of a mesh, by default of all of it; None where there is one rank.
+    """The group of the ranks along some axes of a mesh, by default along all of them; None for a single rank.
 
-    Collective: where no group for these is there yet, it is made.
+    Collective: creates the group if it does not exist yet.
     """
     if mesh is None or mesh.size() == 1:
         return None
@@ -33,10 +33,10 @@ def group_of(mesh: DeviceMesh | None, axes: Sequence[str] = ()) -> dist.ProcessG
 
 
 def compare_models(all_facts: Sequence[Facts]) -> None:
-    """See that all ranks have built the same model.
+    """Check that all ranks have built the same model.
 
     Raises:
-        PlanError: they have not; the text names the first parameter that differs.
+        PlanError: the models differ; the message names the first parameter that differs.
     """
     mine = _shapes(all_facts[0])
     for rank, facts in enumerate(all_facts[1:], 1):
@@ -45,8 +45,8 @@ def compare_models(all_facts: Sequence[Facts]) -> None:
             here, there = mine.get(name, "missing"), theirs.get(name, "missing")
             if here != there:
                 raise PlanError(
-                    f"the ranks have built different models: {name} is {here} on rank 0, and {there} on rank {rank}; build the "
-                    "same on all, with the same configuration"
+                    f"the ranks have built different models: {name} is {here} on rank 0, but {there} on rank {rank}; build the "
+                    "same model on all ranks, with the same configuration"
                 )
 
 
@@ -59,7 +59,7 @@ def _shapes(facts: Facts) -> Mapping[str, str]:
 
 
 def spread(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None) -> list[str]:
-    """Give all ranks the values of the first one, where theirs differ; the names of those."""
+    """Replace tensors whose values differ between ranks by those of the first rank; returns their names."""
     if group is None or not tensors:
         return []
     sums = [hash_of(tensor) for tensor in tensors.values()]
@@ -77,13 +77,13 @@ def spread(tensors: Mapping[str, torch.Tensor], group: dist.ProcessGroup | None)
 
 
 def hash_of(tensor: torch.Tensor) -> int:
-    """A checksum of a tensor's bytes, the same on whatever device it is."""
+    """A checksum of a tensor's bytes, independent of its device."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return zlib.crc32(flat.cpu().numpy().data)
 
 
 def names_in_words(names: Iterable[str], limit: int = 4) -> str:
-    """A few names, and how many more there are."""
+    """List the first names, and the number of further ones."""
     known = list(names)
     shown = ", ".join(known[:limit])
     return f"{shown} and {len(known) - limit:,} more" if len(known) > limit else shown

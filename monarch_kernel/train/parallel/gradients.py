@@ -1,4 +1,4 @@
-"""Gradients of a model that is spread, of which some are split and others whole."""
+"""Clips gradients of a distributed model, some of which are sharded and others whole."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ def clip_grad_norm_(
     *,
     error_if_nonfinite: bool = False,
 ) -> torch.Tensor:
-    """Scale all gradients so that their norm is at most this; as ``torch.nn.utils.clip_grad_norm_``, of the whole model.
+    """Scale all gradients to a maximum norm, like ``torch.nn.utils.clip_grad_norm_``, but for a distributed model; collective.
 
-    That one refuses gradients of which some are split and others are not, and gives a norm that is split, too. Collective.
+    The function in torch refuses a mix of sharded and whole gradients, and returns a sharded norm.
 
     Args:
-        params: the model, or parameters of it, the same on all ranks.
-        max_norm: of all gradients, as if they were one vector.
-        norm_type: which norm; ``inf`` for the largest of their elements.
-        error_if_nonfinite: whether a norm that is no number is an error.
+        params: the model, or some of its parameters, the same on all ranks.
+        max_norm: maximum norm of all gradients together, taken as one vector.
+        norm_type: type of the norm; ``inf`` for the maximum of absolute values.
+        error_if_nonfinite: whether a norm that is not finite is an error.
 
     Returns:
-        The norm before, a tensor of no dims, the same on all ranks.
+        The norm before scaling, a scalar tensor, the same on all ranks.
 
     Raises:
-        RuntimeError: the norm is no number, and that was to be an error; no gradient has changed.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; no gradient has changed.
     """
     params = list(params.parameters() if isinstance(params, nn.Module) else params)
     grads = [param.grad for param in params if param.grad is not None]
@@ -50,7 +50,7 @@ def clip_grad_norm_(
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
     if error_if_nonfinite and not math.isfinite(total.item()):
-        raise RuntimeError(f"the norm of the gradients is {total.item()}, and no gradient has changed")
+        raise RuntimeError(f"the norm of the gradients is {total.item()}; no gradient has changed")
     scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     with torch.no_grad():
         for grad in grads:

@@ -1,4 +1,4 @@
-"""Gives a model of the meta device its values: module by module, the same on each rank and with each plan."""
+"""Initialises a model on the meta device, module by module, with values that depend neither on the rank nor on the plan."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Initialise = Callable[[nn.Module], object]
 
 @dataclass(frozen=True)
 class Making:
-    """How a model of the meta device gets its values.
+    """How to initialise a model on the meta device.
 
     Attributes:
-        seed: of all random numbers, the same on all ranks.
-        init: called with each module after its ``reset_parameters()``, where it has that.
-        device: on which the model will be.
+        seed: seed of all random numbers, the same on all ranks.
+        init: called with each module, after its ``reset_parameters()`` if it has one.
+        device: device of the initialised model.
     """
 
     seed: int
@@ -32,15 +32,15 @@ class Making:
 
 
 def is_meta(model: nn.Module) -> bool:
-    """Whether parameters of a model have no values yet."""
+    """Whether any parameter of a model is on the meta device."""
     return any(param.is_meta for param in model.parameters())
 
 
 def check_can_be_made(names: Mapping[nn.Module, str], init: Initialise | None) -> None:
-    """See that each module knows how to give its own parameters values.
+    """Check that each module can initialise its own parameters.
 
     Raises:
-        PlanError: one does not.
+        PlanError: a module can't.
     """
     for module, name in names.items():
         has_meta = any(
@@ -48,8 +48,8 @@ def check_can_be_made(names: Mapping[nn.Module, str], init: Initialise | None) -
         )
         if has_meta and init is None and not callable(getattr(module, "reset_parameters", None)):
             raise PlanError(
-                f"{name or 'the model'} ({type(module).__name__}) is on the meta device and has no reset_parameters(), which "
-                "gives its own parameters and buffers their first values: write one, pass init=, or build the model on the CPU"
+                f"{name or 'the model'} ({type(module).__name__}) is on the meta device and has no reset_parameters() to "
+                "initialise its own parameters and buffers: add this method, pass init=, or build the model on the CPU"
             )
 
 
@@ -59,16 +59,16 @@ def materialise(
     making: Making,
     made: dict[int, nn.Parameter],
 ) -> None:
-    """Give modules' own parameters and buffers memory and values; those that have some stay as they are.
+    """Allocate and initialise the direct parameters and buffers of modules; those that have values stay unchanged.
 
-    Each module has random numbers of its own, by its name: so the values depend neither on the rank, nor on the order, which
+    The seed of each module depends on its name, so that values depend neither on the rank nor on the order of modules, which
     is that of the plan.
 
     Args:
-        modules: each by itself, not what is below it.
-        names: of all.
-        making: how.
-        made: id of a parameter without values -> the one that has taken its place, of all calls for a model.
+        modules: the modules, without their submodules.
+        names: full names of all modules.
+        making: how to initialise them.
+        made: id of a parameter without values -> the parameter that replaced it, in all calls for a model.
     """
     for module in modules:
         if not _allocate(module, making.device, made):
@@ -83,7 +83,7 @@ def materialise(
 
 
 def _allocate(module: nn.Module, device: str, made: dict[int, nn.Parameter]) -> bool:
-    """Give what a module has on the meta device memory; what is tied stays so. False if there was nothing."""
+    """Allocate a module's tensors that are on the meta device, and keep ties; returns False if there were none."""
     has_any = False
     for key, param in module._parameters.items():
         if param is not None and param.is_meta:

@@ -1,4 +1,4 @@
-"""Optimizers that were made before the model was spread: they would go on training what is no longer there, without a word."""
+"""Updates optimizers that were created before the model was distributed; they would silently train the old parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.errors import PlanError
 __all__ = ["check_fresh", "found", "nbytes_each", "renew"]
 
 _KINDS = {"SGD": 0, "Adagrad": 4, "RMSprop": 4, "Lion": 4, "Muon": 4, "Adafactor": 0}
-"""Bytes that an optimizer keeps for an element; others are taken to be like Adam."""
+"""Bytes of optimizer state per element; other optimizers are assumed to need as many as Adam."""
 
 
 def found(model: nn.Module) -> list[Optimizer]:
@@ -23,13 +23,13 @@ def found(model: nn.Module) -> list[Optimizer]:
     return [
         each
         for each in gc.get_objects()
-        if issubclass(type(each), Optimizer)  # isinstance() would ask all objects for their class, and some warn of it
+        if issubclass(type(each), Optimizer)  # isinstance() would read __class__ of all objects, at which some warn
         and any(id(param) in own for group in each.param_groups for param in group["params"])
     ]
 
 
 def nbytes_each(optimizers: Sequence[Optimizer]) -> float:
-    """What they keep for an element of a parameter."""
+    """Bytes of state that optimizers keep per element of a parameter."""
     sizes = []
     for each in optimizers:
         size = _KINDS.get(type(each).__name__, 8)
@@ -40,26 +40,26 @@ def nbytes_each(optimizers: Sequence[Optimizer]) -> float:
 
 
 def check_fresh(optimizers: Sequence[Optimizer]) -> None:
-    """See that none has made a step.
+    """Check that no optimizer has made a step.
 
     Raises:
-        PlanError: one has.
+        PlanError: an optimizer has made a step.
     """
     for each in optimizers:
         if each.state:
             raise PlanError(
-                f"the optimizer ({type(each).__name__}) has made steps already, and its state is that of whole parameters; "
-                "parallelize the model first, then make the optimizer, or load its state from a checkpoint"
+                f"the optimizer ({type(each).__name__}) has made steps already, with state for whole parameters; parallelize "
+                "the model first, then create the optimizer, or load its state from a checkpoint"
             )
 
 
 def renew(optimizers: Sequence[Optimizer], old: Mapping[int, str], new: Mapping[str, nn.Parameter]) -> list[str]:
-    """Have optimizers train the new parameters in place of the old ones; in words, which were changed.
+    """Replace the old parameters of optimizers by the new ones; returns the types of the optimizers that changed.
 
     Args:
-        optimizers: fresh ones.
-        old: id of a parameter before -> its name.
-        new: name -> parameter.
+        optimizers: optimizers without state.
+        old: id of an old parameter -> its name.
+        new: name -> new parameter.
     """
     changed = []
     for each in optimizers:

@@ -1,4 +1,4 @@
-"""`parallelize`: look, try, agree, plan, spread."""
+"""`parallelize`: scans and probes a model, compares it across ranks, makes a plan, and applies it."""
 
 from __future__ import annotations
 
@@ -52,44 +52,44 @@ def parallelize(
     checks: bool | None = None,
     quiet: bool = False,
 ) -> M:
-    """Spread a model over the ranks of a mesh so that training on parts of a batch equals training on the whole by one process.
+    """Distribute a model over the ranks of a mesh, so that training on parts of a batch equals training in a single process.
 
-    Collective: all ranks call it with the same model. It is changed in place, and trained as before: the loss of a rank is the
-    mean over its own part of the batch.
+    Collective: all ranks call this with the same model. The model changes in place, and is trained as before: the loss of a
+    rank is the mean over its own part of the batch.
 
     Args:
-        model: on the CPU, on the device, or on ``meta``, where it takes no memory; then a rank makes it part by part.
-        mesh: with named axes; None: all ranks along ``dp``.
-        strategy: ``auto``, ``ddp``, ``fsdp``, ``hsdp``, ``tp``, ``fsdp+tp``, or a plan, such as `plan_of` or `plan_for` gives
-            it, perhaps edited.
-        example: what the forward is called with: a tensor, a tuple, a dict of keywords, or a function of the model, of the size
-            of a rank's batch. By it is found where parameters are used, and what activations take.
-        optimizer: one that exists already; it will train what the model has then. Others are found, too.
-        units: modules that FSDP is to wrap by themselves; None: the blocks that repeat, and what is large.
-        replicate: parameters that each rank is to hold whole.
-        tensor: full names of linear layers and embeddings, with ``*`` for a part -> ``colwise`` or ``rowwise``.
+        model: on the CPU, on the device, or on ``meta``, where it takes no memory; then each rank initialises it part by part.
+        mesh: a device mesh with named axes; None: all ranks along ``dp``.
+        strategy: ``auto``, ``ddp``, ``fsdp``, ``hsdp``, ``tp``, ``fsdp+tp``, or a plan from `plan_of` or `plan_for`, which may
+            be edited.
+        example: arguments of the forward: a tensor, a tuple, a dict of keywords, or a function of the model, with the size of a
+            rank's batch. It shows where parameters are used, and how much memory activations take.
+        optimizer: an existing optimizer; it will train the new parameters. Other optimizers of the model are found, too.
+        units: modules that FSDP wraps separately; None: repeated blocks, and large modules.
+        replicate: parameters that each rank holds whole.
+        tensor: full names of linear layers and embeddings, with ``*`` for one part of a name -> ``colwise`` or ``rowwise``.
         tensor_axis: the axis of the mesh along which these are split.
-        checkpoint: whether blocks are computed again in the backward; None: if memory asks for it.
-        precision: of the arithmetic and of what is gathered, such as ``bfloat16``; FSDP only.
-        methods: of the model, besides its forward, by which it is used.
-        init: gives a module of the meta device its first values, after its ``reset_parameters()``.
-        seed: for a model on ``meta``: of its first values.
-        memory_nbytes: how much a rank may use; None: what is free.
-        checks: whether the ranks compare after each forward that they took the same way, and that outputs are finite; None: on
-            CPUs, where it needs no wait for the device.
-        quiet: whether to say nothing of the plan on rank 0.
+        checkpoint: whether to recompute blocks in the backward; None: if memory requires it.
+        precision: dtype of computation and of gathered parameters, such as ``bfloat16``; FSDP only.
+        methods: methods of the model that the program calls besides its forward.
+        init: initialises a module on the meta device, after its ``reset_parameters()``.
+        seed: seed of the initial values of a model on ``meta``.
+        memory_nbytes: memory that a rank may use; None: the free memory.
+        checks: whether to check after each forward that all ranks entered the same units and that outputs are finite; None: on
+            CPUs only, where this needs no wait for the device.
+        quiet: whether rank 0 prints nothing about the plan.
 
     Returns:
         The model.
 
     Raises:
-        PlanError: it can't be spread, or not so; the text says what to write. The model is as it was, unless torch itself
-            refused.
+        PlanError: the model can't be distributed, or not in this way; the message says what to change. The model is unchanged,
+            unless torch itself refused.
     """
     if isinstance(mesh, nn.Module) or not isinstance(model, nn.Module):
         raise TypeError("parallelize(model, mesh, ...) takes an nn.Module and a DeviceMesh, in this order")
     if plan_of(model) is not None:
-        raise PlanError("the model is parallelized already; make it anew to spread it in another way")
+        raise PlanError("the model is parallelized already; create it again to parallelize it differently")
     if not dist.is_initialized():
         raise PlanError(
             "there is no process group here: call this on the ranks of a mesh (in a %%remote cell or an endpoint), or after "
@@ -123,30 +123,30 @@ def parallelize(
     seen = together(group, "parallelize", look, PlanError)
     compare_models([facts for facts, _, _ in seen])
     if any(theirs != seen[0][2] for _, _, theirs in seen):
-        raise PlanError("the ranks ask for different things: call parallelize with the same arguments on all")
+        raise PlanError("the ranks request different plans: call parallelize with the same arguments on all ranks")
     facts, _, wish = seen[0]
     terms = Terms(_axes(mesh), _hosts(), min(free for _, free, _ in seen), device)
     plan = strategy if isinstance(strategy, Plan) else make_plan(facts, terms, wish)
     if dict(plan.axes) != dict(terms.axes):
-        raise PlanError(f"the plan is for a mesh of {dict(plan.axes)}, and this one is {dict(terms.axes)}")
+        raise PlanError(f"the plan is for a mesh of {dict(plan.axes)}, but this one is {dict(terms.axes)}")
     if plan.precision and not plan.shard_axes:
-        raise PlanError(f"precision= goes with FSDP; with {plan.strategy} write torch.autocast around the forward")
+        raise PlanError(f"precision= needs FSDP; with {plan.strategy} use torch.autocast around the forward")
 
     notes = list(plan.notes)
     if not is_meta(model):
         values = {name: param.data for name, param in named(model).items()} | dict(model.named_buffers())
         if differ := spread(_once(values), group):
-            notes.append(f"the ranks had different values of {names_in_words(differ)}: all have those of rank 0 now")
+            notes.append(f"the ranks had different values of {names_in_words(differ)}: all now have those of rank 0")
         if not plan.shard_axes:
             model.to(device)
     if plan.tensor and example is not None and not is_meta(model):
         together(group, "parallelize", lambda: prove(model, plan.tensor, mesh[plan.tensor_axis], example), PlanError)
     old = {id(param): name for name, param in named(model).items()}
-    holds = list(named(model).values())  # else an id could become that of another
+    holds = list(named(model).values())  # else an id could be reused
     making = Making(seed, init, device)
     apply_plan(model, plan, mesh, making, methods, checks if checks is not None else device == "cpu")
     if changed := renew(optimizers, old, named(model)):
-        notes.append(f"{', '.join(changed)} was made before, and trains the new parameters now")
+        notes.append(f"{', '.join(changed)} was created before, and now trains the new parameters")
     del holds
     plan = plan.edit(notes=tuple(notes))
     model.__dict__["_monarch_plan"] = plan
@@ -156,7 +156,7 @@ def parallelize(
 
 
 def plan_of(model: nn.Module) -> Plan | None:
-    """By which plan a model was spread; None if it was not."""
+    """The plan by which a model was parallelized; None if it was not."""
     plan: Plan | None = model.__dict__.get("_monarch_plan")
     return plan
 
@@ -174,26 +174,26 @@ def plan_for(
     optimizer: Optimizer | None = None,
     **wishes: Any,
 ) -> Plan:
-    """The plan that `parallelize` would make, without ranks; nothing is changed.
+    """The plan that `parallelize` would make; needs no ranks, and changes nothing.
 
     Args:
-        model: best on the meta device, where it takes no memory.
-        axes: of the mesh, with their sizes.
-        strategy: as for `parallelize`, and so are the rest.
-        example: what the forward is called with; its tensors may be on the meta device, too.
-        hosts: how many machines there are.
+        model: the model; preferably on the meta device, where it takes no memory.
+        axes: axes of the mesh, with their sizes.
+        strategy: as for `parallelize`; so are the other arguments unless noted.
+        example: arguments of the forward; its tensors may be on the meta device, too.
+        hosts: number of machines.
         device: ``cpu`` or ``cuda``.
-        memory_nbytes: how much a rank may use; None: no limit.
-        methods: of the model, besides its forward, by which it is used.
-        optimizer: which will be used; None: one such as Adam.
+        memory_nbytes: memory that a rank may use; None: no limit.
+        methods: methods of the model that the program calls besides its forward.
+        optimizer: the optimizer that will be used; None: one like Adam.
         wishes: ``units``, ``replicate``, ``tensor``, ``tensor_axis``, ``checkpoint`` and ``precision``.
 
     Raises:
-        PlanError: there is none; the text says why.
+        PlanError: there is no such plan; the message says why.
     """
     allowed = set(Wish.__dataclass_fields__) - {"strategy"}
     if wrong := sorted(set(wishes) - allowed):
-        raise TypeError(f"plan_for takes no {', '.join(wrong)}; there is {', '.join(sorted(allowed))}")
+        raise TypeError(f"plan_for has no argument {', '.join(wrong)}; it has {', '.join(sorted(allowed))}")
     facts = _facts(model, example, device, methods, _optimizers(model, optimizer))
     return make_plan(facts, Terms(dict(axes), hosts, memory_nbytes or 0, device), Wish(strategy, **wishes))
 
@@ -215,7 +215,9 @@ def _optimizers(model: nn.Module, given: Optimizer | Sequence[Optimizer] | None)
 
 def _check(mesh: DeviceMesh) -> None:
     if not isinstance(mesh, DeviceMesh):
-        raise TypeError(f"mesh is a torch DeviceMesh, as the variable mesh is on ranks, not a {type(mesh).__name__}")
+        raise TypeError(
+            f"mesh must be a torch DeviceMesh, like the variable mesh on ranks, not a {type(mesh).__name__}"
+        )
     if not mesh.mesh_dim_names:
         raise PlanError("the mesh has no names for its axes: init_device_mesh(..., mesh_dim_names=('dp',))")
 
@@ -225,13 +227,13 @@ def _axes(mesh: DeviceMesh) -> dict[str, int]:
 
 
 def _hosts() -> int:
-    """As torchrun and a mesh say it in the environment."""
+    """The number of hosts, from the environment that torchrun or a mesh sets."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
     return max(1, dist.get_world_size() // here)
 
 
 def _free_nbytes(device: str) -> int:
-    """What is free for this rank."""
+    """The memory that is free for this rank."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[0])
     return room().nbytes // (int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size())

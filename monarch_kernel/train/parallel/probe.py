@@ -1,13 +1,13 @@
-"""Runs one forward of an example, to see which parameter is used where, and what it costs.
+"""Runs one forward of an example, to find where each parameter is used, and what the forward costs.
 
-Theory of operation. The forward runs on *fake* tensors, which have shapes, dtypes and devices and no memory: so a model that
-fits nowhere can be tried, in milliseconds. For that time the model's parameters and buffers are swapped for fake ones. What a
-forward does that depends on values (``if x.sum() > 0``) fails on these. Then it runs once for real, if the model has values,
-and what it writes to buffers is put back.
+Theory of operation. The forward runs on *fake* tensors, which have shapes, dtypes and devices, but no memory: so a model that
+fits nowhere can be probed in milliseconds. Meanwhile, fake tensors replace the model's parameters and buffers. Code that
+depends on values (``if x.sum() > 0``) fails on fake tensors. Then the forward runs once on real tensors, if the model has
+values, and buffers that it writes are restored.
 
-Global hooks of modules keep the stack of those that run. A function mode sees each call of torch, and notes under which
-stack a parameter is given to it; what only asks for a shape or a dtype is no use. What autograd saves for the backward is
-counted where it is saved, each storage once, for all modules that run.
+Global module hooks maintain the stack of running modules. A function mode sees each call of torch, and records the stack under
+which a parameter is passed to it; a call that only reads a shape or a dtype is not a use. Tensors that autograd saves for the
+backward are counted when they are saved, each storage once, for all modules that run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _ASKS = {
     *("is_pinned", "is_shared", "ndimension", "nelement", "numel", "register_hook", "requires_grad_", "size"),
     *("storage_offset", "stride", "untyped_storage"),
 }
-"""Methods that use no value of a tensor."""
+"""Methods that do not use the values of a tensor."""
 _GIVES = frozenset(("T", "H", "mT", "mH", "data", "real", "imag"))
-"""Attributes that do."""
+"""Attributes that use the values of a tensor."""
 
 
 def run(model: nn.Module, example: Example) -> Any:
-    """Have the model do what the example stands for."""
+    """Run the forward of a model on an example."""
     if isinstance(example, dict):
         return model(**example)
     if isinstance(example, (tuple, list)):
@@ -56,17 +56,17 @@ def run(model: nn.Module, example: Example) -> Any:
 
 
 def probe(model: nn.Module, example: Example, facts: Facts, device: str, methods: Sequence[str] = ()) -> Facts:
-    """The facts, with what one forward tells.
+    """Add the results of one forward to the facts about a model.
 
     Args:
         model: on any device, also on ``meta``.
-        example: what it is called with.
-        facts: as `scan` gives them.
-        device: on which the model will be, if it is on ``meta``.
-        methods: of the model, that count as its forward.
+        example: arguments of the forward.
+        facts: the facts from `scan`.
+        device: the later device of the model, if it is on ``meta``.
+        methods: methods of the model that count as its forward.
 
     Raises:
-        Exception: what the forward raises for real.
+        Exception: the forward raised it on real tensors.
     """
     names = module_names(model)
     try:
@@ -76,21 +76,21 @@ def probe(model: nn.Module, example: Example, facts: Facts, device: str, methods
     except Exception as error:
         why = f"on tensors without values its forward fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
         if any(param.is_meta for param in model.parameters()):
-            return replace(facts, why_not=f"{why}; on the meta device there are no others")
+            return replace(facts, why_not=f"{why}; on the meta device there are no real tensors")
     with _restored(names):
         return _told(facts, _watch(model, names, _there(names), example, methods), "real")
 
 
 class _Seen(TorchFunctionMode):
-    """What is noted while a forward runs.
+    """Records what a forward does.
 
     Attributes:
         uses: id of a parameter -> the stacks under which it was used.
-        calls: module -> how often its forward ran.
-        saved: module -> bytes for the backward.
+        calls: module -> number of calls of its forward.
+        saved: module -> bytes saved for the backward.
         given: module -> bytes of its arguments.
-        flops: of all.
-        written: ids of parameters and buffers that were written to.
+        flops: floating-point operations of the whole forward.
+        written: names of parameters and buffers that were written to.
     """
 
     def __init__(self, names: dict[nn.Module, str], known: dict[int, str]) -> None:
@@ -105,7 +105,7 @@ class _Seen(TorchFunctionMode):
         self.stack: list[str] = []
         self._names = names
         self._counted: set[int] = set()
-        self._alive: list[Any] = []  # else the address of a storage could be that of a later one
+        self._alive: list[Any] = []  # else the address of a storage could be reused
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _uses_values(func):
@@ -136,7 +136,7 @@ class _Seen(TorchFunctionMode):
         return tensor
 
     def skip(self, storages: Sequence[torch.Tensor]) -> None:
-        """What the model has anyway is nothing that is saved."""
+        """Exclude tensors of the model itself from the saved bytes."""
         self._counted.update(tensor.untyped_storage()._cdata for tensor in storages)
 
 
@@ -158,7 +158,7 @@ def _watch(
     example: Example,
     methods: Sequence[str],
 ) -> _Seen:
-    """Run the example; ``tensors`` are the parameters and buffers it runs on, by full name."""
+    """Run the example and record it; ``tensors`` are the parameters and buffers of the model, by full name."""
     seen = _Seen(names, {id(tensor): name for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)})
     versions = {name: tensor._version for name, tensor in tensors.items()}
     seen.skip(list(tensors.values()))
@@ -178,7 +178,7 @@ def _watch(
 
 @contextlib.contextmanager
 def _as_forward(model: nn.Module, methods: Sequence[str], seen: _Seen) -> Iterator[None]:
-    """Have the model on the stack while one of these methods runs."""
+    """Put the model on the stack while one of these methods runs."""
 
     def counted(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ def _as_forward(model: nn.Module, methods: Sequence[str], seen: _Seen) -> Iterat
 
 
 def _told(facts: Facts, seen: _Seen, how: str) -> Facts:
-    """Put what was seen to the facts."""
+    """Add the records of a forward to the facts."""
     uses = {seen.known[key]: tuple(sorted(stacks, key=sorted)) for key, stacks in seen.uses.items()}
     params = [
         replace(
@@ -233,11 +233,11 @@ def _told(facts: Facts, seen: _Seen, how: str) -> Facts:
     )
 
 
-# What it runs on.
+# Tensors to run on.
 
 
 def _there(names: dict[nn.Module, str]) -> dict[str, torch.Tensor]:
-    """The parameters and floating buffers of a model, by the first of their full names."""
+    """The parameters and floating-point buffers of a model, by the first of their full names."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for module, name in names.items():
         for key, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -248,7 +248,7 @@ def _there(names: dict[nn.Module, str]) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _faked(names: dict[nn.Module, str], mode: FakeTensorMode, device: str) -> Iterator[dict[str, torch.Tensor]]:
-    """Swap all parameters and buffers for fake ones; the same where they were the same."""
+    """Replace all parameters and buffers by fake tensors; tied ones stay tied."""
     known: dict[int, Any] = {}
     kept: list[tuple[dict[str, Any], str, Any]] = []
     for module in names:
@@ -278,7 +278,7 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: str) -> torch.Tens
 
 
 def _placed(example: Example, mode: FakeTensorMode, device: str) -> Example:
-    """The example on fake tensors, which are where the model will be."""
+    """The example with fake tensors, on the later device of the model."""
 
     def fake(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -295,7 +295,7 @@ def _placed(example: Example, mode: FakeTensorMode, device: str) -> Example:
 
 @contextlib.contextmanager
 def _restored(names: dict[nn.Module, str]) -> Iterator[None]:
-    """Put back what a forward for real writes: buffers, parameters, random states."""
+    """Restore the buffers and the random state after a forward on real tensors."""
     buffers = [tensor for module in names for tensor in module._buffers.values() if tensor is not None]
     kept = [(tensor, tensor.detach().clone()) for tensor in buffers]
     try:

@@ -1,8 +1,8 @@
-"""A forward or a backward that an error or an interrupt has cut off, and what it left behind.
+"""Resets the state that an interrupted forward or backward leaves in FSDP and DDP.
 
-FSDP and DDP note how far a step has come. After one that did not come to its end they take the next one for the rest of it:
-FSDP reduces gradients no more, and says nothing. So that is forgotten before the next forward, and before something is put
-back. Gradients that such a step has left with parameters are the program's: it clears them as it does before any step.
+FSDP and DDP track the progress of a step. After a step that an error or an interrupt has cut off, they take the next step for
+the rest of it: FSDP silently stops reducing gradients. So their state is reset before the next forward, and before a snapshot
+is restored. Gradients that such a step leaves in parameters belong to the program, which clears them as before any step.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _GROUPS = ("shard_process_group", "replicate_process_group")
 
 
 def is_in_backward() -> bool:
-    """Whether this thread computes gradients now, as where a part of a forward is computed again."""
+    """Whether this thread is in a backward, for example when it recomputes a part of a forward."""
     number: int = torch._C._current_graph_task_id()
     return number != -1
 
 
 def forget_step(model: nn.Module) -> None:
-    """Have FSDP and DDP take the next forward for the first one of a step, and give up parameters that are gathered.
+    """Reset FSDP and DDP, so that they take the next forward for the start of a step, and free gathered parameters.
 
     Raises:
-        RuntimeError: they spread it over a process group that is no more; or this version of torch can't do that.
+        RuntimeError: the model is distributed over a process group that no longer exists, or this version of torch can't reset.
     """
     if _is_of_former_group(model):
         raise RuntimeError(
-            "the model belongs to a process group that is no more, for it was formed anew after an interrupt or a death: run "
-            "the cells again that make the model and its optimizer"
+            "the model belongs to a process group that no longer exists, because the group was formed again after an interrupt "
+            "or a death: run the cells again that create the model and its optimizer"
         )
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -46,7 +46,7 @@ def forget_step(model: nn.Module) -> None:
 
 def _forget(fsdp: Any) -> None:
     state = fsdp._get_fsdp_state()
-    if not state._is_root:  # it has had no forward, or its root sees to it
+    if not state._is_root:  # it has had no forward, or its root resets it
         fsdp.reshard()
     elif hasattr(fsdp, "reset_iter_state"):
         fsdp.reset_iter_state()
@@ -54,8 +54,8 @@ def _forget(fsdp: Any) -> None:
             _drop_gathered_gradients(each)
     elif state._state_ctx.post_backward_final_callback_queued or state._state_ctx.iter_forward_root is not None:
         raise RuntimeError(
-            f"a step was cut off, by an error or an interrupt, and FSDP of torch {torch.__version__} does not stand that: run "
-            "the cells again that make the model and its optimizer (or use torch 2.13 or later)"
+            f"an error or an interrupt cut off a step, and FSDP of torch {torch.__version__} can't recover from that: run the "
+            "cells again that create the model and its optimizer (or use torch 2.13 or later)"
         )
     else:
         fsdp.reshard()
@@ -67,7 +67,7 @@ def _is_of_former_group(model: nn.Module) -> bool:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             fsdp: Any = module
-            for part in _groups(fsdp._get_fsdp_state()):  # its mesh finds groups by name, also new ones
+            for part in _groups(fsdp._get_fsdp_state()):  # its mesh looks groups up by name, and finds new ones, too
                 groups += [getattr(part.mesh_info, name, None) for name in _GROUPS]
         elif (ddp := _ddp(module)) is not None:
             groups.append(ddp.process_group)
@@ -75,7 +75,7 @@ def _is_of_former_group(model: nn.Module) -> bool:
 
 
 def _groups(state: Any) -> list[Any]:
-    """The groups of parameters of an FSDP unit, which torch once had one of."""
+    """The parameter groups of an FSDP unit; older torch versions have at most one."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
@@ -90,7 +90,7 @@ def _drop_gathered_gradients(state: Any) -> None:
 
 
 def _ddp(module: nn.Module) -> Any:
-    """What averages the gradients of a module, if that is DDP."""
+    """The DDP wrapper that averages the gradients of a module, if any."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return module
     state = cast("Any", replicate).state(module)

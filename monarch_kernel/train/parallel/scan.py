@@ -1,4 +1,4 @@
-"""Looks at a model: which parameters and modules it has, and what about them is known without running it."""
+"""Collects the facts about a model that are known without running it: its parameters and modules."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PLAIN = (list, tuple, dict)
 
 
 def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
-    """The facts about a model that need no example.
+    """Collect the facts about a model that need no example.
 
     Args:
-        model: on any device, also on that for shapes alone (``meta``).
-        optimizer_nbytes: what the optimizer keeps for each element that trains.
+        model: on any device, also on ``meta``.
+        optimizer_nbytes: bytes of optimizer state per trainable element.
 
     Raises:
-        PlanError: a parameter is out of the model's sight, or the model is spread already.
+        PlanError: a parameter is not registered in the model, or the model is distributed already.
     """
     names = module_names(model)
     params = _params(names)
@@ -36,7 +36,9 @@ def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
     facts = []
     for param, full in params.values():
         if isinstance(param, DTensor):
-            raise PlanError(f"{full[0]} is a DTensor: the model is spread already; make it anew, and parallelize that")
+            raise PlanError(
+                f"{full[0]} is a DTensor: the model is distributed already; create it again, and parallelize that"
+            )
         facts.append(
             ParamFacts(
                 names=full,
@@ -61,12 +63,12 @@ def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
 
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:
-    """Each module once -> its full name."""
+    """Module -> its full name, each module once."""
     return {module: name for name, module in model.named_modules()}
 
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Full name -> parameter, for all names that there are."""
+    """Full name -> parameter, for all names of each parameter."""
     return {name: param for param, full in _params(module_names(model)).values() for name in full}
 
 
@@ -92,14 +94,14 @@ def _needs(module: nn.Module, name: str) -> Needs | None:
     needs = getattr(module, "parallel_needs", None)
     if needs is not None and not isinstance(needs, Needs):
         raise PlanError(
-            f"parallel_needs of {name or 'the model'} is a {type(needs).__name__}; write Needs(replicate=[...], why=...), "
-            "of monarch_kernel.train.parallel"
+            f"parallel_needs of {name or 'the model'} is a {type(needs).__name__}; it must be Needs(replicate=[...], why=...), "
+            "from monarch_kernel.train.parallel"
         )
     return needs
 
 
 def _statistics(names: Mapping[nn.Module, str]) -> Iterator[str]:
-    """Buffers that each rank would have its own of."""
+    """Buffers whose values would differ between ranks."""
     for module, name in names.items():
         if isinstance(module, _NORMS) and not isinstance(module, nn.SyncBatchNorm) and module.track_running_stats:
             for key in ("running_mean", "running_var"):
@@ -110,10 +112,10 @@ def _statistics(names: Mapping[nn.Module, str]) -> Iterator[str]:
 def _views(
     names: Mapping[nn.Module, str], params: Mapping[int, tuple[nn.Parameter, tuple[str, ...]]]
 ) -> Iterator[tuple[int, str]]:
-    """Tensors that share the memory of a parameter: (id of the parameter, where it is).
+    """Tensors that share the memory of a parameter, as (id of the parameter, name of the tensor).
 
     Raises:
-        PlanError: there is a parameter or a module of which the model does not know.
+        PlanError: there is a parameter or a module that is not registered in the model.
     """
     of_storage = {
         param.untyped_storage()._cdata: key for key, (param, _) in params.items() if not isinstance(param, DTensor)
@@ -124,16 +126,17 @@ def _views(
             if isinstance(value, nn.Module):
                 if value not in names and _is_trained(value):
                     raise PlanError(
-                        f"{where} is a module ({type(value).__name__}) that the model does not know of: its parameters and "
-                        "buffers would be neither split nor averaged, could be others on each rank, and no optimizer made of "
-                        "model.parameters() trains them; keep it in an nn.ModuleList or an nn.ModuleDict, and a list in a dict "
-                        "in one inside the other"
+                        f"{where} is a module ({type(value).__name__}) that is not registered in the model: its parameters and "
+                        "buffers would be neither sharded nor averaged, could differ between ranks, and an optimizer of "
+                        "model.parameters() does not train them; keep it in an nn.ModuleList or an nn.ModuleDict, and nested "
+                        "lists and dicts in nested ones"
                     )
                 continue
             if isinstance(value, nn.Parameter) and id(value) not in params:
                 raise PlanError(
-                    f"{where} is a parameter that the model does not know of: it would be neither split nor averaged, and no "
-                    "optimizer made of model.parameters() trains it; keep it in an nn.ParameterList or an nn.ParameterDict"
+                    f"{where} is a parameter that is not registered in the model: it would be neither sharded nor averaged, "
+                    "and an optimizer of model.parameters() does not train it; keep it in an nn.ParameterList or "
+                    "nn.ParameterDict"
                 )
             key = None if isinstance(value, DTensor) else of_storage.get(value.untyped_storage()._cdata)
             if key is not None:
@@ -141,16 +144,16 @@ def _views(
 
 
 def _held(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | nn.Module]]:
-    """Tensors that a module has as buffers, as plain attributes, or in lists, tuples and dicts; and the modules in these."""
+    """Tensors of a module in buffers, plain attributes, lists, tuples and dicts; and modules in lists, tuples and dicts."""
     held: dict[str, Any] = {key: value for key, value in vars(module).items() if key not in _OWN}
     todo: list[tuple[str, Any]] = [*held.items(), *module._buffers.items()]
     todo = [(key, value) for key, value in todo if isinstance(value, (torch.Tensor, *_PLAIN))]
     seen: set[int] = set()
-    for where, value in todo:  # which grows
+    for where, value in todo:  # `todo` grows meanwhile
         if not isinstance(value, _PLAIN):
             if isinstance(value, nn.Module) or not value.is_sparse:
                 yield where, value
-        elif id(value) not in seen:  # one may be in itself
+        elif id(value) not in seen:  # a container may contain itself
             seen.add(id(value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             kinds = (torch.Tensor, nn.Module, *_PLAIN)
@@ -158,6 +161,6 @@ def _held(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | nn.Module]]:
 
 
 def _is_trained(module: nn.Module) -> bool:
-    """Whether training changes it; a frozen one may be kept from the model on purpose, such as a teacher."""
+    """Whether training changes a module; a frozen one, such as a teacher, may be unregistered on purpose."""
     params = list(module.parameters())
     return any(param.requires_grad for param in params) if params else any(True for _ in module.buffers())

@@ -1,18 +1,19 @@
-"""What goes with each step of a spread model: averages of what neither FSDP nor DDP sees to, and checks.
+"""Hooks for each step of a distributed model: average what neither FSDP nor DDP manages, and check the ranks.
 
 Theory of operation
 ===================
 
 A root forward that will have a backward is a step. At its end the ranks compare two things by one all-reduce of three numbers:
 
-- a checksum of the units that they have entered. FSDP gathers the parameters of a unit when its forward begins, so ranks that
-  enter different ones (a branch that depends on the rank's data) would mix the parameters of two layers, without an error;
-- whether an output is not finite. If one is, all run the forward again, with hooks on all modules, and the first module
-  whose output is not finite though its inputs are is named; so is what the model itself was given that is not finite.
+- a checksum of the units that they have entered. FSDP gathers the parameters of a unit when its forward starts, so ranks that
+  enter different units (a branch that depends on the rank's data) would mix the parameters of two layers, without an error;
+- whether an output is not finite. If one is not, all ranks run the forward again, with hooks on all modules. The error names
+  the first module whose output is not finite although its inputs are, and the inputs of the model that are not finite.
 
 When the gradient reaches the outputs, a callback is queued with autograd for the end of this backward. By then all gradients
-are there. Those of parameters that each rank holds whole are averaged over the ranks, and so are the buffers that each has its
-own of. Averages are taken after each backward: where gradients add up over several, what was averaged before stays as it is.
+exist. The callback averages the gradients of parameters that each rank holds whole over the ranks, and the buffers that differ
+between ranks. It does so after each backward: where gradients accumulate over several backwards, averages of earlier ones stay
+unchanged.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ __all__ = ["AfterBackward", "Averages", "Checks", "same_batches"]
 
 
 class AfterBackward:
-    """Calls something at the end of each backward through a model's outputs.
+    """Calls a function at the end of each backward through a model's outputs.
 
-    Before a forward, what one before it has left behind that was cut off is forgotten.
+    Before a forward, it resets the state of an interrupted step.
 
     Args:
-        model: the root.
-        then: is called.
+        model: the root module.
+        then: the function to call.
     """
 
     def __init__(self, model: nn.Module, then: Callable[[], object]) -> None:
@@ -83,9 +84,9 @@ class Averages:
     """Averages gradients and buffers over a group.
 
     Args:
-        params: parameters that each rank of the group holds alike.
-        buffers: those that each rank has its own of.
-        group: the ranks.
+        params: parameters that each rank of the group holds in the same form.
+        buffers: buffers that differ between ranks.
+        group: the group of the ranks.
     """
 
     def __init__(
@@ -97,14 +98,14 @@ class Averages:
         self._takes_sparse = dist.get_backend(group) == "gloo"
 
     def __call__(self) -> None:
-        """Do so, for what is there now; collective."""
+        """Average the current gradients and buffers; collective."""
         with torch.no_grad():
             self._average_gradients()
             for members in _alike(self._buffers):
                 self._write(members, self._mean(torch.cat([buffer.reshape(-1) for buffer in members])))
 
     def _average_gradients(self) -> None:
-        """A rank whose branch did not use a parameter has no gradient of it; only if nobody has one there is none after it."""
+        """Average gradients. If some ranks have no gradient of a parameter that others have, it counts as zero there."""
         for params in _alike(self._params):
             dense = [param for param in params if not _is_sparse(param)]
             has = torch.tensor([float(param.grad is not None) for param in params], device=params[0].device)
@@ -140,7 +141,7 @@ class Averages:
 
 
 def _alike(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """Those that can lie side by side in one tensor."""
+    """Group tensors that can be concatenated: those with the same dtype and device."""
     groups: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
@@ -160,10 +161,10 @@ class Checks:
     """Compares the ranks at the end of each root forward of training.
 
     Args:
-        model: the root.
-        names: of its modules.
-        units: those that are wrapped by themselves.
-        group: of all ranks.
+        model: the root module.
+        names: full names of its modules.
+        units: modules that are wrapped separately.
+        group: the group of all ranks.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Checks:
         self._way = []
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        if self._is_in:  # not where it is computed again in the backward
+        if self._is_in:  # not during recomputation in the backward
             self._way.append(self._names[module])
 
     def _end(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
@@ -217,10 +218,10 @@ class Checks:
             there.setdefault(way[at] if at < len(way) else "no further one", []).append(rank)
         ways = ", ".join(f"{unit} on {format_ranks(ranks)}" for unit, ranks in there.items())
         raise RuntimeError(
-            f"step {self._step}: the ranks have gone through different units of the model: after {at} that are the same comes "
+            f"step {self._step}: the ranks entered different units of the model: after {at} equal ones comes "
             f"{ways}. A rank that enters another "
             "unit than the others takes part in the wrong all-gather, and gets parameters of another layer. Let all ranks take "
-            "the same branch (decide by a value that is equal on all), or wrap less: parallelize(..., units=[...])"
+            "the same branch (decide by a value that is equal on all), or wrap fewer units: parallelize(..., units=[...])"
         )
 
     def _tell_first(self, args: Any, kwargs: Any) -> None:
@@ -251,32 +252,32 @@ class Checks:
         said = []
         if inputs:
             words = ", ".join(f"{name} on {format_ranks(ranks)}" for name, ranks in inputs.items())
-            said.append(f"what the model was given is not finite: {words}; look at the batch there")
+            said.append(f"inputs of the model are not finite: {words}; check the batch there")
         said += [
-            f"on rank {rank} first that of {names[0]}, whose inputs are finite"
+            f"on rank {rank} first the output of {names[0]}, whose inputs are finite"
             for rank, (names, *_) in enumerate(everyones)
             if names
         ]
         if not any(again for *_, again in everyones):
-            said.append("when it ran again it was finite on all ranks")
-        text = "; ".join(said) or "no module gives such a one of inputs that are finite"
+            said.append("in a second run it was finite on all ranks")
+        text = "; ".join(said) or "no module has such an output for finite inputs"
         if params := sorted({name for _, names, *_ in everyones for name in names}):
             more = f" and {len(params) - 4} more" if len(params) > 4 else ""
-            text += f". Parameters that are not finite: {', '.join(params[:4])}{more}: an earlier step has spoilt them"
+            text += f". Parameters that are not finite: {', '.join(params[:4])}{more}: an earlier step made them so"
         raise FloatingPointError(f"step {self._step}: the output of the model is not finite: {text}")
 
 
 def _not_finite(model: nn.Module, args: Any, kwargs: Any) -> list[str]:
-    """In words, which of the arguments of a forward are not finite, and what they have instead."""
+    """Describe the arguments of a forward that are not finite."""
     try:
         given: dict[str, Any] = dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # a forward that python can't look into
+    except (TypeError, ValueError):  # Python can't inspect the signature
         given = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
     found = []
     for name, value in given.items():
         try:
             leaves = [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
-        except ValueError:  # there is a container whose parts have no names
+        except ValueError:  # a container whose parts have no names
             leaves = [("", leaf) for leaf in tree_leaves(value)]
         for where, leaf in leaves:
             if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not _is_sound(leaf):
@@ -294,13 +295,13 @@ def _floats(tree: Any) -> list[torch.Tensor]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """A sum is not finite if an element is not, and costs one pass; where it overflows, all are looked at."""
+    """Whether all elements are finite. Checks the sum first, which takes one pass, and all elements only if it overflows."""
     tensor = _local(tensor.detach())
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _is_sound(tensor: torch.Tensor) -> bool:
-    """Whether it is an input from which something finite can come: masks of attention have -inf."""
+    """Whether an input can give finite outputs: it may contain -inf, as attention masks do."""
     if _is_finite(tensor):
         return True
     local = _local(tensor.detach())
@@ -308,7 +309,7 @@ def _is_sound(tensor: torch.Tensor) -> bool:
 
 
 def same_batches(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """See at the first forward that all ranks of a group, among which matrices are split, were given the same."""
+    """Check at the first forward that all ranks of a group that splits matrices got the same inputs."""
 
     def check(module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
@@ -317,8 +318,8 @@ def same_batches(model: nn.Module, group: dist.ProcessGroup) -> None:
         dist.all_gather_object(everyones, sums, group=group)
         if any(theirs != everyones[0] for theirs in everyones):
             raise ValueError(
-                "ranks among which matrices are split have been given different batches, so the results would be wrong; give "
-                "all ranks along that axis the same, for example by seeding the sampler with mesh.get_local_rank('dp')"
+                "ranks that split matrices got different batches, so the results would be wrong; pass the same batch on all "
+                "ranks along that axis, for example by seeding the sampler with mesh.get_local_rank('dp')"
             )
 
     handle = model.register_forward_pre_hook(check, with_kwargs=True)

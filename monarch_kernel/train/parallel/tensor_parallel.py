@@ -1,4 +1,4 @@
-"""Splits matrices among ranks, and proves on a copy that the model still gives what it gave."""
+"""Splits matrices among ranks, and checks on a copy that the outputs and gradients of the model stay the same."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TOLERANCE = 1e-3
 
 
 def split_modules(model: nn.Module, tensor: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Split modules of a model along a mesh of one dim; by full name, ``colwise`` or ``rowwise``."""
+    """Split modules of a model along a one-dimensional mesh; ``tensor``: full name -> ``colwise`` or ``rowwise``."""
     linears = {name: style for name, style in tensor.items() if isinstance(model.get_submodule(name), nn.Linear)}
 
     def style_of(name: str) -> ParallelStyle:
-        """What goes from a colwise to a rowwise layer beside it stays split; all else is whole on each rank."""
+        """Activations between a colwise layer and a rowwise layer beside it stay split; all others are whole on each rank."""
         between = Shard(-1) if name in linears and has_partner(name, linears) else Replicate()
         if tensor[name] == "colwise":
             return ColwiseParallel(output_layouts=between)
@@ -37,10 +37,10 @@ def split_modules(model: nn.Module, tensor: Mapping[str, str], mesh: DeviceMesh)
 
 
 def prove(model: nn.Module, tensor: Mapping[str, str], mesh: DeviceMesh, example: Example) -> None:
-    """Run the example through the model and through a split copy, forward and backward, without dropout.
+    """Compare the model with a split copy on the example, forward and backward, without dropout.
 
     Raises:
-        PlanError: they do not give the same.
+        PlanError: outputs or gradients differ.
     """
     split = copy.deepcopy(model)
     named = ", ".join(list(tensor)[:4]) + (", …" if len(tensor) > 4 else "")
@@ -51,20 +51,20 @@ def prove(model: nn.Module, tensor: Mapping[str, str], mesh: DeviceMesh, example
         raise PlanError(
             f"split along {mesh.mesh_dim_names[0] if mesh.mesh_dim_names else 'the mesh'} ({named}), the model does not run: "
             f"{type(error).__name__}: {error}\n"
-            "code that takes the sizes of a whole layer for granted (a view by the number of heads, an index into a weight) "
-            "meets a part of it: write -1 for what is split, or do not split that layer"
+            "code that assumes the sizes of a whole layer (a view by the number of heads, an index into a weight) meets a part "
+            "of it: write -1 for the split dim, or do not split that layer"
         ) from error
     for (name, mine), (_, other) in zip(_outcome(model, example), theirs):
         scale = max(1.0, float(mine.abs().max())) if mine.numel() else 1.0
         if mine.shape != other.shape or float((mine - other).abs().max() if mine.numel() else 0) > _TOLERANCE * scale:
             raise PlanError(
-                f"split as asked ({named}), the model does not give what it gave: {name} differs; a colwise layer gives a part "
-                "of its outputs, which nothing may use but what works on each by itself, and the rowwise layer that follows"
+                f"split as requested ({named}), the model computes something else: {name} differs; a colwise layer returns a "
+                "part of its outputs, which only elementwise code and the rowwise layer that follows may use"
             )
 
 
 def _outcome(model: nn.Module, example: Example) -> list[tuple[str, torch.Tensor]]:
-    """Outputs and gradients of an example, whole."""
+    """The whole outputs and gradients of an example."""
     was_training = {module: module.training for module in model.modules()}
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""What has to be known of a model to plan for it: plain data, found by looking at it and by one forward of an example."""
+"""Facts about a model that planning needs: plain data from a scan of the model and one forward of an example."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Facts", "ModuleFacts", "Needs", "ParamFacts", "above", "is_within"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What a layer says of itself, as the attribute ``parallel_needs`` of its class or of one module.
+    """The requirements of a layer, in the attribute ``parallel_needs`` of its class or of a module.
 
     Attributes:
-        replicate: parameters, by their names within the module, that every rank is to hold whole.
-        together: whether nothing in it may be wrapped by itself, since its parts use each other's parameters.
+        replicate: names, within the module, of parameters that every rank holds whole.
+        together: whether no part of it may be wrapped separately, because its parts use each other's parameters.
         why: the reason, which `Plan.explain` repeats.
     """
 
     replicate: Sequence[str] = ()
     together: bool = False
-    why: str = "the layer asks for it"
+    why: str = "the layer requires it"
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class ParamFacts:
     """One parameter, however many names it has.
 
     Attributes:
-        names: its full names; of a tied one there are several.
-        shape: of the whole.
-        dtype: as ``float32``.
-        itemsize: bytes an element.
+        names: its full names; a tied parameter has several.
+        shape: shape of the whole parameter.
+        dtype: name of the dtype, such as ``float32``.
+        itemsize: bytes per element.
         trains: whether it has a gradient.
-        uses: for each use that was seen, the full names of all modules whose forward was running; None if nobody looked.
-        has_sparse_gradient: as that of ``nn.Embedding(sparse=True)``.
+        uses: for each use in the probe, the full names of all modules whose forward was running; None without a probe.
+        has_sparse_gradient: whether its gradient is sparse, as that of ``nn.Embedding(sparse=True)``.
         is_written: whether a forward writes to it.
-        viewed_by: full name of an attribute that was made of it before, and shares its memory; empty if there is none.
-        is_strided: whether its elements do not lie one after the other.
+        viewed_by: full name of an existing attribute that is a view of it, and shares its memory; empty if there is none.
+        is_strided: whether it is not contiguous.
     """
 
     names: tuple[str, ...]
@@ -59,22 +59,22 @@ class ParamFacts:
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """Full names of the modules that have it."""
+        """Full names of the modules that own it."""
         return tuple(name.rpartition(".")[0] for name in self.names)
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """What the whole of it takes."""
+        """Bytes of the whole parameter."""
         return self.numel * self.itemsize
 
     @property
     def is_unused(self) -> bool:
-        """Whether no forward has used it, as far as somebody looked."""
+        """Whether the probe found no use of it; False without a probe."""
         return self.uses is not None and not self.uses
 
 
@@ -83,13 +83,13 @@ class ModuleFacts:
     """One module.
 
     Attributes:
-        name: full name; that of the model itself is empty.
-        kind: its class.
-        has_forward: whether it can be called, which a ``ModuleList`` can't.
-        calls: how often its forward ran; None if nobody looked.
-        activation_nbytes: what its forward kept for the backward, with all below it.
-        input_nbytes: the tensors that it was given.
-        needs: what it says of itself.
+        name: full name; empty for the model itself.
+        kind: name of its class.
+        has_forward: whether it can be called, unlike a ``ModuleList``.
+        calls: how often its forward ran in the probe; None without a probe.
+        activation_nbytes: bytes that its forward saved for the backward, including submodules.
+        input_nbytes: bytes of its input tensors.
+        needs: its requirements, if it declares any.
     """
 
     name: str
@@ -106,13 +106,13 @@ class Facts:
     """A model.
 
     Attributes:
-        params: each once.
-        modules: by full name, each before those below it.
-        probed: how it was tried: ``fake`` (without memory or arithmetic), ``real``, or empty if it was not.
-        why_not: why it was not tried.
-        flops: of one forward of the example; 0 if nobody looked.
-        averaged: buffers that a training forward changes, such as statistics of a batch norm.
-        optimizer_nbytes: what the optimizer keeps for each element of a parameter that trains.
+        params: the parameters, each once.
+        modules: by full name, each before its submodules.
+        probed: how it was probed: ``fake`` (without memory or arithmetic), ``real``, or empty if it was not.
+        why_not: why it was not probed.
+        flops: floating-point operations of one forward of the example; 0 if unknown.
+        averaged: buffers that a training forward changes, such as batch norm statistics.
+        optimizer_nbytes: bytes of optimizer state per trainable element.
     """
 
     params: tuple[ParamFacts, ...]
@@ -125,31 +125,31 @@ class Facts:
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters."""
+        """The number of elements of all parameters."""
         return sum(param.numel for param in self.params)
 
     @property
     def activation_nbytes(self) -> int:
-        """What one forward of the example keeps for the backward."""
+        """Bytes that one forward of the example saves for the backward."""
         root = self.modules.get("")
         return root.activation_nbytes if root is not None else 0
 
     def below(self, module: str) -> Iterator[ParamFacts]:
-        """The parameters that belong to a module, with all below it."""
+        """The parameters of a module and its submodules."""
         return (param for param in self.params if any(is_within(owner, module) for owner in param.owners))
 
     def children(self, module: str) -> list[ModuleFacts]:
-        """The modules right below one."""
+        """The direct submodules of a module."""
         return [each for each in self.modules.values() if each.name and each.name.rpartition(".")[0] == module]
 
 
 def is_within(name: str, module: str) -> bool:
-    """Whether a full name is that of a module, or of something below it."""
+    """Whether a full name is that of a module, or of an object in it."""
     return not module or name == module or name.startswith(f"{module}.")
 
 
 def above(name: str) -> Iterator[str]:
-    """The full names of a module and of all that it is in, up to the model's, which is empty."""
+    """The full names of a module and of all modules that contain it, up to the empty name of the model."""
     while name:
         yield name
         name = name.rpartition(".")[0]

@@ -1,8 +1,8 @@
-"""How much memory a rank needs for training, and how much it sends, by strategy.
+"""Estimates the memory that a rank needs for training, and the bytes that it sends, by strategy.
 
 Sources: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, for parameters,
 gradients and optimizer; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005,
-for what a rank sends in a ring. Activations are those that one forward of the example was seen to keep.
+for the bytes that a rank sends in a ring. Activations are those that one forward of the example saved in the probe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 @dataclass(frozen=True)
 class Split:
-    """Over how many ranks things are spread.
+    """The number of ranks along each dimension of parallelism.
 
     Attributes:
         copies: replicas of the whole model.
@@ -39,11 +39,11 @@ class Memory:
     """Bytes that a rank needs.
 
     Attributes:
-        parameters: that stay.
-        gradients: that stay.
-        optimizer: its state.
-        gathered: of the two largest units that are whole at a time, with the gradient of one.
-        activations: kept for the backward.
+        parameters: parameters that the rank keeps.
+        gradients: gradients that the rank keeps.
+        optimizer: state of the optimizer.
+        gathered: the two largest units, which can be whole at the same time, with gradients.
+        activations: activations saved for the backward.
     """
 
     parameters: int = 0
@@ -54,7 +54,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all these."""
         return self.parameters + self.gradients + self.optimizer + self.gathered + self.activations
 
 
@@ -68,7 +68,7 @@ class Sent:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all collectives."""
         return self.all_gather + self.reduce_scatter + self.all_reduce
 
 
@@ -81,7 +81,7 @@ def needed(
     checkpoint: Sequence[str] = (),
     precision: str = "",
 ) -> Memory:
-    """What a rank needs; activations are those of the example on each rank."""
+    """Estimate the memory of a rank; activations are those of the example on each rank."""
 
     def here(param: ParamFacts) -> float:
         whole = param.nbytes / _parts(param, split, tensor)
@@ -118,7 +118,7 @@ def sent(
     tensor: Mapping[str, str],
     precision: str = "",
 ) -> Sent:
-    """What a rank sends in a step for parameters and gradients; what matrices that are split send depends on the batch."""
+    """Estimate the bytes that a rank sends in a step for parameters and gradients, without those for split matrices."""
     everyone = split.copies * split.shards
     gathers = scatters = reduces = 0.0
     for param in facts.params:
@@ -127,7 +127,7 @@ def sent(
             reduces += _ring(everyone) * 2 * whole * param.trains
             continue
         moved = param.numel * _ITEMSIZES.get(precision, param.itemsize) / _parts(param, split, tensor)
-        is_roots = not unit_of(param.owners[0], wrapping.units)  # not let go of between forward and backward
+        is_roots = not unit_of(param.owners[0], wrapping.units)  # stays gathered between forward and backward
         gathers += _ring(split.shards) * moved * (1 if is_roots else 2)
         scatters += _ring(split.shards) * whole * param.trains
         reduces += _ring(split.copies) * 2 * whole / split.shards * param.trains
@@ -139,7 +139,7 @@ def _ring(ranks: int) -> float:
 
 
 def _parts(param: ParamFacts, split: Split, tensor: Mapping[str, str]) -> int:
-    """Among how many ranks a parameter is split because its module is; the bias of a rowwise layer is not."""
+    """The number of ranks that split a parameter by tensor parallelism; the bias of a rowwise layer is not split."""
     style = tensor.get(param.owners[0], "")
     is_whole = not style or (style == "rowwise" and len(param.shape) == 1)
     return 1 if is_whole else split.parts

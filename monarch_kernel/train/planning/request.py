@@ -1,4 +1,4 @@
-"""What a plan is asked for, and what there is to carry it out with."""
+"""The inputs of a plan besides the model: what the user requests, and the available ranks and memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Axes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Terms:
-    """What there is.
+    """The resources for a model.
 
     Attributes:
-        axes: of the mesh; the last ones are those of one host.
-        hosts: how many there are.
-        free_nbytes: memory that is free for the smallest rank; 0 if nobody knows.
+        axes: axes of the mesh; the last ones are those within a host.
+        hosts: number of hosts.
+        free_nbytes: free memory of the rank with the least; 0 if unknown.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -34,22 +34,22 @@ class Terms:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return prod(self.axes.values())
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asks for.
+    """The requests of the user.
 
     Attributes:
         strategy: ``auto``, or one of `STRATEGIES`.
-        units: full names of modules to wrap by themselves; None: find them.
-        replicate: full names of parameters that every rank is to hold whole.
+        units: full names of modules to wrap separately; None: choose them.
+        replicate: full names of parameters that every rank holds whole.
         tensor: full names of linear layers and embeddings -> ``colwise`` or ``rowwise``; ``*`` stands for one part of a name.
         tensor_axis: the axis of the mesh along which these are split.
-        checkpoint: whether blocks are to be computed again in the backward; None: where memory asks for it.
-        precision: dtype of the arithmetic and of what is gathered, such as ``bfloat16``; empty: that of the parameters.
+        checkpoint: whether to recompute blocks in the backward; None: if memory requires it.
+        precision: dtype of computation and of gathered parameters, such as ``bfloat16``; empty: that of the parameters.
     """
 
     strategy: str = "auto"

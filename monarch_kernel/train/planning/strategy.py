@@ -1,4 +1,4 @@
-"""The plan: the first strategy that fits into memory, or the one that was asked for, with what else was thought of."""
+"""Chooses the plan: the first strategy that fits into memory, or the requested one, with the alternatives considered."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from monarch_kernel.train.planning.wrapping import SPARSE, Wrapping, blocks, wra
 __all__ = ["make_plan"]
 
 _FITS: Mapping[Strategy, float] = {"none": 0.85, "ddp": 0.75, "hsdp": 0.8, "fsdp": 0.85, "tp": 0.8, "fsdp+tp": 0.85}
-"""Up to which part of the free memory a strategy is taken to fit: the estimate knows of no fragments, buffers of collectives
-or caches, and what is replicated leaves less room for these."""
+"""Fraction of the free memory that a strategy may use: the estimate does not include fragmentation, buffers of collectives or
+caches, and replication leaves less space for these."""
 
 _PRECISIONS = ("", "bfloat16", "float16", "float32")
 
 
 def make_plan(facts: Facts, terms: Terms, wish: Wish | None = None) -> Plan:
-    """Choose how to spread a model.
+    """Choose how to distribute a model.
 
     Args:
-        facts: of the model.
-        terms: what there is.
-        wish: what was asked for; by default all is up to us.
+        facts: facts about the model.
+        terms: the available resources.
+        wish: the requests of the user; by default, everything is chosen here.
 
     Raises:
-        PlanError: what was asked for can't be done, or nothing fits into memory; the text has the figures.
+        PlanError: the request is impossible, or nothing fits into memory; the message has the figures.
     """
     wish = wish or Wish()
     _check(wish, terms)
@@ -61,35 +61,35 @@ def make_plan(facts: Facts, terms: Terms, wish: Wish | None = None) -> Plan:
 
 def _check(wish: Wish, terms: Terms) -> None:
     if wish.strategy not in ("auto", *STRATEGIES):
-        raise PlanError(f"strategy={wish.strategy!r} is none of auto, {', '.join(STRATEGIES)}")
+        raise PlanError(f"strategy={wish.strategy!r} must be one of auto, {', '.join(STRATEGIES)}")
     if wish.precision not in _PRECISIONS:
-        raise PlanError(f"precision={wish.precision!r} is none of {', '.join(filter(None, _PRECISIONS))}")
+        raise PlanError(f"precision={wish.precision!r} must be one of {', '.join(filter(None, _PRECISIONS))}")
     wants_tensor = bool(wish.tensor) or wish.strategy in ("tp", "fsdp+tp")
     if wants_tensor and wish.tensor_axis not in terms.axes:
         raise PlanError(
-            f"matrices are split along an axis of the mesh that is called {wish.tensor_axis!r}; this one has "
-            f"{axes_text(terms.axes)}: bring one up with --axes dp=…,{wish.tensor_axis}=…, or name another with tensor_axis="
+            f"the mesh has no axis {wish.tensor_axis!r} along which to split matrices; it has {axes_text(terms.axes)}: start a "
+            f"mesh with --axes dp=…,{wish.tensor_axis}=…, or name another axis with tensor_axis="
         )
     if wish.strategy in ("tp", "fsdp+tp") and not wish.tensor:
         raise PlanError(
-            f"strategy={wish.strategy!r} wants to know which layers to split: "
+            f"strategy={wish.strategy!r} needs the layers to split: "
             'tensor={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
         )
     if wish.tensor and wish.strategy in ("ddp", "hsdp", "none"):
-        raise PlanError(f"strategy={wish.strategy!r} splits no matrices; drop tensor=, or ask for 'tp' or 'fsdp+tp'")
+        raise PlanError(f"strategy={wish.strategy!r} splits no matrices; remove tensor=, or use 'tp' or 'fsdp+tp'")
     if wish.strategy == "hsdp" and len([size for size in terms.axes.values() if size > 1]) < 2:
         raise PlanError(
-            f"strategy='hsdp' wants a mesh of two axes, copies along the first and shards along the others; this one has "
-            f"{axes_text(terms.axes)}: bring one up with --axes copies=2,shards=…"
+            f"strategy='hsdp' needs a mesh with two axes, copies along the first and shards along the others; this one has "
+            f"{axes_text(terms.axes)}: start a mesh with --axes copies=2,shards=…"
         )
     if wish.strategy == "none" and terms.ranks > 1:
         raise PlanError(
-            f"strategy='none' is for one rank, and there are {terms.ranks}: each would train a model of its own"
+            f"strategy='none' is for one rank, but there are {terms.ranks}: each would train a separate model"
         )
 
 
 def _candidates(wish: Wish, terms: Terms, has_tensor: bool, has_blocks: bool) -> list[tuple[Strategy, bool]]:
-    """What to think of, in order: what is simplest and sends least comes first."""
+    """The strategies to consider, in order: the simplest ones, which send the least, come first."""
     strategies: list[Strategy]
     if wish.strategy != "auto":
         strategies = [wish.strategy]  # type: ignore[list-item]
@@ -103,7 +103,7 @@ def _candidates(wish: Wish, terms: Terms, has_tensor: bool, has_blocks: bool) ->
     recompute = [wish.checkpoint] if wish.checkpoint is not None else [False, True] if has_blocks else [False]
     if wish.checkpoint and not has_blocks:
         raise PlanError(
-            "checkpoint=True: the model has no blocks that repeat; wrap what is to be computed again by hand"
+            "checkpoint=True: the model has no repeated blocks; apply torch.utils.checkpoint in the model instead"
         )
     if wish.strategy != "auto" and wish.checkpoint is None and not terms.free_nbytes:
         recompute = [False]
@@ -119,7 +119,7 @@ def _draft(
     tensor: Mapping[str, str],
     checkpoint: Sequence[str],
 ) -> Plan:
-    """The plan for one strategy, with its figures."""
+    """The plan for one strategy, with its estimates."""
     splits_matrices = strategy in ("tp", "fsdp+tp")
     others = [axis for axis in terms.axes if not (splits_matrices and axis == wish.tensor_axis)]
     copy_axes, shard_axes = _axes_of(strategy, others, terms.axes)
@@ -129,7 +129,7 @@ def _draft(
         terms.axes[wish.tensor_axis] if splits_matrices else 1,
     )
     has_shards = strategy in ("fsdp", "hsdp", "fsdp+tp")
-    if not has_shards:  # DDP puts gradients side by side, which sparse ones can't be
+    if not has_shards:  # DDP concatenates gradients, which is impossible for sparse ones
         wrapping = Wrapping(
             (), {name: why for name, why in wrapping.kept.items() if why == SPARSE and strategy == "ddp"}
         )
@@ -137,18 +137,18 @@ def _draft(
     if splits_matrices:
         linears = {name: style for name, style in tensor.items() if facts.modules[name].kind == "Linear"}
         notes += [
-            f"{name} is split {style} and nothing beside it the other way: what it "
-            f"{'gives' if style == 'colwise' else 'takes'} is whole on each rank"
+            f"{name} is split {style} and no layer beside it the other way: its "
+            f"{'output' if style == 'colwise' else 'input'} is whole on each rank"
             for name, style in linears.items()
             if not has_partner(name, linears)
         ]
     if facts.averaged and terms.ranks > 1:
         notes.append(
-            f"{several(facts.averaged, 'buffer')} averaged over the ranks after each step; to have the statistics of the "
-            "whole batch, use torch.nn.SyncBatchNorm"
+            f"{several(facts.averaged, 'buffer')} averaged over the ranks after each step; for statistics of the whole batch, "
+            "use torch.nn.SyncBatchNorm"
         )
     if not facts.probed:
-        notes.append(f"the model was not tried: {facts.why_not or 'no example= was given'}")
+        notes.append(f"the model was not probed: {facts.why_not or 'there is no example='}")
     return Plan(
         strategy=strategy,
         axes=dict(terms.axes),
@@ -173,7 +173,7 @@ def _draft(
 
 
 def _axes_of(strategy: Strategy, others: Sequence[str], axes: Axes) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Along which axes the model is replicated, and along which it is split by FSDP."""
+    """The axes along which the model is replicated, and those along which FSDP shards it."""
     if strategy in ("fsdp", "fsdp+tp"):
         return (), tuple(others)
     if strategy == "hsdp":

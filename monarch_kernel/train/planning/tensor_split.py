@@ -1,7 +1,8 @@
-"""Which modules are split along the axis for tensor parallelism, as the user names them.
+"""Finds and checks the modules that the user wants to split along the axis for tensor parallelism.
 
-Source: Shoeybi et al., "Megatron-LM", 2019. A layer split *colwise* gives each rank some of its outputs, and one split
-*rowwise* takes those, and adds up what the ranks have: one all-reduce in the forward for each such pair, one in the backward.
+Source: Shoeybi et al., "Megatron-LM", 2019. A layer split *colwise* computes some of its outputs on each rank, and a layer
+split *rowwise* takes these, and sums the results of the ranks: each such pair needs one all-reduce in the forward, and one in
+the backward.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ _KINDS = ("Linear", "Embedding")
 
 
 def matched(facts: Facts, tensor: Mapping[str, str], parts: int) -> dict[str, str]:
-    """Full names of the modules that are split -> how.
+    """Match patterns to modules: full name of a module to split -> style.
 
     Args:
-        facts: of the model.
-        tensor: patterns of full names -> style, as ``{"blocks.*.attn.qkv": "colwise"}``; the last that fits a name decides.
-        parts: among how many ranks each is split.
+        facts: facts about the model.
+        tensor: pattern of full names -> style, such as ``{"blocks.*.attn.qkv": "colwise"}``; the last match decides.
+        parts: number of ranks that split each module.
 
     Raises:
-        PlanError: a pattern fits nothing, a style is none, or a module can't be split so.
+        PlanError: a pattern matches no module, a style is invalid, or a module can't be split this way.
     """
     found: dict[str, str] = {}
     for pattern, style in tensor.items():
         if style not in STYLES:
-            raise PlanError(f"tensor: {style!r} of {pattern!r} is none of {', '.join(STYLES)}")
+            raise PlanError(f"tensor: {style!r} of {pattern!r} must be one of {', '.join(STYLES)}")
         parsed = re.compile(r"[^.]+".join(map(re.escape, pattern.split("*"))))
         names = [name for name in facts.modules if name and parsed.fullmatch(name)]
         if not names:
             raise PlanError(
-                f"tensor: no module is called {pattern!r}; * stands for one part of a name, as in blocks.*.up"
+                f"tensor: no module matches {pattern!r}; * stands for one part of a name, as in blocks.*.up"
             )
         for name in names:
             _check(facts, name, style, parts)
@@ -46,11 +47,11 @@ def matched(facts: Facts, tensor: Mapping[str, str], parts: int) -> dict[str, st
 
 
 def has_partner(name: str, linears: Mapping[str, str]) -> bool:
-    """Whether a linear layer beside this one is split the other way; else what it takes or gives is whole on each rank.
+    """Whether a linear layer beside this one is split the other way; else its input or output is whole on each rank.
 
     Args:
-        name: of a linear layer.
-        linears: all that are split -> how.
+        name: full name of a linear layer.
+        linears: full name of a split linear layer -> style.
     """
     beside = name.rpartition(".")[0]
     return any(style != linears[name] and other.rpartition(".")[0] == beside for other, style in linears.items())
@@ -59,20 +60,18 @@ def has_partner(name: str, linears: Mapping[str, str]) -> bool:
 def _check(facts: Facts, name: str, style: str, parts: int) -> None:
     kind = facts.modules[name].kind
     if kind not in _KINDS:
-        raise PlanError(
-            f"tensor: {name} is a {kind}; what can be split is {' and '.join(_KINDS)}: name those within it"
-        )
+        raise PlanError(f"tensor: {name} is a {kind}; only {' and '.join(_KINDS)} can be split: name those within it")
     weight = next((param for param in facts.params if f"{name}.weight" in param.names), None)
     if weight is None:
-        raise PlanError(f"tensor: {name} has no weight of its own")
+        raise PlanError(f"tensor: {name} owns no weight")
     if len(weight.names) > 1:
         raise PlanError(
-            f"tensor: {weight.name} is shared ({', '.join(weight.names)}), and can't be split for one of these"
+            f"tensor: {weight.name} is shared ({', '.join(weight.names)}), so it can't be split for only one of these"
         )
     # The weight of a Linear is (outputs, inputs), that of an Embedding (rows, columns).
     dim = (0 if style == "colwise" else 1) if kind == "Linear" else (1 if style == "colwise" else 0)
     if weight.shape[dim] % parts:
         raise PlanError(
             f"tensor: {weight.name} of shape {list(weight.shape)} can't be split {style} among {parts} ranks: "
-            f"{weight.shape[dim]} is no multiple of {parts}"
+            f"{weight.shape[dim]} is not a multiple of {parts}"
         )

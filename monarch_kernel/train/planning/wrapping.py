@@ -1,21 +1,22 @@
-"""Which modules are wrapped by themselves, and which parameters every rank holds whole.
+"""Chooses the modules that FSDP wraps separately, and the parameters that every rank holds whole.
 
 Theory of operation
 ===================
 
-FSDP gathers the parameters of a *unit*, a module that is wrapped by itself, before its forward, and lets go of them after it. A
-parameter belongs to the nearest unit that its owner is in. So code that uses it while that unit's forward is not running meets
-a shard of it: an error that names nothing, or wrong numbers and none. From a forward of an example it is known, for each use,
-which modules were running. A unit is *sound* for a parameter if it was one of them at each use, and is the nearest one for all
-owners of the parameter, where it is tied. The model itself is the unit of all that is in no other.
+FSDP gathers the parameters of a *unit*, a module that is wrapped separately, before its forward, and frees them after it. A
+parameter belongs to the nearest unit that contains its owner. Code that uses the parameter while that unit's forward is not
+running meets a shard of it: this causes an unspecific error, or wrong numbers without an error. The probe knows which modules
+were running at each use of a parameter. A unit is *sound* for a parameter if it was running at each use, and, for a tied
+parameter, is the nearest unit of all its owners. The model itself is the unit of all that is in no other unit.
 
-What is not sound is mended in one of two ways. If the parameter is a small part of its unit it is *kept*: each rank holds it
-whole, and gradients of it are averaged. Otherwise the unit is dissolved, and what it had belongs to the next one up. Each step
-keeps a parameter or dissolves a unit, so this ends; then every parameter is kept or its unit is sound for it.
+There are two ways to repair a unit that is not sound for a parameter. If the parameter is a small part of its unit it is
+*kept*: each rank holds it whole, and its gradients are averaged. Otherwise the unit is dissolved, and its parameters belong to
+the next unit above. Each step keeps a parameter or dissolves a unit, so this ends; then every parameter is kept, or its unit is
+sound for it.
 
-Some parameters are kept whatever their unit is, since FSDP can't split them, or it would go unnoticed that they are not what
-the code takes them for: scalars, sparse gradients, other dtypes than the rest of the unit, views made of them before, writes
-to them in a forward.
+Some parameters are kept regardless of their unit, because FSDP can't shard them, or because sharding would silently break code
+that uses them: scalars, parameters with sparse gradients, with another dtype than the rest of the unit, with existing views, or
+written to in a forward.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from monarch_kernel.train.planning.facts import Facts, ModuleFacts, ParamFacts, 
 __all__ = ["SPARSE", "Wrapping", "blocks", "is_sound", "unit_of", "wrap"]
 
 SPARSE = "its gradient is sparse"
-"""Why a parameter is kept also where nothing is split."""
+"""A reason that keeps a parameter even if nothing is sharded."""
 
 _SMALL = 0.1
-"""Up to this part of its unit, a parameter is rather kept than its unit dissolved."""
+"""Up to this fraction of its unit, a parameter is kept rather than its unit dissolved."""
 _LARGE = 0.1
-"""From this part of the model on, a module that is no block is a unit, too."""
+"""From this fraction of the model on, a module that is not a block is a unit, too."""
 
 
 @dataclass(frozen=True)
 class Wrapping:
-    """What is wrapped.
+    """The units and kept parameters of a model.
 
     Attributes:
-        units: full names, each after those below it; the model itself, which is always one, is not among them.
+        units: full names of units, each after the units in it; without the model itself, which always is a unit.
         kept: full name of a parameter -> why each rank holds it whole.
-        notes: what was not as it would be by the rule, in words.
+        notes: descriptions of exceptions from the rules.
     """
 
     units: tuple[str, ...]
@@ -54,7 +55,7 @@ class Wrapping:
 
 
 def blocks(facts: Facts) -> list[str]:
-    """The blocks that a model repeats: children of one class in a ``ModuleList`` or ``Sequential``, the outermost ones."""
+    """The repeated blocks of a model: the outermost children of one class in a ``ModuleList`` or ``Sequential``."""
     found: list[str] = []
     for module in facts.modules.values():
         if any(is_within(module.name, block) for block in found):
@@ -71,12 +72,12 @@ def wrap(facts: Facts, units: Sequence[str] | None = None, replicate: Sequence[s
     """Choose units and kept parameters.
 
     Args:
-        facts: of the model.
-        units: those that the user wants; None: its blocks, and other large modules.
-        replicate: parameters that the user wants to be kept.
+        facts: facts about the model.
+        units: modules that the user requests as units; None: its blocks, and other large modules.
+        replicate: parameters that the user wants to keep whole.
 
     Raises:
-        PlanError: a name is none, or a module that was named can't be a unit.
+        PlanError: a name does not exist, or a named module can't be a unit.
     """
     kept = _asked_for(facts, replicate)
     notes: list[str] = []
@@ -86,7 +87,7 @@ def wrap(facts: Facts, units: Sequence[str] | None = None, replicate: Sequence[s
             inner = [unit for unit in chosen if unit != module.name and is_within(unit, module.name)]
             if inner:
                 chosen -= set(inner)
-                notes.append(f"{module.name}: nothing in it is wrapped by itself ({module.needs.why})")
+                notes.append(f"{module.name}: no part of it is wrapped separately ({module.needs.why})")
     for param in facts.params:
         if param.name not in kept and (why := _never_split(param)):
             kept[param.name] = why
@@ -97,19 +98,19 @@ def wrap(facts: Facts, units: Sequence[str] | None = None, replicate: Sequence[s
             kept[param.name] = why
         else:
             chosen.discard(unit)
-            notes.append(f"{unit} is not wrapped by itself: {param.name} {why}")
+            notes.append(f"{unit} is not wrapped separately: {param.name} {why}")
             _keep_odd_dtypes(facts, chosen, kept)
     order = {name: at for at, name in enumerate(facts.modules)}
     return Wrapping(tuple(sorted(chosen, key=lambda unit: (-unit.count("."), order[unit]))), kept, tuple(notes))
 
 
 def unit_of(owner: str, units: Sequence[str] | set[str]) -> str:
-    """The nearest unit that a module is in; empty for the model itself."""
+    """The nearest unit that contains a module; empty for the model itself."""
     return next(name for name in above(owner) if name in units or not name)
 
 
 def is_sound(param: ParamFacts, units: Sequence[str] | set[str]) -> bool:
-    """Whether all uses of a parameter are in the forward of the one unit it belongs to."""
+    """Whether all uses of a parameter are in the forward of the unit that it belongs to."""
     return not _why_unsound(param, units)
 
 
@@ -119,12 +120,14 @@ def _asked_for(facts: Facts, replicate: Sequence[str]) -> dict[str, str]:
     for name in replicate:
         if name not in by_name:
             raise PlanError(f"replicate: the model has no parameter {name!r}; {_near(name, by_name)}")
-        kept[by_name[name]] = "as you ask"
+        kept[by_name[name]] = "you requested it"
     for module in facts.modules.values():
         for name in module.needs.replicate if module.needs is not None else ():
             full = f"{module.name}.{name}" if module.name else name
             if full not in by_name:
-                raise PlanError(f"parallel_needs of {module.name or 'the model'} names no parameter of it: {name!r}")
+                raise PlanError(
+                    f"parallel_needs of {module.name or 'the model'} names a parameter that it does not have: {name!r}"
+                )
             assert module.needs is not None
             kept[by_name[full]] = module.needs.why
     return kept
@@ -160,7 +163,9 @@ def _given(facts: Facts, units: Sequence[str]) -> set[str]:
             raise PlanError(f"units: the model has no module {name!r}; {_near(name, facts.modules)}")
         if not module.has_forward:
             children = ", ".join(child.name for child in facts.children(name)[:4])
-            raise PlanError(f"units: {name} is a {module.kind}, which is never called; name its children: {children}")
+            raise PlanError(
+                f"units: {name} is a {module.kind}, which is never called; name its children: {children}"
+            )
         if next(facts.below(name), None) is None:
             raise PlanError(f"units: {name} has no parameters")
     return set(units)
@@ -172,14 +177,14 @@ def _never_split(param: ParamFacts) -> str:
     if param.has_sparse_gradient:
         return SPARSE
     if param.viewed_by:
-        return f"{param.viewed_by} is a view of it, made before"
+        return f"{param.viewed_by} is an existing view of it"
     if param.is_written:
         return "a forward writes to it"
     return ""
 
 
 def _keep_odd_dtypes(facts: Facts, units: set[str], kept: dict[str, str]) -> None:
-    """FSDP wants one dtype in a unit, of those that train; the one with most bytes stays."""
+    """Keep parameters with odd dtypes. FSDP needs one dtype in a unit, of trainable parameters: the one with the most bytes."""
     groups: dict[str, dict[str, list[ParamFacts]]] = defaultdict(lambda: defaultdict(list))
     for param in facts.params:
         if param.trains and param.name not in kept:
@@ -202,13 +207,13 @@ def _first_unsound(facts: Facts, units: set[str], kept: Mapping[str, str]) -> tu
 
 
 def _why_unsound(param: ParamFacts, units: Sequence[str] | set[str]) -> list[tuple[str, str]]:
-    """The unit that is not sound for a parameter, and why; empty if all is well."""
+    """The unit that is not sound for a parameter, with the reason; empty if it is sound."""
     return list(_unsound(param, units))
 
 
 def _unsound(param: ParamFacts, units: Sequence[str] | set[str]) -> Iterator[tuple[str, str]]:
     mine = {unit_of(owner, units) for owner in param.owners}
-    if len(mine) > 1:  # the deepest is dissolved first
+    if len(mine) > 1:  # dissolve the deepest unit first
         yield (
             max(mine, key=lambda unit: (bool(unit), unit.count("."), unit)),
             f"is shared: {', '.join(param.names[:4])}",

@@ -1,4 +1,4 @@
-"""Ranks on which models are spread, and what they train; the modules of this folder share them."""
+"""Ranks and models for the tests of this folder, which share them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def same(model, reference, atol=2e-5):
         torch.testing.assert_close(mine[name], theirs[name], atol=atol, rtol=1e-4, msg=lambda text: f"{name}: {text}")
 
 def trains_as_one(make, example=batch(0, 4), **options):
-    # Against one process with the whole batch: losses and parameters.
+    # Compare losses and parameters with those of one process with the whole batch.
     torch.manual_seed(1)
     model = make()
     reference = copy.deepcopy(model)

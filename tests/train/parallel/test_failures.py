@@ -69,7 +69,7 @@ def test_a_module_that_was_given_the_wrong_thing(ranks: Ranks, mode: str, strate
 
 
 def test_a_parameter_that_is_used_while_it_is_split(ranks: Ranks) -> None:
-    """The complaint that started it: rank 2 shape mismatch is about as helpful as a check-engine light."""
+    """Names the parameter, where a plain "rank 2: shape mismatch" would be as helpful as a check-engine light."""
     error = failure(
         ranks,
         "model = parallelize(Net(SparseAttention), mesh, 'fsdp', units=['blocks.1.extra', 'blocks.1.extra.gate'], quiet=True)\n"
@@ -94,7 +94,7 @@ def test_the_error_of_a_plan_that_torch_refuses_says_what_to_write(ranks: Ranks)
     )
     assert error.primary.etype == "PlanError"
     assert "FSDP refuses blocks: fully_shard does not support containers" in error.primary.message
-    assert "leave it out of units=" in error.primary.message
+    assert "remove it from units=" in error.primary.message
 
 
 def test_what_fails_elsewhere_has_no_notes(ranks: Ranks) -> None:

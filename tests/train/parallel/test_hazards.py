@@ -1,4 +1,4 @@
-"""What naive wrapping breaks, loudly or silently, and what `parallelize` does about it."""
+"""`parallelize` handles models that naive wrapping breaks, loudly or silently."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.ranks import Ranks
 
-# Layers that a block calls, by `Net(Layer)`.
+# Layers that a block calls, for `Net(Layer)`.
 LAYERS = '''
 class Foreign(nn.Module):
-    """A sparse attention: weights of others are used by functions, and one is indexed."""
+    """A sparse attention: functions use weights of other modules, and one weight is indexed."""
     def __init__(self, width):
         super().__init__()
         self.gate, self.mha = nn.Linear(width, width, bias=False), nn.MultiheadAttention(width, 2, batch_first=True)
@@ -47,7 +47,7 @@ class Listed(nn.Module):
     def forward(self, x): return x + self.ws[0]
 
 class Held(nn.Module):
-    """Modules that are no attributes."""
+    """Modules that are not attributes."""
     def __init__(self, width, hold):
         super().__init__(); self.o = nn.Linear(width, width); self.ms = hold(self.o)
     def forward(self, x): return self.o(x)
@@ -101,7 +101,7 @@ def ranks(two: Ranks) -> Ranks:
 )
 def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> None:
     make = f"lambda: Net({layer})"
-    if layer == "Viewed":  # a copy of one would have views of the original
+    if layer == "Viewed":  # a copy would have views of the original
         ranks.run(
             "torch.manual_seed(1)\nmodel = Net(Viewed)\ntorch.manual_seed(1)\nreference = Net(Viewed)\n"
             f"parallelize(model, mesh, {strategy!r}, example=batch(0, 4), quiet=True)\n"
@@ -109,7 +109,7 @@ def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> No
             "same(model, reference)"
         )
         return
-    # Where a gradient is all but nothing (a bias of keys) Adam would make steps of its rounding.
+    # Where a gradient is almost zero (a bias of keys), Adam would amplify its rounding errors.
     sgd = "{'make': lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9)}"
     ranks.run(f"trains_as_one({make}, strategy={strategy!r}, training={sgd})")
 
@@ -120,7 +120,7 @@ def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> No
         ("Foreign", "blocks.0.extra.t", "it is a scalar"),
         ("Mixed", "blocks.0.extra.a", "it is float64, and the rest of its unit float32"),
         ("Written", "blocks.0.extra.a", "a forward writes to it"),
-        ("Viewed", "blocks.0.extra.w", "blocks.0.extra.first is a view of it, made before"),
+        ("Viewed", "blocks.0.extra.w", "blocks.0.extra.first is an existing view of it"),
         ("Stated", "blocks.0.extra.w", "rows are looked up"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_sparse_attention_stays_in_its_block(ranks: Ranks) -> None:
 
 def test_a_parameter_in_a_list_is_refused(ranks: Ranks) -> None:
     said = ranks.fails("parallelize(Net(Listed), mesh, example=batch(0, 4))")
-    assert said.startswith("PlanError: blocks.0.extra.ws[0] is a parameter that the model does not know of")
+    assert said.startswith("PlanError: blocks.0.extra.ws[0] is a parameter that is not registered in the model")
     assert "nn.ParameterList" in said
 
 
@@ -159,12 +159,12 @@ def test_modules_in_plain_containers_are_refused(ranks: Ranks, held: str, where:
         f"model = nn.Sequential(nn.Identity(), Held(8, lambda o: {held}))\n"
         "parallelize(model, mesh, 'ddp', example=torch.randn(2, 8))"
     )
-    assert said.startswith(f"PlanError: 1.{where} that the model does not know of"), said
+    assert said.startswith(f"PlanError: 1.{where} that is not registered in the model"), said
     assert "nn.ModuleDict" in said or "nn.ParameterDict" in said
 
 
 def test_modules_that_are_only_also_in_a_list_are_allowed(ranks: Ranks) -> None:
-    """So are those that hold nothing, and a list that is in itself comes to an end."""
+    """Modules without parameters are allowed, too, and a list that contains itself causes no endless loop."""
     ranks.run(
         "def hold(o):\n    held = [o, {'k': (o, nn.GELU())}]\n    return [*held, held]\n"
         "for strategy in ('ddp', 'fsdp'):\n"
@@ -176,7 +176,7 @@ def test_modules_that_are_only_also_in_a_list_are_allowed(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("example", ["batch(0, 4)", "None"])
 def test_parameters_without_a_gradient(ranks: Ranks, example: str) -> None:
-    """That DDP waits for a gradient which never comes is a long message with numbers, one step later."""
+    """Plain DDP would wait for a gradient that never comes, and fail one step later with a long message of numbers."""
     make = "lambda: Net(Custom)"
     ranks.run(f"trains_as_one({make}, strategy='ddp', example={example})")
     ranks.run(f"parallelize(Net().requires_grad_(False), mesh, 'ddp', example={example}, quiet=True)(batch(0))")
@@ -215,7 +215,7 @@ def test_an_optimizer_made_before_trains_the_new_parameters(ranks: Ranks, strate
         "torch.testing.assert_close(losses, train(reference), atol=2e-5, rtol=1e-4)\nsame(model, reference)\n"
         "list(plan_of(model).notes)"
     )[0]
-    assert ("AdamW was made before, and trains the new parameters now" in notes) == (strategy == "fsdp")
+    assert ("AdamW was created before, and now trains the new parameters" in notes) == (strategy == "fsdp")
     said = ranks.fails(
         "model = Net()\noptimizer = torch.optim.AdamW(model.parameters())\n"
         "loss_of(model, batch(0)).backward()\noptimizer.step()\nparallelize(model, mesh, 'fsdp')"
@@ -229,7 +229,7 @@ def test_ranks_that_begin_with_other_weights_get_those_of_the_first(ranks: Ranks
         "same(model, Net())\nlist(plan_of(model).notes)"
     )
     assert "the ranks had different values of embed.weight, " in found[0][-1]
-    assert "all have those of rank 0 now" in found[1][-1]
+    assert "all now have those of rank 0" in found[1][-1]
 
 
 def test_a_branch_that_depends_on_the_rank_is_reported(ranks: Ranks) -> None:
@@ -242,7 +242,7 @@ def test_a_branch_that_depends_on_the_rank_is_reported(ranks: Ranks) -> None:
         "parallelize(model, mesh, 'fsdp', quiet=True)\nloss_of(model, batch(0)).backward()\n"
         "model.split = 1\nloss_of(model, batch(0))"
     )
-    assert "step 1: the ranks have gone through different units of the model: after 2 that are the same comes " in said
+    assert "step 1: the ranks entered different units of the model: after 2 equal ones comes " in said
     assert "blocks.1 on [0], blocks.2 on [1]" in said
 
 
@@ -257,8 +257,8 @@ def test_the_first_module_whose_output_is_not_finite_is_named(ranks: Ranks) -> N
     for strategy in ("fsdp", "ddp"):
         said = ranks.fails(code.format(strategy=strategy))
         assert said == (
-            "FloatingPointError: step 2: the output of the model is not finite: on rank 1 first that of blocks.1.extra.mha, "
-            "whose inputs are finite"
+            "FloatingPointError: step 2: the output of the model is not finite: on rank 1 first the output of "
+            "blocks.1.extra.mha, whose inputs are finite"
         )
 
 
@@ -267,8 +267,8 @@ def test_parameters_that_are_not_finite_are_named(ranks: Ranks) -> None:
         "model = parallelize(Net(), mesh, 'fsdp', quiet=True)\n"
         "with torch.no_grad(): model.blocks[2].up.weight.fill_(float('nan'))\nloss_of(model, batch(0))"
     )
-    assert "first that of blocks.2.up" in said
-    assert said.endswith("Parameters that are not finite: blocks.2.up.weight: an earlier step has spoilt them")
+    assert "first the output of blocks.2.up" in said
+    assert said.endswith("Parameters that are not finite: blocks.2.up.weight: an earlier step made them so")
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
@@ -280,18 +280,18 @@ def test_what_the_model_was_given_that_is_not_finite_is_named(ranks: Ranks, stra
         "        return self.b(self.a(x) + (0 if more is None else more['scale'][0]))\n"
         f"m = parallelize(Given(), mesh, {strategy!r}, quiet=True)\nx, bad = torch.randn(2, 8), torch.randn(2, 8)\n"
     )
-    said = "FloatingPointError: step 0: the output of the model is not finite: what the model was given is not finite: "
+    said = "FloatingPointError: step 0: the output of the model is not finite: inputs of the model are not finite: "
     assert ranks.fails(f"{given}if rank == 1: x[0, 0] = float('nan')\nm(x)") == (
-        f"{said}x has nan on [1]; look at the batch there"
+        f"{said}x has nan on [1]; check the batch there"
     )
     code = f"{given}bad[0, 0] = float('inf')\nm(x, more={{'scale': [bad]}})"
-    assert ranks.fails(code) == f"{said}more['scale'][0] has inf on [0-1]; look at the batch there"
+    assert ranks.fails(code) == f"{said}more['scale'][0] has inf on [0-1]; check the batch there"
     both = (
         f"{given}if rank == 0: x[0, 0] = float('nan')\n"
         "spoilt = m.b.register_forward_hook(lambda module, args, result: result / 0 if rank == 1 else None)\nm(x)"
     )
     assert ranks.fails(both) == (
-        f"{said}x has nan on [0]; look at the batch there; on rank 1 first that of b, whose inputs are finite"
+        f"{said}x has nan on [0]; check the batch there; on rank 1 first the output of b, whose inputs are finite"
     )
 
 
@@ -304,11 +304,11 @@ def test_an_input_in_a_container_without_names_is_named(ranks: Ranks) -> None:
         "m = parallelize(Takes(8, 8), mesh, 'ddp', quiet=True)\n"
         "m(Pair(torch.randn(2, 8), torch.full((2, 8), float('nan'))))"
     )
-    assert "what the model was given is not finite: pair has nan on [0-1]; look at the batch there" in said
+    assert "inputs of the model are not finite: pair has nan on [0-1]; check the batch there" in said
 
 
 def test_keywords_of_a_module_are_inputs(ranks: Ranks) -> None:
-    """One that is given nan by a keyword is not the first."""
+    """A module that gets nan in a keyword is not named as the first."""
     said = ranks.fails(
         "class Scaled(nn.Module):\n"
         "    def forward(self, x, scale): return x * scale\n"
@@ -317,7 +317,7 @@ def test_keywords_of_a_module_are_inputs(ranks: Ranks) -> None:
         "    def forward(self, x): return self.s(self.a(x), scale=x.mean() / 0 * 0)\n"
         "parallelize(Keywords(), mesh, 'ddp', quiet=True)(torch.randn(2, 8))"
     )
-    assert "first that of the model itself, whose inputs are finite" in said
+    assert "first the output of the model itself, whose inputs are finite" in said
 
 
 def test_a_mask_of_attention_is_no_cause(ranks: Ranks) -> None:
@@ -329,8 +329,8 @@ def test_a_mask_of_attention_is_no_cause(ranks: Ranks) -> None:
         "m(torch.randn(2, 8), mask=torch.full((8, 8), -torch.inf))"
     )
     assert said.endswith(
-        "is not finite: on rank 0 first that of the model itself, whose inputs are finite; on rank 1 first "
-        "that of the model itself, whose inputs are finite"
+        "is not finite: on rank 0 first the output of the model itself, whose inputs are finite; on rank 1 first "
+        "the output of the model itself, whose inputs are finite"
     )
 
 
@@ -348,7 +348,7 @@ def test_what_is_finite_when_it_runs_again_is_reported(ranks: Ranks) -> None:
         "calls = []\nm.forward = lambda x: (calls.append(1), nn.Linear.forward(m, x) / (0 if len(calls) == 1 else 1))[1]\n"
         "m(torch.randn(2, 8))"
     )
-    assert said.endswith("is not finite: when it ran again it was finite on all ranks")
+    assert said.endswith("is not finite: in a second run it was finite on all ranks")
 
 
 def test_a_unit_that_can_not_be_one_is_refused(ranks: Ranks) -> None:
@@ -382,7 +382,7 @@ def test_a_forward_that_depends_on_values_is_tried_for_real(ranks: Ranks) -> Non
     said = ranks.run(
         "with torch.device('meta'): m = Net(Depends)\nplan_for(m, {'dp': 2}, 'fsdp', example=batch(0, 4)).explain()"
     )[0]
-    assert "note: the model was not tried: on tensors without values its forward fails: " in said
+    assert "note: the model was not probed: on tensors without values its forward fails: " in said
 
 
 def test_a_model_of_less_rows_than_ranks(four: Ranks) -> None:

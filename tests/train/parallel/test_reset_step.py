@@ -1,4 +1,4 @@
-"""Steps that an error cut off: the next ones are those of a model that has not had them."""
+"""After an error cuts off a step, the next steps are those of a model that never started it."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ said
 """
     )
     for value in said:
-        assert "run the cells again that make the model" in value
+        assert "run the cells again that create the model" in value
 
 
 def test_what_torch_can_not_forget_is_said_only_where_a_step_was_cut_off(two: Ranks) -> None:
-    """As before torch 2.13."""
+    """Simulates torch before 2.13."""
     two.run(TRAP)
     for value in two.run(
         """
@@ -128,4 +128,4 @@ not traps, said
 """
     ):
         assert value[0]
-        assert "a step was cut off, by an error or an interrupt, and FSDP of torch" in value[1]
+        assert "an error or an interrupt cut off a step, and FSDP of torch" in value[1]

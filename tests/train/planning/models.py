@@ -1,4 +1,4 @@
-"""Facts of models that were never built."""
+"""Facts about models that were never built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def param(name: str, *shape: int, **more: object) -> ParamFacts:
-    """A parameter that is used where it belongs."""
+    """A parameter that only its owner uses."""
     names = (name, *more.pop("tied", ()))  # type: ignore[misc]
     more.setdefault("uses", (frozenset(above(name.rpartition(".")[0])),))
     return ParamFacts(names, shape, **more)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The plan: what fits is chosen, what was asked for is done or refused, and both are said."""
+"""The plan chooses the first strategy that fits, follows or refuses requests, and explains both."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
     with pytest.raises(PlanError) as caught:
         plan(free_mib=30)
     said = str(caught.value)
-    assert "does not fit into the 30 MiB that are free for the smallest of 4 ranks:" in said
+    assert "does not fit into the 30 MiB that the smallest of 4 ranks has free:" in said
     assert "DDP: 137 MiB a rank" in said
-    assert "FSDP with blocks computed again: " in said
+    assert "FSDP with blocks recomputed: " in said
     assert "more ranks do not help" in said
-    with pytest.raises(PlanError, match=r"about \d+ ranks of this size would do"):
+    with pytest.raises(PlanError, match=r"about \d+ ranks of this size would suffice"):
         plan(free_mib=50)
-    assert "needs 137 MiB a rank, and 22 MiB can be used" in plan(free_mib=30, wish=Wish("ddp")).reason
+    assert "needs 137 MiB a rank, but 22 MiB can be used" in plan(free_mib=30, wish=Wish("ddp")).reason
 
 
 def test_it_says_what_was_chosen_and_what_not() -> None:
     gate = param("blocks.1.gate", uses=(frozenset({"", "blocks.1"}),))
     said = plan(gpt(4, 512, extra=[gate]), free_mib=160).explain()
     assert said.splitlines()[0] == "FSDP over dp=4, 5 units, 1 parameter kept whole; about 70 MiB a rank"
-    assert "  wrapped by themselves: blocks.0, blocks.1, blocks.2, blocks.3; the rest is one unit" in said
+    assert "  wrapped separately: blocks.0, blocks.1, blocks.2, blocks.3; the rest is one unit" in said
     assert "  kept whole on each rank: blocks.1.gate: it is a scalar" in said
-    assert "  not DDP (137 MiB a rank): needs 137 MiB a rank, and 120 MiB can be used" in said
+    assert "  not DDP (137 MiB a rank): needs 137 MiB a rank, but 120 MiB can be used" in said
     assert "free: 160 MiB" in said
 
 
@@ -105,7 +105,7 @@ def test_layers_to_split_are_asked_for() -> None:
     assert plan(wish=Wish(tensor=SPLIT), free_mib=300, dp=2, tp=2).strategy == "tp"
     assert plan(wish=Wish(tensor=SPLIT), free_mib=70, dp=2, tp=2).strategy == "fsdp+tp"
     assert plan(wish=Wish(tensor={"blocks.*.up": "colwise"}), tp=2).notes == tuple(
-        f"blocks.{i}.up is split colwise and nothing beside it the other way: what it gives is whole on each rank"
+        f"blocks.{i}.up is split colwise and no layer beside it the other way: its output is whole on each rank"
         for i in range(4)
     )
 
@@ -113,17 +113,17 @@ def test_layers_to_split_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("wish", "axes", "said"),
     [
-        (Wish("fdsp"), {}, "strategy='fdsp' is none of auto, none, ddp, fsdp, hsdp, tp, fsdp+tp"),
-        (Wish("none"), {}, "strategy='none' is for one rank, and there are 4"),
-        (Wish("hsdp"), {}, "strategy='hsdp' wants a mesh of two axes"),
-        (Wish("tp"), {"tp": 2}, "strategy='tp' wants to know which layers to split"),
-        (Wish(tensor=SPLIT), {}, "an axis of the mesh that is called 'tp'; this one has dp=4"),
+        (Wish("fdsp"), {}, "strategy='fdsp' must be one of auto, none, ddp, fsdp, hsdp, tp, fsdp+tp"),
+        (Wish("none"), {}, "strategy='none' is for one rank, but there are 4"),
+        (Wish("hsdp"), {}, "strategy='hsdp' needs a mesh with two axes"),
+        (Wish("tp"), {"tp": 2}, "strategy='tp' needs the layers to split"),
+        (Wish(tensor=SPLIT), {}, "the mesh has no axis 'tp' along which to split matrices; it has dp=4"),
         (Wish("ddp", tensor=SPLIT), {"tp": 2}, "strategy='ddp' splits no matrices"),
-        (Wish(tensor={"blocks.*.upp": "colwise"}), {"tp": 2}, "no module is called 'blocks.*.upp'"),
-        (Wish(tensor={"head": "column"}), {"tp": 2}, "'column' of 'head' is none of colwise, rowwise"),
-        (Wish(tensor={"norm": "colwise"}), {"tp": 2}, "norm is a LayerNorm; what can be split is Linear and Embedding"),
+        (Wish(tensor={"blocks.*.upp": "colwise"}), {"tp": 2}, "no module matches 'blocks.*.upp'"),
+        (Wish(tensor={"head": "column"}), {"tp": 2}, "'column' of 'head' must be one of colwise, rowwise"),
+        (Wish(tensor={"norm": "colwise"}), {"tp": 2}, "norm is a LayerNorm; only Linear and Embedding can be split"),
         (Wish(tensor=SPLIT), {"tp": 3}, "of shape [2048, 512] can't be split colwise among 3 ranks"),
-        (Wish(precision="bf16"), {}, "precision='bf16' is none of bfloat16, float16, float32"),
+        (Wish(precision="bf16"), {}, "precision='bf16' must be one of bfloat16, float16, float32"),
     ],
 )
 def test_what_can_not_be_done_is_refused(wish: Wish, axes: dict[str, int], said: str) -> None:
@@ -138,13 +138,11 @@ def test_one_rank_needs_no_parallelism() -> None:
 
 def test_blocks_to_compute_again_have_to_be_there() -> None:
     flat = Facts((param("up.weight", 8, 8),), {name: ModuleFacts(name, "Linear") for name in ("", "up")})
-    with pytest.raises(PlanError, match="the model has no blocks that repeat"):
+    with pytest.raises(PlanError, match="the model has no repeated blocks"):
         plan(flat, wish=Wish(checkpoint=True))
     assert plan(wish=Wish(checkpoint=True)).checkpoint == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
 def test_statistics_that_each_rank_has_its_own_of_are_told() -> None:
     noted = plan(replace(WIDE, averaged=("norm.running_mean",))).notes[0]
-    assert noted.startswith(
-        "1 buffer is averaged over the ranks after each step; to have the statistics of the whole batch"
-    )
+    assert noted.startswith("1 buffer is averaged over the ranks after each step; for statistics of the whole batch")

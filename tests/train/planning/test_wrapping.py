@@ -1,4 +1,4 @@
-"""Units and kept parameters: each parameter is kept, or used only where its one unit runs."""
+"""Each parameter is kept, or used only while its unit runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tied_weights_are_in_no_unit_of_their_own() -> None:
     assert not wrapping.kept
     asked = wrap(facts, ["head", "blocks.0"])
     assert asked.units == ("blocks.0",)
-    assert asked.notes == ("head is not wrapped by itself: embed.weight is shared: embed.weight, head.weight",)
+    assert asked.notes == ("head is not wrapped separately: embed.weight is shared: embed.weight, head.weight",)
 
 
 def test_a_small_parameter_that_others_use_is_kept_and_its_unit_stays() -> None:
@@ -60,7 +60,7 @@ def test_the_unit_of_a_large_one_is_dissolved() -> None:
     assert wrapping.units == ("blocks.0", "blocks.2", "blocks.3")
     assert not wrapping.kept
     assert wrapping.notes == (
-        "blocks.1 is not wrapped by itself: blocks.1.up.weight is used in blocks.0, while blocks.1 is not running",
+        "blocks.1 is not wrapped separately: blocks.1.up.weight is used in blocks.0, while blocks.1 is not running",
     )
 
 
@@ -69,7 +69,7 @@ def test_the_unit_of_a_large_one_is_dissolved() -> None:
     [
         ({"shape": ()}, "it is a scalar"),
         ({"has_sparse_gradient": True}, "its gradient is sparse"),
-        ({"viewed_by": "norm.saved"}, "norm.saved is a view of it, made before"),
+        ({"viewed_by": "norm.saved"}, "norm.saved is an existing view of it"),
         ({"is_written": True}, "a forward writes to it"),
         ({"dtype": "bfloat16", "itemsize": 2}, "it is bfloat16, and the rest of its unit float32"),
         ({"uses": (frozenset(),)}, "is used in code outside of any forward, while the model is not running"),
@@ -90,9 +90,9 @@ def test_a_layer_states_its_needs() -> None:
     wrapping = wrap(replace(facts, modules=modules), units=["blocks.0", "blocks.0.down", "blocks.1"])
     assert wrapping.units == ("blocks.0", "blocks.1")
     assert wrapping.kept == {"blocks.0.up.weight": "rows are looked up"}
-    assert wrapping.notes == ("blocks.0: nothing in it is wrapped by itself (rows are looked up)",)
+    assert wrapping.notes == ("blocks.0: no part of it is wrapped separately (rows are looked up)",)
     wrong = dict(facts.modules) | {"blocks.0": replace(facts.modules["blocks.0"], needs=Needs(replicate=["u"]))}
-    with pytest.raises(PlanError, match=r"parallel_needs of blocks\.0 names no parameter of it: 'u'"):
+    with pytest.raises(PlanError, match=r"parallel_needs of blocks\.0 names a parameter that it does not have: 'u'"):
         wrap(replace(facts, modules=wrong))
 
 
@@ -139,7 +139,7 @@ def test_each_parameter_is_kept_or_its_unit_is_sound_for_it(facts: Facts, units:
     for each in facts.params:
         assert each.name in wrapping.kept or (is_sound(each, wrapping.units) and each.shape)
     assert set(wrapping.units) <= set(units)
-    for at, unit in enumerate(wrapping.units):  # what is below comes first
+    for at, unit in enumerate(wrapping.units):  # inner units come first
         assert not any(later.startswith(f"{unit}.") for later in wrapping.units[at + 1 :])
     groups: dict[str, set[str]] = {}
     for each in facts.params:
