@@ -1,4 +1,4 @@
-"""A feature registers itself, with messages of its own at both ends; no file of the package has a line for it."""
+"""A feature registers itself, with its own messages on both sides; no file of the package mentions it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ True
 
 
 def test_a_feature_in_one_file_takes_part_in_a_session() -> None:
-    # In a process of its own, since what is registered stays so.
+    # In a separate process, because a feature stays registered.
     command = [sys.executable, "-c", "from tests.features import toy; toy.main()"]
     run = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
     assert run.stdout == TOLD, run.stderr

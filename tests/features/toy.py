@@ -1,4 +1,4 @@
-"""A feature in one file, tried in a session: the program asks ranks for a vote, and the controller counts."""
+"""A feature in one file: the program asks ranks for a vote, and the controller counts the votes."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ add_messages(AskForVote, Vote)
 
 @register_controller
 class Votes(Extension):
-    """Counts votes, and notes all that it is told.
+    """Counts votes, and records all its calls.
 
     Attributes:
-        votes: by process.
+        votes: process -> its vote.
         ended: processes that have answered a request.
         lost: processes that have ended.
-        ticks: how often time has passed.
-        is_closed: whether the session is over.
+        ticks: number of ticks.
+        is_closed: whether the session has ended.
     """
 
     def __init__(self, core: Core) -> None:
@@ -104,7 +104,7 @@ class Voter:
 
 
 def vote(mesh: ProcMesh, text: str) -> dict[int, str]:
-    """Have all ranks vote; returns their votes by rank."""
+    """Ask all ranks to vote; returns their votes by rank."""
     runtime: Any = mesh._runtime
     runtime.ask(mesh.procs, lambda id: pack(AskForVote(id, text)), len).get(LONG_S)
     return dict(sorted(runtime.extension(Votes).votes.items()))
@@ -128,4 +128,4 @@ def main() -> None:
 
 
 def _import() -> None:
-    """In each rank, before its first cell: this module is imported, so the rank can vote."""
+    """Import this module on a rank, before its first cell, so that it can vote."""

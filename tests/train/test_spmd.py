@@ -1,4 +1,4 @@
-"""What torchrun would set is set on the ranks, and torch.distributed works with it."""
+"""Ranks get the environment of torchrun, and torch.distributed works with it."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_actors_can_form_a_process_group(procs: ProcMesh) -> None:
         (str(rank), str(rank), "4") for rank in range(4)
     ]
     ((address, port),) = {(each["MASTER_ADDR"], each["MASTER_PORT"]) for each in found}
-    with pytest.raises(ConnectionRefusedError):  # the ranks meet by messages: a stranger finds no store
+    with pytest.raises(ConnectionRefusedError):  # the ranks meet by messages: other processes find no store
         socket.create_connection((address, int(port)), 5)
     assert reducers.total.call().get(LONG_S).values() == (10.0,) * 4
-    setup_torch_elastic_env(procs)  # a store without the addresses of a group that is no more
+    setup_torch_elastic_env(procs)  # a store without the addresses of the old group
     assert reducers.total.call().get(LONG_S).values() == (10.0,) * 4
 
 

@@ -1,4 +1,4 @@
-"""A rank that lacks a module of the user's asks the controller, which gives what is in files here."""
+"""A rank that lacks a module of the user asks the controller, which sends the source from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules follow an edit, in which order, and how they are loaded anew or given back as they were."""
+"""Modules that import an edited module are reloaded in order, and an edit can be undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Living classes become what new ones are, as instances, derived classes and whoever kept a method see; or are refused."""
+"""Existing classes are updated in place, for instances, derived classes and references to methods; or the edit is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch_kernel.features.editing.patch import become, has_instances, is_same
 
 
 def defined(code: str, **names: Any) -> SimpleNamespace:
-    """What a text defines, as a cell does: in variables of its own."""
+    """Run code like a cell, and return what it defines, in a separate namespace."""
     variables: dict[str, Any] = {"__name__": __name__, **names}
     exec(code, variables)
     return SimpleNamespace(**variables)
@@ -109,7 +109,7 @@ def test_what_came_with_the_new_class_refers_to_the_living_one() -> None:
 def test_a_class_inside_a_class_is_found_there() -> None:
     code = "class Outer:\n    class Inner:\n        def f(self): return {0}\n    def make(self): return self.Inner()"
     old, new = defined(code.format(1)), defined(code.format(2))
-    assert old.Outer().make().f() == 1  # fills what Python keeps for quick access
+    assert old.Outer().make().f() == 1  # fills Python's inline caches
     become({new.Outer: old.Outer, new.Outer.Inner: old.Outer.Inner})
     inner = old.Outer.Inner
     assert new.Outer.Inner is inner
@@ -194,7 +194,7 @@ class Holder:
 
 @pytest.mark.parametrize("value", [1, 7])
 def test_members_of_an_enum_are_those_of_the_new_one(value: int) -> None:
-    """Or the old ones, if they are the same: either way all speak of the same ones."""
+    """Or the old ones, if they are equal: either way there is one set of members."""
     old, new = defined(COLOR.format(1), enum=enum), defined(COLOR.format(value), enum=enum)
     holder = old.Holder()
     succession = Succession()
@@ -224,7 +224,7 @@ def test_a_class_without_objects_is_replaced_where_it_can_not_be_changed() -> No
 
 
 def test_variables_that_were_frozen_refer_to_the_living_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a rank has those of its cells from its zygote."""
+    """A rank inherits such variables from its zygote."""
     cells = ModuleType("cells")
     cells.__dict__["kept"] = []
     monkeypatch.setitem(sys.modules, "cells", cells)
@@ -294,7 +294,7 @@ def test_abstract_methods_are_those_of_the_new_class() -> None:
 
 
 def test_variables_of_this_process_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class that a cell on the rank has defined sees the rank's variables; code from elsewhere brings its own."""
+    """A class from a cell on the rank uses the rank's variables; code from elsewhere brings its own."""
     there = defined("class A:\n    def f(self): return LR * 100", LR=2)
     here = sys.modules[__name__]
     monkeypatch.setattr(here, "LR", 1, raising=False)

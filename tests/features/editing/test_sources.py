@@ -1,4 +1,4 @@
-"""The user's modules are found in files, by module, name or path, and without being imported."""
+"""Source files of the user's modules are found by module, name or path, without an import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch_kernel.features.editing.sources import check_syntax, find_source, i
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On the path: a module, a package with one in it, a package without a file of its own, and what is no module."""
+    """A folder on ``sys.path`` with a module, a package with a module, a namespace package, and files that are not modules."""
     for name, text in {
         "single.py": "raise RuntimeError('not to be imported')",
         "pack/__init__.py": "",
@@ -72,7 +72,7 @@ def test_a_module_is_found_as_an_import_would(folder: Path) -> None:
 
 
 def test_threads_look_for_modules_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has directories read again, and the caches of the interpreter are shared."""
+    """Each makes the interpreter read directories again, and its caches are shared."""
     gone = {f"{folder}/gone-{i}": None for i in range(500)}
     monkeypatch.setattr(sys, "path_importer_cache", {**sys.path_importer_cache, **gone})
     interval_s = sys.getswitchinterval()

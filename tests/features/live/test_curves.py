@@ -68,7 +68,7 @@ def test_the_ranks_with_the_least_and_the_greatest_value_are_told_of_the_same_st
     curve.add(0, [one(0, 5.0), one(1, 4.0)])
     assert curve.ends == ()
     curve.add(1, [one(0, 6.0)])
-    assert curve.ends == ((0, 5.0), (1, 6.0))  # and not its 4 of the next step
+    assert curve.ends == ((0, 5.0), (1, 6.0))  # not its 4 of the next step
     curve.add(1, [one(1, 4.0), one(2, 3.0)])
     assert curve.ends == ()
     curve.add(0, [one(2, math.nan)])
@@ -83,7 +83,7 @@ def test_the_ranks_with_the_least_and_the_greatest_value_are_told_of_the_same_st
 def test_ranks_that_tell_of_other_steps_at_a_time_are_compared_still(
     size: int, ahead: int, reports: int, every: int
 ) -> None:
-    """One tells of as many steps at a time as the other, not of the same ones."""
+    """Both report equally many steps at a time, but not the same ones."""
     curve = Curve()
     for begin in range(0, reports * size, size):
         for rank, first in [(0, begin), (1, begin + ahead % size)]:

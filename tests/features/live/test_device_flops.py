@@ -1,4 +1,4 @@
-"""What a device can do is known by its name, as its driver gives it."""
+"""The peak of a device is known by the name that its driver reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a knob may be turned to, and what it says to anything else."""
+"""A knob accepts values of its type within its bounds, and explains why it refuses others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes take effect at the same step on all ranks, whatever delays there are, and nobody waits without need."""
+"""Changes take effect at the same step on all ranks, whatever the delays, and no rank waits without need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_kernel.features.live.pace import Grant, Lease, Pace
 
 
 class Rank:
-    """One that goes through the loop as fast as it can, and notes what it sees."""
+    """A rank that runs through the loop as fast as it can, and records what it sees."""
 
     def __init__(self, lab: Lab, number: int, step_s: float) -> None:
         self.lab = lab
@@ -32,7 +32,7 @@ class Rank:
             self.go()
 
     def go(self) -> None:
-        """Begin the next step, or wait; say how far one is where that is due."""
+        """Start the next step, or wait; report progress when it is due."""
         lab = self.lab
         if not self.lease.may_begin(self.step):
             self.waits_since = lab.now if self.waits_since is None else self.waits_since
@@ -60,7 +60,7 @@ class Rank:
 
 
 class Lab:
-    """Ranks, a controller, and messages that take their time."""
+    """Ranks, a controller, and messages with delays."""
 
     def __init__(self, seed: int, step_s: list[float], steps: int, delay_s: float = 0.005) -> None:
         self.chance = random.Random(seed)
@@ -76,14 +76,14 @@ class Lab:
             self.at(self.chance.uniform(0, 0.05), lambda rank=rank: self.deliver(rank, self.pace.joined(rank.number)))
 
     def at(self, after_s: float, do: Callable[[], object], earliest: float = 0.0) -> float:
-        """Have something happen; gives when."""
+        """Schedule an event; returns its time."""
         self._count += 1
         when = max(self.now + after_s, earliest)
         heapq.heappush(self._events, (when, self._count, do))
         return when
 
     def deliver(self, rank: Rank, grant: Grant) -> None:
-        """In order: a message does not overtake another to the same rank."""
+        """Deliver a message to a rank; messages to the same rank keep their order."""
         delay_s, last = self.chance.uniform(0, self.delay_s), self._last.get(rank.number, 0.0)
         self._last[rank.number] = self.at(delay_s, lambda: rank.hear(grant), last)
 
@@ -187,7 +187,7 @@ def test_ranks_that_do_not_wait_for_each_other_stay_together(seed: int, apart: i
     assert all(len(rank.seen) == 300 for rank in lab.ranks)
     assert widest <= apart
     if max(step_s) > 10 * min(step_s):
-        assert widest >= min(apart, 100) // 2  # and no nearer than they have to be
+        assert widest >= min(apart, 100) // 2  # and no closer than necessary
 
 
 def test_a_change_is_felt_soon() -> None:
@@ -195,7 +195,7 @@ def test_a_change_is_felt_soon() -> None:
         lab = Lab(1, [step_s] * 2, steps=100_000)
         lab.run(lambda lab=lab, step_s=step_s: lab.now > 20 * step_s + 1)
         change, _ = lab.pace.change("lr", 1)
-        # Their steps are those that they begin next.
+        # Their steps are those that they start next.
         assert 0 <= change.step - max(rank.step for rank in lab.ranks) <= most
 
 
@@ -228,19 +228,19 @@ def test_what_a_late_rank_is_told_is_what_all_have() -> None:
         lease.begin(step)
         values.append(lease.values.get("lr"))
     assert values[:3] == [None, None, 1]
-    assert values[-1] == 1  # the second is for the step after those
+    assert values[-1] == 1  # the second is for a later step
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ranks_that_went_on_by_themselves_are_steered_by_the_next_controller(seed: int) -> None:
     lab = Lab(seed, [0.004, 0.001, 0.002], steps=3000)
     lab.run(lambda: lab.now > 0.3)
-    for rank in lab.ranks:  # there is no controller: what they say is lost
+    for rank in lab.ranks:  # there is no controller: their reports are lost
         rank.lease.go_free()
     lab.to_controller = lambda do: None  # type: ignore[method-assign]
     lab.run(lambda: lab.now > 0.6)
     lab.pace = Pace()
-    held: list[Callable[[], Grant | None]] = []  # until all have said how far they are
+    held: list[Callable[[], Grant | None]] = []  # until all have reported their progress
     lab.to_controller = held.append  # type: ignore[method-assign]
     told: list[tuple[Rank, int, int]] = []
     for rank in lab.ranks:

@@ -1,4 +1,4 @@
-"""What loops log is written as TensorBoard reads it: each step once, as the mean of the ranks that were in the loop."""
+"""Logs of loops are written for TensorBoard: each step once, as the mean of the ranks that were in the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 
 class Board:
-    """Loops of two ranks, and where they are written."""
+    """Loops of two ranks, and the folder that they are written to."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ def test_a_step_is_written_when_all_ranks_have_told_of_it(board: Board) -> None:
     board.report(0, {0: 1.0, 1: 2.0, 2: 3.0})
     board.report(1, {0: 3.0, 1: 6.0})
     wait_until(lambda: board.loss() == [(0, 2.0), (1, 4.0)], "the steps that both have told of")
-    board.report(1, {2: math.nan})  # of the ranks whose loss is a number
+    board.report(1, {2: math.nan})  # the mean is that of the other rank
     board.leave(0, 3)
     board.leave(1, 3)
     board.journal.close()
@@ -107,7 +107,7 @@ def test_steps_that_ranks_tell_as_one_are_written_as_one_whatever_they_are_told_
     board.begin(1)
 
     def report(rank: int, *groups: tuple[int, int, int]) -> None:
-        """Some steps from one to another, told as one; the loss of a rank is its number."""
+        """Report ranges of steps, each combined into one value; the loss of a rank is its number."""
         logged = tuple(
             Logged(last, float(rank) * (last - first + 1), last - first + 1, float(rank), size)
             for first, last, size in groups
@@ -140,7 +140,7 @@ def test_a_loop_that_goes_on_after_a_death_is_the_same_run_and_one_that_is_taken
     board.begin(0)
     board.report(0, dict.fromkeys(range(6), 1.0))
     board.begin(0, request=5, step=4, horizon=5, follows=4, is_recovery=True)
-    board.report(0, {6: 1.0})  # of the loop in whose place another goes on
+    board.report(0, {6: 1.0})  # of the loop that another one continues
     board.leave(0, 6)
     board.report(0, dict.fromkeys(range(4, 8), 2.0), request=5)
     board.leave(0, 8, request=5)

@@ -1,4 +1,4 @@
-"""Two meshes for all modules of this folder: to import what shards tensors takes each rank a second."""
+"""Two meshes for all modules of this folder: the imports to shard tensors take each rank a second."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ gc.collect()
 
 
 def run(mesh: ProcMesh, code: str) -> tuple[Any, ...]:
-    """Run a cell; gives the value of each rank."""
+    """Run a cell, and return the value of each rank."""
     return mesh.run(code).get(LONG_S).values()
 
 

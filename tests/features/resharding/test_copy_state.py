@@ -1,4 +1,4 @@
-"""State of one mesh is copied into another, however its tensors lie on the ranks of both."""
+"""The state of one mesh is copied into another, however both shard its tensors."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_what_can_not_be_moved_is_named(meshes: tuple[ProcMesh, ProcMesh], code:
     run(generator, "nothing = {'a': torch.zeros(2)}")
     with pytest.raises(RemoteError, match=error) as raised:
         generator.copy_state(trainer, "nothing")
-    assert not raised.value.primary.traceback  # of our own lines
+    assert not raised.value.primary.traceback  # without frames of this package
 
 
 def test_tied_parameters_are_one(meshes: tuple[ProcMesh, ProcMesh]) -> None:
@@ -227,14 +227,14 @@ def test_copies_that_cross_do_not_wait_for_each_other(meshes: tuple[ProcMesh, Pr
     assert run(generator, "int(x.sum())") == (1000,) * 2
 
 
-# -- in the midst of it
+# -- failures during a copy
 
 TRAP = """
 class Trap(dict):
     looks = 0
     def items(self):
         Trap.looks += 1
-        if Trap.looks == 2:  # the first is to describe it, the second to fill it
+        if Trap.looks == 2:  # the first look describes it, the second fills it
             spring()
         return super().items()
 x = Trap(w=torch.zeros(1 << 20))

@@ -1,4 +1,4 @@
-"""Verbs between ranks that see nothing of each other but the network."""
+"""Moving tensors between ranks that share nothing but the network."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def make(seed):
     return torch.nn.Sequential(torch.nn.Linear(600, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 3))
 """
 LARGE = "x = {'w': torch.full((96 << 20,), float(rank))}"  # 384 MiB
-# Rank 0 stops before it reads, so that the copy is not over; rank 1 reads meanwhile.
+# Rank 0 stops before it reads, so that the copy does not end; rank 1 reads meanwhile.
 TRAPPED = """
 import pathlib, time
 class Trap(dict):
     looks = 0
     def items(self):
         Trap.looks += 1
-        if Trap.looks == 2 and rank == 0:  # the first is to describe it, the second to fill it
+        if Trap.looks == 2 and rank == 0:  # the first look describes it, the second fills it
             pathlib.Path('{folder}/reads').touch()
             while not pathlib.Path('{folder}/go').exists():
                 time.sleep(0.001)
@@ -85,8 +85,8 @@ def test_a_model_is_read_from_the_nearest_that_has_it(apart: tuple[ProcMesh, Pro
     for got in run(near, "model.state_dict()"):
         assert all(torch.equal(got[name], value) for name, value in expected.items())
     run(far, "model = make(9)")
-    moved = far.copy_state(far.slice(gpus=0), "model")  # each host has one that has it
-    assert moved.roads.keys() == {"memory"}  # what a rank has itself is not read
+    moved = far.copy_state(far.slice(gpus=0), "model")  # each host has a rank with it
+    assert moved.roads.keys() == {"memory"}  # a rank does not read what it has itself
 
 
 @pytest.mark.slow
@@ -95,7 +95,9 @@ def test_a_host_that_dies_in_the_midst_is_named(
 ) -> None:
     _, near = apart
     directory = tmp_path_factory.mktemp("dies")
-    machines = Machines(directory, within=("env", f"TMPDIR={directory}", *APART))  # nothing is left there to tidy up
+    machines = Machines(
+        directory, within=("env", f"TMPDIR={directory}", *APART)
+    )  # no process is left there to clean up
     doomed = hosts_on(machines, 1).spawn_procs({"gpus": 1}, name="doomed", device="cpu")
     run(doomed, MODEL + LARGE)
     run(near, TRAPPED.format(folder=tmp_path))

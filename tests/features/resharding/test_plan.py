@@ -1,4 +1,4 @@
-"""Random layouts against torch, which cuts real tensors, and against a reference that assembles the whole tensor."""
+"""Compares random layouts with torch, which cuts real tensors, and with a reference that assembles the whole tensor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def slices(starts: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:
 
 
 def inside(part: Part, box: Box) -> tuple[slice, ...]:
-    """Where a box lies in the tensor of the rank that holds a part."""
+    """The slices of a box in the tensor of the rank that holds a part."""
     starts = [at + start - first for at, (start, _), (first, _) in zip(part.at, box, part.box)]
     return slices(starts, shape_of(box))
 
@@ -58,7 +58,7 @@ def of_whole(box: Box) -> tuple[slice, ...]:
 
 
 def held(tensor: torch.Tensor, cuts: Sequence[Cut]) -> torch.Tensor:
-    """What torch has a rank hold."""
+    """The part that torch gives a rank."""
     for cut in cuts:
         how = Shard(cut.dim) if cut.strides == 1 else _StridedShard(cut.dim, split_factor=cut.strides)
         tensor = how._split_tensor(tensor, cut.shards, with_padding=False)[0][cut.shard]
@@ -139,6 +139,6 @@ def test_even_cuts_are_those_of_tensor_split(size: int, count: int) -> None:
 
 @pytest.mark.parametrize(("dp", "tp"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_fsdp_on_top_of_tensor_parallelism_is_one_part(dp: int, tp: int) -> None:
-    # Of 8 rows: tp is the first to be cut along, though the last dim of the device mesh.
+    # 8 rows, cut along tp first, although it is the last dim of the device mesh.
     (part,) = parts_of((8, 8), [Cut(0, 2, dp, strides=2), Cut(0, 2, tp)])
     assert part == Part(((4 * tp + 2 * dp, 4 * tp + 2 * dp + 2), (0, 8)), (0, 0))

@@ -1,4 +1,4 @@
-"""The source that a rank reads from, where several have the same."""
+"""A rank chooses the source that it reads from if several have the same elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(memory: Memory, machine: str, pid: int) -> Held:
 
 
 def chosen(sources: list[tuple[str, int]], turn: int, paths: int = 1) -> list[int]:
-    """The pids that some tensors are read from, all of which each source has in full."""
+    """The pids of the sources that tensors are read from; each source has all tensors in full."""
     theirs = memory_of(torch.zeros(4))
     leaves = [{str(path): held(theirs, machine, pid) for path in range(paths)} for machine, pid in sources]
     reading = Reading(NOBODY, leaves, turn)

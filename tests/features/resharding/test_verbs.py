@@ -1,4 +1,4 @@
-"""Tensors are cut for the ranks of a mesh, put together again, and cut in another way for another mesh."""
+"""Tensors are split over the ranks of a mesh, joined again, and split differently for another mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rates are those of the last second, whenever reports come; they end by themselves, and what is kept is bounded."""
+"""Rates are those of the last second, whenever reports come; they drop to zero without reports, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_the_dead_keep_their_rows_and_are_marked() -> None:
     state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
     assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
     state.processes.heal([2], 3.0)
-    assert rows()[0] == ("t[0]", "t[1]", 100, True)  # another is there now, but this was counted by the dead one
+    assert rows()[0] == ("t[0]", "t[1]", 100, True)  # there is a new process now, but the dead one counted this
     state.heard(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
     state.heard(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
     assert rows()[0][2] == 101

@@ -241,7 +241,7 @@ TELLS = """
 import contextlib, io, threading
 from monarch_kernel.train.checkpoint import saving as its
 def told(path, **things):
-    # what is raised by a save, and what it prints
+    # The error of a save, and its output.
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try: checkpoint.save(path, **things)
         except Exception as error: return type(error).__name__, str(error)
@@ -251,7 +251,7 @@ def told(path, **things):
 
 @pytest.fixture
 def own(two: Ranks) -> Iterator[Ranks]:
-    """Two others, whose group may be formed again; the host agent is there before."""
+    """Two other ranks, whose group may be formed again; the host agent exists before."""
     ranks = Ranks(2, PRELUDE + TELLS)
     yield ranks
     ranks.close()
@@ -467,7 +467,7 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     assert "are free there; the previous checkpoint is intact" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]
-    # What cannot be foreseen: it fills during the save.
+    # The disk fills during the save, which can't be foreseen.
     two.run(
         "from monarch_kernel.train.checkpoint import saving\nkept, saving._check_room = saving._check_room, lambda *_: None"
     )

@@ -1,4 +1,4 @@
-"""Checkpoints that are replaced or removed while a program looks at them."""
+"""Checkpoints can be replaced or removed while a program looks at them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save(path: Path) -> None:
 
 @contextmanager
 def meanwhile(do: Callable[[int], None]) -> Iterator[None]:
-    """Have another thread do something with 0, 1, 2 and so on."""
+    """Call a function with 0, 1, 2 and so on, on another thread."""
     over = threading.Event()
     failures: list[BaseException] = []
 
@@ -60,7 +60,7 @@ def test_a_checkpoint_that_another_replaces_is_there_all_the_time(tmp_path: Path
 
 def test_a_save_that_was_killed_in_the_midst_leaves_the_former_one_to_be_found(tmp_path: Path) -> None:
     save(tmp_path / "a")
-    (tmp_path / "a").rename(tmp_path / ".a.last-0123abcd")  # the other one was to take its place
+    (tmp_path / "a").rename(tmp_path / ".a.last-0123abcd")  # the save was about to replace it
     assert latest(tmp_path) == tmp_path / "a"
     assert describe(tmp_path / "a").path == tmp_path / ".a.last-0123abcd"
 

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps once has to be the same on all ranks, or a save says what is not."""
+"""State that a checkpoint stores once must be the same on all ranks; otherwise a save names what differs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_state_that_is_the_same_or_sharded_is_saved(two: Ranks, tmp_path: Path, 
 
 
 def test_a_save_keeps_the_buffers_of_rank_0_and_says_so_once(two: Ranks, tmp_path: Path) -> None:
-    """Without that each rank writes some of them, so that they would be a mixture."""
+    """Otherwise each rank would write some of them, and the checkpoint would mix buffers of several ranks."""
     made = "model = DistributedDataParallel(net())\nmodel(torch.randn(8, 4, generator=torch.Generator().manual_seed(rank)))\n"
     path = tmp_path / "a"
     first, other = two.run(f"{made}said({str(path)!r}, model=model)")
@@ -158,7 +158,7 @@ VALUES = st.recursive(
 
 
 def plain(value: Any) -> str:
-    """A text that two values have in common if they are equal, and of the same types."""
+    """A text that is the same for values that are equal and have the same types."""
     if isinstance(value, dict):
         return "{" + ", ".join(sorted(f"{key!r}: {plain(each)}" for key, each in value.items())) + "}"
     return "[" + ", ".join(map(plain, value)) + "]" if isinstance(value, list) else repr(value)

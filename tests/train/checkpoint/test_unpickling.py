@@ -1,4 +1,4 @@
-"""A checkpoint is opened without running code that its files hold."""
+"""Loading a checkpoint runs no code from its files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.ranks import Ranks
 
 
 class Evil:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -41,7 +41,7 @@ class Step(IntEnum):
 
 
 class Stateful(nn.Linear):
-    """A layer with state of its own beside tensors."""
+    """A layer with extra state besides tensors."""
 
     def __init__(self, extra: Any) -> None:
         super().__init__(2, 2)
@@ -108,7 +108,7 @@ def test_an_export_runs_no_code_of_the_index(tmp_path: Path, put: Callable[[Path
 
 
 def put_object(path: Path, name: str, value: Any) -> None:
-    """Replace what a checkpoint holds by a name, which is no tensor, by a part in a file of its own."""
+    """Replace an object of a checkpoint that is not a tensor, with a value in a separate file."""
     index = pickle.loads((path / INDEX).read_bytes())
     data = in_archive(value)
     (path / "other.distcp").write_bytes(data)

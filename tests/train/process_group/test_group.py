@@ -30,7 +30,7 @@ from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
 IMPORTS = "import os, pathlib, time, torch, torch.distributed as dist"
-# Lets go of the connections to the store, whose other ends are in this process.
+# Closes the connections to the store, whose other ends are in this process.
 LEAVE = """
 import gc
 mesh = x = work = before = None
@@ -51,7 +51,7 @@ def store() -> Iterator[GroupStore]:
 def procs(session: None, store: GroupStore) -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     mesh.run(IMPORTS).get(LONG_S)
-    store.form(mesh).get(LONG_S)  # once, so that the store is there before any test
+    store.form(mesh).get(LONG_S)  # once, so that the store exists before any test
     mesh.run(LEAVE).get(LONG_S)
     yield mesh
     mesh.stop(grace_s=0).get(LONG_S)
@@ -72,7 +72,7 @@ def others(store: GroupStore, size: int) -> ProcMesh:
     return mesh
 
 
-# -- formed
+# -- forming
 
 
 def test_collectives_run_on_all_ranks(group: ProcMesh) -> None:
@@ -134,7 +134,7 @@ def test_meshes_of_other_sizes_have_groups_of_their_own(group: ProcMesh, store: 
 
 
 class Watcher(Actor):
-    """Sees what waits in the stores of its process, whatever that does."""
+    """Counts the requests that wait in the stores of its process, whatever it does."""
 
     @endpoint
     def n_waiting(self) -> int:
@@ -151,7 +151,7 @@ def listening() -> set[tuple[str, int]]:
 
 
 def test_nothing_listens_where_ranks_meet(procs: ProcMesh) -> None:
-    """A stranger who reaches a store of torch's own has ranks unpickle what he likes: it asks nobody for a password."""
+    """A process that reaches torch's own store, which has no authentication, can make ranks unpickle arbitrary data."""
     before = listening()
     store = GroupStore()
     mesh = others(store, 2)
@@ -267,7 +267,7 @@ def test_an_interrupt_ends_the_wait_for_a_rank_that_does_not_come(
 def test_a_death_ends_the_wait_for_a_rank_that_does_not_come(
     waiting: tuple[ProcMesh, Future[Any], Path], dead: int, bar: Bar
 ) -> None:
-    """Also the death of the one that keeps the keys."""
+    """Also the death of the rank that serves the keys."""
     mesh, forming, go = waiting
     with bar.below(5, "the end"):
         os.kill(mesh.view().ranks[dead].pid, signal.SIGKILL)
@@ -279,7 +279,7 @@ def test_a_death_ends_the_wait_for_a_rank_that_does_not_come(
     assert set(kinds.values()) == {"released"}
 
 
-# -- broken
+# -- broken groups
 
 
 def test_an_interrupt_frees_ranks_that_wait_for_a_missing_one(group: ProcMesh, store: GroupStore, bar: Bar) -> None:
@@ -313,7 +313,7 @@ def test_an_error_on_one_rank_releases_those_that_wait_for_it(group: ProcMesh, s
 
 @pytest.mark.parametrize("late", [0, 1, 3])
 def test_a_rank_that_comes_late_to_a_collective_is_released_with_the_others(group: ProcMesh, late: int) -> None:
-    """The others' release closes its connections before it has waited long enough for a release of its own."""
+    """The release of the others closes its connections before it has waited long enough to be released itself."""
     code = f"if rank == 2: raise ValueError('no data')\nif rank == {late}: time.sleep(0.7)\n{SUM}"
     error = group.run(code).exception(LONG_S)
     assert isinstance(error, RemoteError)
@@ -327,7 +327,7 @@ def test_ranks_that_compute_are_not_released(group: ProcMesh, store: GroupStore)
     assert isinstance(error, RemoteError)
     assert error.ranks == (0,)
     assert set(error.results.values()) == {"done"}
-    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4  # the group is as good as it was
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4  # the group still works
 
 
 def test_ranks_at_different_collectives_are_reported(group: ProcMesh) -> None:
@@ -396,7 +396,7 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
         assert isinstance(error, SupervisionError)
         assert error.rank == 1
         assert "killed by SIGKILL" in str(error)
-        assert mesh[[0, 2]].run("rank").get(LONG_S).values() == (0, 2)  # the survivors' processes live on
+        assert mesh[[0, 2]].run("rank").get(LONG_S).values() == (0, 2)  # the processes of the survivors stay
         with pytest.raises(SupervisionError, match="forming the process group of"):
             store.form(mesh).get(LONG_S)
     finally:
@@ -407,12 +407,12 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
 def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed(
     procs: ProcMesh, store: GroupStore, blocked: str, bar: Bar
 ) -> None:
-    """In some of gloo's collectives ranks have no connection to the dead one, and would wait for its neighbours for ever."""
+    """In some gloo collectives, ranks have no connection to the dead rank, and would wait for its neighbours forever."""
     mesh = others(store, 4)
     try:
         future = mesh.run(f"if rank == 1: time.sleep(600)\n{blocked}\n{SUM}")
         wait_until_in_collective(mesh[[0, 2, 3]])
-        with bar.below(0.8, "the release"):  # less than the time that others have to join
+        with bar.below(0.8, "the release"):  # less than the timeout for joining
             os.kill(mesh.view().ranks[1].pid, signal.SIGKILL)
             error = future.exception(LONG_S)
         assert isinstance(error, SupervisionError)
@@ -450,7 +450,7 @@ helpers.ProcessGroupGloo = Spy
 
 
 def test_gloo_waits_for_what_is_sent_and_received_as_long_as_the_group_does(group: ProcMesh, store: GroupStore) -> None:
-    """Gloo takes the limit of sends, receives and monitored barriers from the moment when it connects the ranks."""
+    """Gloo fixes the timeout of sends, receives and monitored barriers when it connects the ranks."""
     group.run(SPY).get(LONG_S)
     try:
         store.form(group).get(LONG_S)
@@ -512,7 +512,7 @@ def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait
 def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
     group: ProcMesh, store: GroupStore
 ) -> None:
-    """The system reuses the number of a descriptor at once."""
+    """The system reuses descriptor numbers at once."""
     pair = "dist.destroy_process_group(); mesh = None; gc.collect(); pairs = [socket.socketpair() for _ in range(40)]"
     group.run(f"import gc, socket\n{pair}").get(LONG_S)
     for _ in range(2):  # the second time the first group is aborted
@@ -564,7 +564,7 @@ said
 def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
     group: ProcMesh, store: GroupStore, n: int, times: int
 ) -> None:
-    """Gloo forgets what it is about to send when the write fails, and a rank that waits for it waits for ever."""
+    """Gloo drops a send when its write fails, and a rank that waits for it would wait forever."""
     for _ in range(times):
         said = group.run(ABORT_IN_THE_MIDST.format(n=n)).get(LONG_S)
         assert all("peer" in each for each in said.values()), said
@@ -589,7 +589,7 @@ def pair(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
 
 
 def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
-    """As in any script: the agent keeps connections open only when a rank dies."""
+    """This is like in any script: the agent keeps connections open only when a rank dies."""
     waits = pair[[0]].run(WAIT)
     wait_until_in_collective(pair[[0]])
     with bar.below(5, "the error"):
@@ -598,7 +598,7 @@ def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcM
 
 
 def test_a_rank_whose_collective_has_failed_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
-    """Gloo closes the connections of a group then."""
+    """Gloo closes the connections of a group after a failure."""
     pair.run("import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=0.5 if rank else 600))").get(
         LONG_S
     )
@@ -657,9 +657,9 @@ said
 def test_a_death_in_the_midst_of_collectives_frees_all(
     procs: ProcMesh, store: GroupStore, tmp_path: Path, times: int
 ) -> None:
-    """What a rank is about to send to the dead one is not lost: the agent keeps the connections of the dead one open.
+    """Messages that ranks still send to the dead rank do no harm: the agent keeps its connections open.
 
-    The test stops the others for a moment, so that they have something to answer when it dies.
+    The test stops the other ranks for a moment, so that they have something to answer when the rank dies.
     """
     chance = random.Random(3)
 
@@ -698,11 +698,11 @@ def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatc
     others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
 
     def sockets() -> set[Any]:
-        """The others come while this one looks."""
+        """Let the other threads run while this one lists sockets."""
         while others:
             running.append(others.pop())
             running[-1].start()
-            running[-1].join(0.05)  # it is over, or waits
+            running[-1].join(0.05)  # it has ended, or waits
         return set()
 
     running: list[threading.Thread] = []

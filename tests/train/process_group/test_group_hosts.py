@@ -1,4 +1,4 @@
-"""The process group of a mesh whose ranks are on several hosts, which only share a network."""
+"""The process group of a mesh whose ranks are on several hosts that share only a network."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ for _ in range(3):
 
 @pytest.fixture(scope="module")
 def standing(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    """Agents of the module."""
+    """Agents for all tests of this module."""
     machines = Machines(tmp_path_factory.mktemp("agents"))
-    current_session().local_host(is_idle=True)  # what stays until the end, before any test: each may leave nothing
+    current_session().local_host(is_idle=True)  # started before any test, because tests must leave nothing behind
     yield machines
     for hosts in machines.meshes:
         hosts.shutdown().get(LONG_S)
@@ -55,7 +55,7 @@ def standing(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def machines(tmp_path: Path, procs: ProcMesh) -> Iterator[Machines]:
-    """Agents of one test, which end with it; what the first hosts make the controller open is there before."""
+    """Agents of one test, which end with it; depends on `procs`, so that the controller has opened its sockets before."""
     machines = Machines(tmp_path)
     yield machines
     for hosts in machines.meshes:
@@ -114,7 +114,7 @@ def test_the_keys_are_in_the_process_of_rank_0_and_at_no_port(group: ProcMesh) -
     before = group.run(f"len({listens})").get(LONG_S).values()
     left = "dist.destroy_process_group(); mesh = None; __import__('gc').collect()"
     after = group.run(f"{left}\nlen({listens})").get(LONG_S).values()
-    assert all(a < b for a, b in zip(after, before))  # those of gloo
+    assert all(a < b for a, b in zip(after, before))  # gloo's listeners are closed
     assert len(set(after)) == 1
 
 
@@ -143,7 +143,7 @@ def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", [0, 1])  # the one that has the store, and another
+@pytest.mark.parametrize("host", [0, 1])  # the host with the store, and another one
 def test_a_host_that_is_killed_in_a_collective_frees_the_others_and_is_replaced(
     machines: Machines, store: GroupStore, host: int
 ) -> None:
@@ -187,7 +187,7 @@ def test_a_mesh_of_one_host_forms_its_group_there(machines: Machines, group: Pro
 
 
 def test_the_error_of_a_host_that_cannot_be_reached_says_what_to_check(machines: Machines, store: GroupStore) -> None:
-    """Each host has an address that only reaches itself, as the address of a host behind a firewall."""
+    """Each host has an address at which only it can reach itself, like a host behind a firewall."""
     mesh = hosts_on(machines, 2).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "lo"})
     mesh.run(IMPORTS + "\nif rank == 1:\n    " + BLOCK).get(LONG_S)
     error = store.form(mesh).exception(LONG_S)
@@ -206,7 +206,7 @@ def test_an_interface_that_does_not_exist_is_named(machines: Machines, store: Gr
     assert "lo (127.0.0.1" in str(error)
 
 
-# What a firewall does, as far as one process can imitate it: it refuses connections to the other host.
+# Imitates a firewall within one process: refuses connections to the other host.
 BLOCK = """import socket; connect = socket.create_connection
     def refuse(address, *args, **kwargs): raise ConnectionRefusedError(111, 'Connection refused')
     socket.create_connection = refuse"""

@@ -1,4 +1,4 @@
-"""Which snapshots belong to which loop, and which ones a rank drops."""
+"""Snapshots belong to the right loop, and a rank drops old ones."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from monarch_kernel.train.snapshots.capture import capture, check, put_back, set
 
 
 class Counting(nn.Module):
-    """Has a buffer that no checkpoint has, state of its own, and no parameters."""
+    """Has a non-persistent buffer, extra state, and no parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def things() -> dict[str, Any]:
 
 
 def train(has: dict[str, Any], steps: range) -> list[float]:
-    """Uses all that has a state."""
+    """Train with all objects that have a state."""
     for step in steps:
         x = torch.randn(8, 4, generator=has["generator"])
         loss = has["model"](x).square().mean() * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
@@ -79,7 +79,7 @@ def test_training_goes_on_as_it_would_have(others: bool) -> None:
     state = {
         name: value.clone() for name, value in has["model"].state_dict().items() if isinstance(value, torch.Tensor)
     }
-    for _ in range(2):  # what was captured is as good as before
+    for _ in range(2):  # captured state can be restored twice
         has = things() if others else has
         put_back(has, captured)
         set_random_state(captured)
@@ -100,7 +100,7 @@ def test_before_the_first_step_an_optimizer_has_nothing() -> None:
 
 
 def test_what_is_captured_is_a_copy() -> None:
-    model = nn.Linear(300, 300)  # large enough for shared memory, where there is some
+    model = nn.Linear(300, 300)  # large enough for shared memory, where available
     was = model.weight.detach().clone()
     captured = capture({"model": model})
     with torch.no_grad():
