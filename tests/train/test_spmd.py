@@ -52,7 +52,7 @@ def test_actors_can_form_a_process_group(procs: ProcMesh) -> None:
     assert reducers.total.call().get(LONG_S).values() == (10.0,) * 4
 
 
-def test_a_slice_is_a_group_of_its_own(procs: ProcMesh) -> None:
+def test_a_slice_is_a_separate_group(procs: ProcMesh) -> None:
     for dp in range(2):
         setup_torch_elastic_env(procs.slice(dp=dp))
     reducers = procs.spawn("reducers", Reducer)

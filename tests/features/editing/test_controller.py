@@ -14,7 +14,7 @@ from monarch_kernel.testing import FakeLauncher, FakeRank, MemoryHub, add_host, 
 from tests.support.waiting import wait_until
 
 
-def test_the_text_of_a_module_is_given_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_a_module_is_sent_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wanted_by_ranks.py").write_text("raise RuntimeError")
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     hub = MemoryHub()

@@ -41,7 +41,7 @@ KNOWN = dict.fromkeys(["a", "a.b", "a.b.c", "a.d", "os"])
         ("x", "import x", set()),
     ],
 )
-def test_what_a_module_imports_when_it_is_run(name: str, text: str, found: set[str]) -> None:
+def test_imports_that_run_with_a_module(name: str, text: str, found: set[str]) -> None:
     assert imported_by(ModuleSource(name, f"/{name}.py", text, False), KNOWN) == found
 
 
@@ -62,7 +62,7 @@ MODULES = st.sampled_from("abcdefg")
 
 
 @given(st.dictionaries(MODULES, st.sets(MODULES)), st.sets(MODULES))
-def test_all_that_depends_follows_once_after_what_it_needs(imports: dict[str, set[str]], edited: set[str]) -> None:
+def test_dependents_run_once_after_their_imports(imports: dict[str, set[str]], edited: set[str]) -> None:
     order = in_order(sorted(edited), imports)
     assert len(set(order)) == len(order)
     assert edited <= set(order)
@@ -122,7 +122,7 @@ class Gone:
 """
 
 
-def test_functions_and_classes_stay_the_objects_that_they_are(module: Any) -> None:
+def test_functions_and_classes_keep_their_identity(module: Any) -> None:
     exec(BEFORE, vars(module))
     f, g, cls, a = module.f, module.g, module.A, module.A()
     after = BEFORE.replace("N = 1", "N = 2").replace("return 10", "return 20").replace("CACHE = {}", "")
@@ -144,7 +144,7 @@ def test_functions_and_classes_stay_the_objects_that_they_are(module: Any) -> No
     assert module.CACHE == {"x": 1}, "what is not set again stays"
 
 
-def test_what_is_undone_is_as_it_was(module: Any) -> None:
+def test_undo_restores_the_module(module: Any) -> None:
     loaded = {"edited_here": "digest"}
     exec(BEFORE, vars(module))
     before = dict(vars(module))
@@ -159,7 +159,7 @@ def test_what_is_undone_is_as_it_was(module: Any) -> None:
     assert vars(module) == before
 
 
-def test_what_was_loaded_from_the_same_text_is_left(module: Any) -> None:
+def test_a_module_with_the_same_source_stays_unchanged(module: Any) -> None:
     loaded: dict[str, str] = {}
     first = edit("N = 1", loaded)
     first.prepare()

@@ -95,7 +95,7 @@ def test_instances_have_the_members_of_the_new_class_and_keep_their_state() -> N
     assert isinstance(living, old.Living)
 
 
-def test_what_came_with_the_new_class_refers_to_the_living_one() -> None:
+def test_references_to_the_new_class_become_references_to_the_existing_one() -> None:
     old, new = defined(BEFORE), defined(AFTER)
     become({new.Living: old.Living, new.Base: old.Base})
     [known] = new.LIST
@@ -151,13 +151,13 @@ def test_a_base_of_another_layout_is_refused() -> None:
         ("A = namedtuple('A', 'x y')", "A = namedtuple('A', 'x z')", "fields have changed from (x, y) to (x, z)"),
     ],
 )
-def test_what_instances_have_no_place_for_is_refused(before: str, after: str, why: str) -> None:
+def test_members_that_need_new_slots_are_refused(before: str, after: str, why: str) -> None:
     names = {"abc": abc, "enum": enum, "namedtuple": namedtuple}
     old, new = defined(before, **names).A, defined(after, **names).A
     assert why in objections({new: old})[old]
 
 
-def test_slots_stay_where_they_are() -> None:
+def test_slots_keep_their_values() -> None:
     code = "class A:\n    __slots__ = ('x',)\n    def f(self): return self.x + {0}"
     old, new = defined(code.format(1)).A, defined(code.format(10)).A
     living = old()
@@ -208,7 +208,7 @@ def test_members_of_an_enum_are_those_of_the_new_one(value: int) -> None:
     assert old.KEPT[1] is old.Size.SMALL is not new.Size.SMALL, "what is equal is not the same"
 
 
-def test_a_class_without_objects_is_replaced_where_it_can_not_be_changed() -> None:
+def test_a_class_without_instances_is_replaced_if_it_can_not_change() -> None:
     old, new = defined("class A: __slots__ = ('x',)"), defined("class A: __slots__ = ('x', 'y')\nB = A")
     succession = Succession()
     succession.add(new.A, [old.A], old.A)
@@ -223,7 +223,7 @@ def test_a_class_without_objects_is_replaced_where_it_can_not_be_changed() -> No
     assert type(living) is new.A is old.A
 
 
-def test_variables_that_were_frozen_refer_to_the_living_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_variables_refer_to_the_existing_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank inherits such variables from its zygote."""
     cells = ModuleType("cells")
     cells.__dict__["kept"] = []
@@ -263,7 +263,7 @@ class A:
     assert old() == old(2)
 
 
-def test_what_was_kept_is_reached_by_every_edit() -> None:
+def test_every_edit_reaches_references_to_methods() -> None:
     code = """
 class Mark:
     def __init__(self, function): self.function = function
@@ -328,11 +328,11 @@ def test_instances_are_counted_with_those_of_derived_classes() -> None:
         ("f = property(lambda self: 1)", "f = property(lambda self: 2)", False),
     ],
 )
-def test_code_is_compared_without_where_it_stands(one: str, other: str, same: bool) -> None:
+def test_code_is_compared_without_its_position(one: str, other: str, same: bool) -> None:
     assert is_same_code(defined(one).f, defined(other).f) is same
 
 
-def test_to_other_threads_it_happens_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_threads_see_an_edit_as_atomic(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     set_interval: Callable[[float], None] = sys.setswitchinterval
     monkeypatch.setattr(sys, "setswitchinterval", lambda s: (seen.append(s), set_interval(s)))

@@ -48,7 +48,7 @@ def test_a_name_means_a_module_or_all_of_a_package(folder: Path) -> None:
     assert "single" not in sys.modules
 
 
-def test_so_does_a_path(folder: Path) -> None:
+def test_a_path_means_a_module_or_all_of_a_package(folder: Path) -> None:
     assert names(folder / "single.py") == ["single"]
     assert names(folder / "pack") == names("pack")
     assert names(folder / "pack" / "deep" / "two.py") == ["pack.deep.two"]
@@ -85,7 +85,7 @@ def test_threads_look_for_modules_at_the_same_time(folder: Path, monkeypatch: py
     assert all(source is not None and source.text for source in found)
 
 
-def test_a_directory_that_comes_later_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_is_created_later_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later = tmp_path / "later"
     monkeypatch.syspath_prepend(str(later))
     assert find_source("comes_later") is None
@@ -96,7 +96,7 @@ def test_a_directory_that_comes_later_is_searched(tmp_path: Path, monkeypatch: p
     assert source.text == "x = 1"
 
 
-def test_what_is_not_the_users_is_not_given() -> None:
+def test_modules_that_are_not_the_users_are_not_found() -> None:
     for module in (json, pytest, monarch_kernel):
         assert find_source(module.__name__) is None
         assert not is_users(module.__file__)
@@ -105,14 +105,14 @@ def test_what_is_not_the_users_is_not_given() -> None:
 
 
 @pytest.mark.parametrize("what", ["text.txt", "pack/data", "nothing.py", "no such name"])
-def test_what_can_not_be_imported_is_refused(folder: Path, what: str) -> None:
+def test_paths_that_can_not_be_imported_are_refused(folder: Path, what: str) -> None:
     if what == "pack/data":
         (folder / what / "notes.py").unlink()
     with pytest.raises(ValueError, match=r"not a Python file|contains no module|no file, folder or module"):
         sources_for(folder / what)
 
 
-def test_a_file_that_is_listed_but_no_longer_there_is_left_out(folder: Path) -> None:
+def test_a_listed_file_that_no_longer_exists_is_skipped(folder: Path) -> None:
     (folder / "pack" / "gone.py").symlink_to(folder / "removed.py")
     assert names("pack") == ["pack", "pack.deep", "pack.deep.two", "pack.one"]
 

@@ -17,7 +17,7 @@ def one(step: int, value: float) -> Logged:
     return Logged(step, value, 1, value)
 
 
-def test_ranks_are_put_together_by_step() -> None:
+def test_values_of_ranks_are_averaged_by_step() -> None:
     curve = Curve()
     curve.add(0, [one(0, 4.0), one(1, 2.0)])
     assert curve.points == [CurvePoint(0, 4.0, 4.0, 4.0), CurvePoint(1, 2.0, 2.0, 2.0)]
@@ -27,7 +27,7 @@ def test_ranks_are_put_together_by_step() -> None:
     assert curve.mean == 2.0
 
 
-def test_what_is_no_number_is_seen_and_spoils_no_mean() -> None:
+def test_nan_is_shown_and_does_not_change_means() -> None:
     curve = Curve()
     curve.add(0, [one(0, 1.0), Logged(1, 0.0, 0, math.nan)])
     curve.add(1, [one(0, 3.0), one(1, 5.0)])
@@ -55,14 +55,14 @@ def test_a_long_curve_has_few_points_and_the_mean_of_all(values: list[float], ra
     assert whole == pytest.approx(sum(values) / len(values), abs=1e-6)
 
 
-def test_steps_that_are_done_anew_are_forgotten() -> None:
+def test_steps_that_run_again_are_dropped() -> None:
     curve = Curve()
     curve.add(0, [one(step, 1.0) for step in range(10)])
     curve.forget_from(6)
     assert [point.step for point in curve.points] == list(range(6))
 
 
-def test_the_ranks_with_the_least_and_the_greatest_value_are_told_of_the_same_step() -> None:
+def test_the_ranks_with_extreme_values_are_those_of_the_same_step() -> None:
     curve = Curve()
     assert curve.ends == ()
     curve.add(0, [one(0, 5.0), one(1, 4.0)])
@@ -80,9 +80,7 @@ def test_the_ranks_with_the_least_and_the_greatest_value_are_told_of_the_same_st
 
 
 @given(st.integers(1, 64), st.integers(0, 63), st.integers(3, 9), st.sampled_from([1, 2, 10, 100]))
-def test_ranks_that_tell_of_other_steps_at_a_time_are_compared_still(
-    size: int, ahead: int, reports: int, every: int
-) -> None:
+def test_ranks_that_report_different_steps_are_still_compared(size: int, ahead: int, reports: int, every: int) -> None:
     """Both report equally many steps at a time, but not the same ones."""
     curve = Curve()
     for begin in range(0, reports * size, size):

@@ -29,12 +29,12 @@ from monarch_kernel.features.live.device_flops import peak_of
         ("AMD Instinct MI300X", 1307.4),
     ],
 )
-def test_what_it_can_do_at_most(name: str, tera: float) -> None:
+def test_the_peak_of_a_known_device(name: str, tera: float) -> None:
     assert peak_of(name) == pytest.approx(tera * 1e12)
 
 
 @pytest.mark.parametrize(
     "name", ["", "cpu", "NVIDIA T400", "NVIDIA A1000", "NVIDIA GeForce GTX 1080", "NVIDIA A10M", "NVIDIA L400"]
 )
-def test_of_others_nothing_is_known(name: str) -> None:
+def test_the_peak_of_an_unknown_device_is_0(name: str) -> None:
     assert peak_of(name) == 0

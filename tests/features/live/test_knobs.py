@@ -25,7 +25,7 @@ LR = Knob("lr", 0.1, 0.0, 1.0)
         (Knob("on", True), False, False),
     ],
 )
-def test_it_takes_what_fits(knob: Knob, value: Any, expected: Any) -> None:
+def test_a_fitting_value_is_accepted(knob: Knob, value: Any, expected: Any) -> None:
     assert fitting(knob, value) == expected
     assert type(fitting(knob, value)) is type(expected)
 
@@ -40,7 +40,7 @@ def test_it_takes_what_fits(knob: Knob, value: Any, expected: Any) -> None:
         (Knob("n", 3), -math.inf, "can't be -inf"),
     ],
 )
-def test_it_says_what_may_be(knob: Knob, value: Any, match: str) -> None:
+def test_an_error_says_which_values_fit(knob: Knob, value: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         fitting(knob, value)
 
@@ -48,6 +48,6 @@ def test_it_says_what_may_be(knob: Knob, value: Any, match: str) -> None:
 @pytest.mark.parametrize(
     ("knob", "value"), [(LR, "x"), (LR, True), (Knob("m", "a"), 1), (Knob("on", True), 1), (Knob("x", None), [])]
 )
-def test_it_is_of_one_type(knob: Knob, value: Any) -> None:
+def test_another_type_is_refused(knob: Knob, value: Any) -> None:
     with pytest.raises(TypeError, match=f"knob {knob.name!r}"):
         fitting(knob, value)

@@ -126,14 +126,14 @@ def test_a_knob_has_the_same_value_at_the_same_step_on_all_ranks(seed: int, step
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("step_s", [[1e-5] * 4, [0.004, 0.005, 0.004], [0.3, 0.3]])
-def test_nobody_waits_in_a_loop_that_goes_on(seed: int, step_s: list[float]) -> None:
+def test_no_rank_waits_in_a_running_loop(seed: int, step_s: list[float]) -> None:
     lab = Lab(seed, step_s, steps=20_000 if step_s[0] < 1e-4 else 400)
     lab.run()
     assert [rank.waited_s for rank in lab.ranks] == [0.0] * len(step_s)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_all_stand_before_the_same_step_and_go_on_from_there(seed: int) -> None:
+def test_all_ranks_pause_before_the_same_step_and_resume_there(seed: int) -> None:
     lab = Lab(seed, [0.004, 0.01, 0.002], steps=500)
     lab.run(lambda: lab.now > 0.5)
     grant = lab.pace.pause()
@@ -190,7 +190,7 @@ def test_ranks_that_do_not_wait_for_each_other_stay_together(seed: int, apart: i
         assert widest >= min(apart, 100) // 2  # and no closer than necessary
 
 
-def test_a_change_is_felt_soon() -> None:
+def test_a_change_takes_effect_soon() -> None:
     for step_s, most in ((1e-4, 2 * 0.1 / 1e-4), (0.05, 4), (10.0, 2)):
         lab = Lab(1, [step_s] * 2, steps=100_000)
         lab.run(lambda lab=lab, step_s=step_s: lab.now > 20 * step_s + 1)
@@ -199,14 +199,14 @@ def test_a_change_is_felt_soon() -> None:
         assert 0 <= change.step - max(rank.step for rank in lab.ranks) <= most
 
 
-def test_a_slow_rank_is_heard_of_as_often_as_it_does_so_many_steps() -> None:
+def test_a_slow_rank_reports_often_enough() -> None:
     lab = Lab(1, [0.001, 0.004], steps=4000)
     lab.run(lambda: lab.now > 3)
     slow = lab.ranks[1].step
     assert slow - 150 <= lab.pace.reached <= slow
 
 
-def test_of_many_ranks_each_is_heard_of_less_often() -> None:
+def test_each_of_many_ranks_reports_less_often() -> None:
     pace = Pace()
     for rank in range(1000):
         pace.joined(rank)
@@ -215,7 +215,7 @@ def test_of_many_ranks_each_is_heard_of_less_often() -> None:
     assert grant.ahead == 200
 
 
-def test_what_a_late_rank_is_told_is_what_all_have() -> None:
+def test_a_late_rank_gets_all_changes() -> None:
     pace = Pace()
     pace.joined(1)
     pace.change("lr", 1)
@@ -232,7 +232,7 @@ def test_what_a_late_rank_is_told_is_what_all_have() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_ranks_that_went_on_by_themselves_are_steered_by_the_next_controller(seed: int) -> None:
+def test_ranks_that_ran_freely_follow_the_next_controller(seed: int) -> None:
     lab = Lab(seed, [0.004, 0.001, 0.002], steps=3000)
     lab.run(lambda: lab.now > 0.3)
     for rank in lab.ranks:  # there is no controller: their reports are lost
@@ -261,7 +261,7 @@ def test_ranks_that_went_on_by_themselves_are_steered_by_the_next_controller(see
     assert first == [None] * change.step + [7] * (3000 - change.step)
 
 
-def test_what_was_paused_stays_so_under_the_next_controller() -> None:
+def test_a_paused_loop_stays_paused_under_the_next_controller() -> None:
     pace, lease = Pace(), Lease()
     lease.granted(pace.joined(1))
     lease.granted(pace.pause())
@@ -275,13 +275,13 @@ def test_what_was_paused_stays_so_under_the_next_controller() -> None:
     assert not lease.is_paused
 
 
-def test_no_steps_are_none() -> None:
+def test_zero_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="can't run 0 steps"):
         Pace().step(0)
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_one_that_is_yet_to_begin_holds_the_others(comes: bool) -> None:
+def test_a_rank_that_has_not_started_holds_the_others(comes: bool) -> None:
     pace = Pace(apart=10, awaited={1}, first=20)
     pace.joined(0, 20, 21)
     step = 20

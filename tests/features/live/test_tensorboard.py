@@ -52,7 +52,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
     assert not board.journal._thread.is_alive()
 
 
-def test_a_step_is_written_when_all_ranks_have_told_of_it(board: Board) -> None:
+def test_a_step_is_written_when_all_ranks_have_reported_it(board: Board) -> None:
     board.begin(0)
     board.begin(1)
     board.report(0, {0: 1.0, 1: 2.0, 2: 3.0})
@@ -68,7 +68,7 @@ def test_a_step_is_written_when_all_ranks_have_told_of_it(board: Board) -> None:
     assert {value for _, value in scalars(run, "knobs/lr")} == {0.25}
 
 
-def test_a_rank_that_is_gone_is_not_waited_for(board: Board) -> None:
+def test_a_lost_rank_is_not_waited_for(board: Board) -> None:
     board.begin(0)
     board.begin(1)
     board.report(0, {0: 1.0, 1: 2.0})
@@ -76,7 +76,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(board: Board) -> None:
     wait_until(lambda: board.loss() == [(0, 1.0), (1, 2.0)], "the steps of the other")
 
 
-def test_who_begins_when_steps_are_written_already_has_a_part_in_those_that_are_not(board: Board) -> None:
+def test_a_rank_that_joins_late_counts_in_steps_that_are_not_written_yet(board: Board) -> None:
     board.begin(0)
     board.report(0, {0: 1.0, 1: 2.0})
     wait_until(lambda: board.loss() == [(0, 1.0), (1, 2.0)], "the steps of the first")
@@ -89,7 +89,7 @@ def test_who_begins_when_steps_are_written_already_has_a_part_in_those_that_are_
     assert board.loss() == [(0, 1.0), (1, 2.0), (2, 3.0)]
 
 
-def test_who_comes_when_the_loop_is_over_for_the_others_writes_nothing_twice(board: Board) -> None:
+def test_a_rank_that_joins_an_ended_loop_writes_nothing_twice(board: Board) -> None:
     board.begin(0)
     board.report(0, {0: 1.0, 1: 2.0})
     board.leave(0, 2)
@@ -102,7 +102,7 @@ def test_who_comes_when_the_loop_is_over_for_the_others_writes_nothing_twice(boa
     assert board.loss() == [(0, 1.0), (1, 2.0), (2, 5.0)]
 
 
-def test_steps_that_ranks_tell_as_one_are_written_as_one_whatever_they_are_told_with(board: Board) -> None:
+def test_steps_that_a_rank_combines_are_written_as_one(board: Board) -> None:
     board.begin(0)
     board.begin(1)
 
@@ -134,7 +134,7 @@ def test_ranks_that_are_in_a_short_loop_one_after_the_other_are_one_run(board: B
     assert board.loss() == [(0, 1.5), (1, 2.5)]
 
 
-def test_a_loop_that_goes_on_after_a_death_is_the_same_run_and_one_that_is_taken_back_by_hand_another(
+def test_a_recovered_loop_is_the_same_run_and_a_rollback_starts_another(
     board: Board,
 ) -> None:
     board.begin(0)
@@ -153,7 +153,7 @@ def test_a_loop_that_goes_on_after_a_death_is_the_same_run_and_one_that_is_taken
     assert board.loss(1) == [(step, 3.0) for step in range(2, 5)]
 
 
-def test_another_run_in_the_same_folder_leaves_what_is_there(tmp_path: Path) -> None:
+def test_another_run_in_the_same_folder_keeps_existing_files(tmp_path: Path) -> None:
     (tmp_path / "loop_0").mkdir()
     (tmp_path / "loop_7").write_text("somebody's")
     board = Board(tmp_path)
@@ -163,7 +163,7 @@ def test_another_run_in_the_same_folder_leaves_what_is_there(tmp_path: Path) -> 
     assert board.loss(8) == [(0, 1.0)]
 
 
-def test_what_can_not_be_written_is_told_and_the_loop_goes_on(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_write_error_is_reported_and_the_loop_continues(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
     board.folder.rmdir()
     board.folder.write_text("not a folder")
     board.begin(0)
@@ -176,7 +176,7 @@ def test_what_can_not_be_written_is_told_and_the_loop_goes_on(board: Board, caps
     assert len(said.splitlines()) == 1
 
 
-def test_a_folder_that_can_not_be_made_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_can_not_be_created_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match=r"file"):
         TensorBoardJournal(tmp_path / "file" / "runs", "t")

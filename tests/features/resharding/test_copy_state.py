@@ -39,7 +39,7 @@ TARGETS = {"replicated": "", "tp": BY_HAND, "wrapped": WRAPPED}
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_model_goes_to_ranks_that_hold_it_otherwise(
+def test_a_model_is_copied_to_ranks_that_shard_it_differently(
     meshes: tuple[ProcMesh, ProcMesh], source: str, target: str
 ) -> None:
     trainer, generator = meshes
@@ -57,7 +57,7 @@ def test_a_model_goes_to_ranks_that_hold_it_otherwise(
     assert run(trainer, "len(HOME.asker.lendings)") == (0, 0, 0, 0)
 
 
-def test_what_is_sharded_is_filled_too_and_trains_on(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_sharded_model_is_filled_and_continues_to_train(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     make = "\nopt = torch.optim.SGD(model.parameters(), lr=0.1)"
     step = "\nopt.zero_grad(); torch.manual_seed(5); model(torch.randn(4, 6)).sum().backward(); opt.step()"
@@ -70,7 +70,7 @@ def test_what_is_sharded_is_filled_too_and_trains_on(meshes: tuple[ProcMesh, Pro
     assert all(torch.allclose(ours[key], theirs[key]) for key in theirs)
 
 
-def test_autograd_notices_what_was_written(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_autograd_notices_the_write(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "x = torch.ones(3)")
     run(generator, "x = torch.zeros(3, requires_grad=True); y = (x * x).sum()")
@@ -97,7 +97,7 @@ def test_dtensors_of_uneven_shards(meshes: tuple[ProcMesh, ProcMesh], source: st
     assert run(generator, "torch.equal(x.full_tensor(), torch.arange(105).reshape(5, 3, 7))") == (True, True)
 
 
-def test_summands_are_refused(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_partial_dtensors_are_refused(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "x = DTensor.from_local(torch.ones(3), mesh, [Partial(), Replicate()])")
     run(generator, "x = torch.zeros(3)")
@@ -132,7 +132,7 @@ def test_dicts_numbers_and_other_names(meshes: tuple[ProcMesh, ProcMesh]) -> Non
         generator.copy_state(trainer, {"a": "x", "n": "x"})
 
 
-def test_dtypes_are_converted_only_if_that_is_wanted(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_dtypes_are_converted_only_on_request(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "model = make(0)\n" + FSDP)
     run(generator, "model = make(1).to(torch.bfloat16)\n" + BY_HAND + "\nbefore = full(model)")
@@ -143,7 +143,7 @@ def test_dtypes_are_converted_only_if_that_is_wanted(meshes: tuple[ProcMesh, Pro
     assert is_equal(run(generator, "full(model)")[1], run(trainer, "full(make(0).to(torch.bfloat16))")[1])
 
 
-def test_what_does_not_fit_is_told_by_name_and_changes_nothing(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_mismatch_is_named_and_changes_nothing(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "model = make(0); model.only_here = nn.Linear(2, 2, bias=False)")
     run(
@@ -188,7 +188,7 @@ def test_parts_that_are_missing_are_counted(meshes: tuple[ProcMesh, ProcMesh]) -
         ("nothing = {'a': {'b': 1}, 'a.b': 2}", r"nothing\.a\.b occurs twice"),
     ],
 )
-def test_what_can_not_be_moved_is_named(meshes: tuple[ProcMesh, ProcMesh], code: str, error: str) -> None:
+def test_unsupported_objects_are_named(meshes: tuple[ProcMesh, ProcMesh], code: str, error: str) -> None:
     trainer, generator = meshes
     run(trainer, "nothing = 1; del nothing\n" + code)
     run(generator, "nothing = {'a': torch.zeros(2)}")
@@ -241,7 +241,7 @@ x = Trap(w=torch.zeros(1 << 20))
 """
 
 
-def test_a_source_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_source_that_dies_during_a_copy_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     _, generator = meshes
     source = this_host().spawn_procs({"gpus": 2}, name="source", device="cpu")
     (_, pid) = run(source, "import os, torch\nx = {'w': torch.ones(1 << 20)}\nos.getpid()")
@@ -271,7 +271,7 @@ def lives():
     source.stop(grace_s=0).get()
 
 
-def test_a_target_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_target_that_dies_during_a_copy_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, _ = meshes
     target = this_host().spawn_procs({"gpus": 2}, name="target", device="cpu")
     run(trainer, "x = {'w': torch.ones(1 << 20)}")
@@ -283,7 +283,7 @@ def test_a_target_that_dies_in_the_midst_is_named(meshes: tuple[ProcMesh, ProcMe
     target.stop(grace_s=0).get()
 
 
-def test_a_source_that_writes_meanwhile_is_named(meshes: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
+def test_a_source_that_writes_during_a_copy_is_named(meshes: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
     trainer, generator = meshes
     run(
         trainer,

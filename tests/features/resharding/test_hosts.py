@@ -60,7 +60,7 @@ def apart(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     hosts.shutdown().get(LONG_S)
 
 
-def test_parts_go_there_and_come_back_and_are_cut_otherwise_on_the_way(apart: tuple[ProcMesh, ProcMesh]) -> None:
+def test_parts_are_scattered_resharded_and_gathered(apart: tuple[ProcMesh, ProcMesh]) -> None:
     far, near = apart
     far.scatter("x", WHOLE, dim=1)
     assert torch.equal(far.gather("x", dim=1), WHOLE)
@@ -75,7 +75,7 @@ def test_parts_go_there_and_come_back_and_are_cut_otherwise_on_the_way(apart: tu
     assert run(far, N_LENT) + run(near, N_LENT) == (0,) * 6
 
 
-def test_a_model_is_read_from_the_nearest_that_has_it(apart: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_model_is_read_from_the_nearest_source(apart: tuple[ProcMesh, ProcMesh]) -> None:
     far, near = apart
     run(far, "model = make(rank // 2)")
     run(near, "model = make(7)")
@@ -90,7 +90,7 @@ def test_a_model_is_read_from_the_nearest_that_has_it(apart: tuple[ProcMesh, Pro
 
 
 @pytest.mark.slow
-def test_a_host_that_dies_in_the_midst_is_named(
+def test_a_host_that_dies_during_a_copy_is_named(
     apart: tuple[ProcMesh, ProcMesh], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     _, near = apart
@@ -122,7 +122,7 @@ def test_a_host_that_dies_in_the_midst_is_named(
 
 
 @pytest.mark.slow
-def test_an_interrupt_in_the_midst_leaves_ranks_that_work(apart: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
+def test_ranks_work_after_an_interrupt_during_a_copy(apart: tuple[ProcMesh, ProcMesh], tmp_path: Path) -> None:
     far, near = apart
     run(far, LARGE)
     run(near, TRAPPED.format(folder=tmp_path))

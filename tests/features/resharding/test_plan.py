@@ -72,7 +72,7 @@ def sharded(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Cut]]]:
 
 
 @given(sharded())
-def test_a_rank_holds_what_torch_has_it_hold(case: tuple[tuple[int, ...], list[list[Cut]]]) -> None:
+def test_a_rank_holds_the_same_part_as_in_torch(case: tuple[tuple[int, ...], list[list[Cut]]]) -> None:
     shape, ranks = case
     tensor = torch.arange(int(np.prod(shape))).reshape(shape)
     for cuts in ranks:
@@ -112,7 +112,7 @@ def test_every_rank_gets_its_parts_whatever_both_layouts_are(
         assert torch.equal(got, expected)
 
 
-def test_the_first_that_holds_a_part_is_asked_for_it() -> None:
+def test_the_first_holder_of_a_part_provides_it() -> None:
     everything = whole((4, 2))
     steps, left = cut_up(everything, [(7, [((0, 1), (0, 2))]), (3, [everything]), (5, [everything])])
     assert ([step.source for step in steps], left) == ([7, 3], [])
@@ -121,7 +121,7 @@ def test_the_first_that_holds_a_part_is_asked_for_it() -> None:
     assert cut_up(whole(()), [(1, [()])]) == ([(1, ())], [])
 
 
-def test_what_nobody_holds_is_told() -> None:
+def test_parts_that_no_source_holds_are_returned() -> None:
     halves = [((0, 2), (0, 4)), ((3, 5), (0, 4))]
     assert uncovered(whole((5, 4)), halves) == [((2, 3), (0, 4))]
     assert uncovered(whole((5, 4)), [*halves, ((1, 4), (0, 3))]) == [((2, 3), (3, 4))]

@@ -36,7 +36,7 @@ def chosen(sources: list[tuple[str, int]], turn: int, paths: int = 1) -> list[in
     return [job.loan.lent.pid for job in reading._jobs]
 
 
-def test_the_nearest_is_read_from() -> None:
+def test_the_nearest_source_is_chosen() -> None:
     here, me = identity(), os.getpid()
     assert chosen([("elsewhere", 1), (here, 2), (here, me)], 0) == [me]
     assert chosen([("elsewhere", 1), (here, 2), ("elsewhere", 3)], 2) == [2]

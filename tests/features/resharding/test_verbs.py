@@ -23,7 +23,7 @@ WHOLE = torch.arange(5 * 7 * 3.0).reshape(5, 7, 3)
     ("axis", "parts"), [(None, [0, 1, 2, 3]), ("dp", [0, 0, 1, 1]), ("tp", [0, 1, 0, 1])], ids=["all", "dp", "tp"]
 )
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_ranks_get_their_parts_and_give_them_back(
+def test_parts_are_scattered_and_gathered(
     meshes: tuple[ProcMesh, ProcMesh], axis: str | None, parts: list[int], dim: int
 ) -> None:
     trainer, _ = meshes
@@ -51,7 +51,7 @@ def test_ranks_get_their_parts_and_give_them_back(
     ],
     ids=["few", "large", "transposed", "bfloat16", "grad", "array"],
 )
-def test_what_was_cut_is_the_same_together(meshes: tuple[ProcMesh, ProcMesh], make: Callable[[], Any]) -> None:
+def test_a_scattered_tensor_is_gathered_unchanged(meshes: tuple[ProcMesh, ProcMesh], make: Callable[[], Any]) -> None:
     trainer, _ = meshes
     thing = make()
     trainer.scatter("x", thing)
@@ -61,7 +61,7 @@ def test_what_was_cut_is_the_same_together(meshes: tuple[ProcMesh, ProcMesh], ma
     assert whole.dtype == thing.dtype
 
 
-def test_a_dtensor_is_put_together_by_its_own_layout(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_dtensor_is_gathered_by_its_own_layout(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, _ = meshes
     run(trainer, "x = distribute_tensor(torch.arange(35.).reshape(5, 7), mesh, [Shard(1), Shard(0)])")
     assert torch.equal(trainer.gather("x"), torch.arange(35.0).reshape(5, 7))
@@ -97,7 +97,7 @@ def test_meshes_of_other_shapes_get_other_parts(
     assert all(torch.equal(got, split[place]) for got, place in zip(target["x"].values(), places))
 
 
-def test_a_mesh_cuts_its_own_parts_again(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_a_mesh_reshards_its_own_parts(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, _ = meshes
     trainer.scatter("x", WHOLE, dim=0)
     moved = trainer.all_to_all("x", dim=1)
@@ -111,7 +111,7 @@ def test_all_ranks_get_a_value(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     assert run(trainer, "int(x['w'].sum())") == (int(WHOLE.sum()),) * 4
 
 
-def test_parts_that_make_no_whole_are_refused(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+def test_parts_that_can_not_be_joined_are_refused(meshes: tuple[ProcMesh, ProcMesh]) -> None:
     trainer, generator = meshes
     run(trainer, "x = torch.zeros(2, 3 + rank); y = torch.zeros(rank // 2 + 1, 4); model = make(0)")
     assert trainer.gather("x", dim=1).shape == (2, 18)

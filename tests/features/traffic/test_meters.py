@@ -60,7 +60,7 @@ def test_no_byte_is_lost_or_made_up(reports: list[tuple[float, float, int]]) -> 
     assert sum(second[0] for second in history) == pytest.approx(total)
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_history_is_bounded() -> None:
     throughput = Throughput()
     for second in range(10 * HISTORY_S):
         throughput.add(float(second), 1.0, 1, 1)
@@ -68,7 +68,7 @@ def test_what_is_kept_is_bounded() -> None:
     assert throughput.history(10.0 * HISTORY_S)[0] == pytest.approx((1, 1))
 
 
-def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
+def test_events_name_ranks_until_their_traffic_stops() -> None:
     state = state_of_three(1, 2, 3)
     assert events(state.tick(9.0)) == []
     for i in range(1, 5):
@@ -87,14 +87,14 @@ def test_events_tell_of_the_ranks_that_move_until_they_do_not() -> None:
     assert {event.mesh: set(event.ranks) for event in events(state.tick(20.2))} == {"": {0}, "t": {2}}
 
 
-def test_ranks_may_tell_only_of_what_concerns_them() -> None:
+def test_ranks_may_report_only_their_own_traffic() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
     assert state.strays == 1
     assert book_of(state).carried({1, 2, 3}) == []
 
 
-def test_those_who_count_the_same_pair_are_added_and_told_twice_is_told_once() -> None:
+def test_counts_of_several_processes_add_up_and_repeated_reports_count_once() -> None:
     book = MeterBook()
     book.heard(rank_peer(1), moved(100), 1.0)
     book.heard(rank_peer(2), moved(10), 1.0)
@@ -105,7 +105,7 @@ def test_those_who_count_the_same_pair_are_added_and_told_twice_is_told_once() -
     assert book.carried({3}) == []
 
 
-def test_the_dead_keep_their_rows_and_are_marked() -> None:
+def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
     state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)

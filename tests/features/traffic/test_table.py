@@ -16,7 +16,7 @@ def row(source: End, target: End, nbytes: int, **fields: object) -> TrafficRow:
     return TrafficRow(source, target, "memory", nbytes, 2, 0.5)._replace(**fields)
 
 
-def test_a_row_a_pair_in_aligned_columns() -> None:
+def test_each_pair_has_a_row_in_aligned_columns() -> None:
     rows = (
         row(rank(0), rank(1, is_dead=True), 3 * MIB, is_last_known=True),
         row(PROGRAM, rank(0), 5, road="socket", seconds=0.0),
@@ -31,7 +31,7 @@ def test_a_row_a_pair_in_aligned_columns() -> None:
     assert str(Traffic("t")) == "traffic of t: nothing yet"
 
 
-def test_of_many_ranks_meshes_are_rows_and_the_busiest_are_named() -> None:
+def test_many_ranks_are_combined_by_mesh_and_the_busiest_are_named() -> None:
     rows = [row(rank(i), rank((i + 1) % 64), MIB * (i + 1)) for i in range(64)]
     rows += [row(rank(i, "gen"), PROGRAM, MIB) for i in range(30)]
     rows.sort(key=lambda each: -each.nbytes)
@@ -46,7 +46,7 @@ def test_of_many_ranks_meshes_are_rows_and_the_busiest_are_named() -> None:
     assert len(lines) == 13
 
 
-def test_what_has_come_in_between() -> None:
+def test_the_difference_of_two_tables() -> None:
     earlier = Traffic("t", (row(rank(0), rank(1), 100), row(rank(1), rank(0), 50)), (collective(1),), unread=1)
     later = Traffic(
         "t",
@@ -67,7 +67,7 @@ def collective(operations: int, operation: str = "all_reduce", nbytes: int = 400
     return CollectiveRow(rank(number), "", operation, nbytes * operations, operations, 0.0)
 
 
-def test_collectives_of_all_ranks_are_a_row_a_kind() -> None:
+def test_collectives_have_a_row_for_each_kind() -> None:
     rows = (collective(2), collective(1, number=1), collective(1, "barrier", 0), collective(1, "barrier", 0, number=1))
     assert str(Traffic("t", (), rows, unread=1)).split("\n")[2:] == [
         "collectives of t",

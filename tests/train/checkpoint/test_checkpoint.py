@@ -85,7 +85,7 @@ assert scheduler.last_epoch == 3
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_other_ranks_continue_where_some_have_stopped(two: Ranks, three: Ranks, tmp_path: Path, strategy: str) -> None:
+def test_other_ranks_continue_the_training(two: Ranks, three: Ranks, tmp_path: Path, strategy: str) -> None:
     path = str(tmp_path / "runs" / "step-3")
     losses = two.run(SAVES.format(strategy=strategy, path=path))[0]
     for ranks, theirs in ((two, "fsdp"), (three, "fsdp"), (three, "ddp")):
@@ -99,7 +99,7 @@ def test_other_ranks_continue_where_some_have_stopped(two: Ranks, three: Ranks, 
     assert sorted(each.name for each in (tmp_path / "runs").iterdir()) == ["step-3"]
 
 
-def test_it_says_what_is_in_it_and_exports_it(two: Ranks, tmp_path: Path) -> None:
+def test_a_checkpoint_is_described_and_exported(two: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "step-3"
     two.run(SAVES.format(strategy="fsdp", path=str(path)))
     contents = checkpoint.describe(path)
@@ -155,7 +155,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("things", BAD)
-def test_what_can_not_be_saved_is_refused_on_all_ranks(two: Ranks, tmp_path: Path, things: str) -> None:
+def test_values_that_can_not_be_saved_are_refused_on_all_ranks(two: Ranks, tmp_path: Path, things: str) -> None:
     said = two.fails(f"checkpoint.save({str(tmp_path / 'x')!r}, {things})")
     assert BAD[things] in said
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +194,7 @@ def test_a_corrupt_file_is_reported(tmp_path: Path) -> None:
         checkpoint.load(tmp_path / "a", model=nn.Linear(2, 2))
 
 
-def test_saved_while_training_goes_on_is_what_there_was(two: Ranks, tmp_path: Path) -> None:
+def test_a_background_save_has_the_state_at_the_call(two: Ranks, tmp_path: Path) -> None:
     found = two.run(
         "model, optimizer, _ = begin('fsdp')\nstep_of(model, optimizer, 0)\n"
         "before = [p.full_tensor().clone() for p in model.parameters()]\n"
@@ -207,7 +207,7 @@ def test_saved_while_training_goes_on_is_what_there_was(two: Ranks, tmp_path: Pa
     assert found == (True, True)
 
 
-def test_the_error_of_a_save_that_nothing_waited_for_comes_with_the_next(two: Ranks, tmp_path: Path) -> None:
+def test_the_error_of_a_background_save_is_raised_by_the_next_call(two: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = two.fails(
         f"model = nn.Linear(2, 2)\ncheckpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=model)\n"
@@ -217,7 +217,7 @@ def test_the_error_of_a_save_that_nothing_waited_for_comes_with_the_next(two: Ra
     two.run(f"checkpoint.save({str(tmp_path / 'b')!r}, model=model)")
 
 
-def test_an_error_that_one_rank_has_read_comes_on_all_with_the_next(two: Ranks, tmp_path: Path) -> None:
+def test_an_error_that_one_rank_has_read_is_raised_on_all_by_the_next_call(two: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = two.fails(
         f"saving = checkpoint.save({str(tmp_path / 'file' / 'a')!r}, wait=False, model=nn.Linear(2, 2))\n"
@@ -258,7 +258,7 @@ def own(two: Ranks) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_save_whose_group_is_formed_again_is_given_up(own: Ranks, tmp_path: Path, late: int) -> None:
+def test_a_save_whose_group_is_formed_again_is_abandoned(own: Ranks, tmp_path: Path, late: int) -> None:
     path, next_one = tmp_path / "a", tmp_path / "b"
     own.run(f"checkpoint.save({str(path)!r}, model=net(), step=1)")
     own.run(
@@ -277,7 +277,7 @@ def test_a_save_whose_group_is_formed_again_is_given_up(own: Ranks, tmp_path: Pa
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_a_save_that_is_complete_when_its_group_breaks_is_not_given_up(own: Ranks, tmp_path: Path) -> None:
+def test_a_save_that_is_complete_when_its_group_breaks_is_not_abandoned(own: Ranks, tmp_path: Path) -> None:
     path = tmp_path / "a"
     own.run(
         "gate, finish = threading.Event(), its._Writer._finish\n"
@@ -291,7 +291,7 @@ def test_a_save_that_is_complete_when_its_group_breaks_is_not_given_up(own: Rank
     assert checkpoint.load(path)["step"] == 1
 
 
-def test_what_failed_for_another_reason_is_reported_after_the_group_is_formed_again(own: Ranks, tmp_path: Path) -> None:
+def test_another_failure_is_reported_after_the_group_is_formed_again(own: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "a"
     own.run(
@@ -304,7 +304,7 @@ def test_what_failed_for_another_reason_is_reported_after_the_group_is_formed_ag
         assert f"{path} was not saved: NotADirectoryError: " in said
 
 
-def test_a_group_that_fails_and_is_still_there_is_a_checkpoint_error_of_the_next(own: Ranks, tmp_path: Path) -> None:
+def test_a_group_that_fails_and_still_exists_is_an_error_of_the_next_call(own: Ranks, tmp_path: Path) -> None:
     own.run(
         "write = its.write\n"
         "def its_write(*_): raise RuntimeError('Connection closed by peer')\n"
@@ -321,7 +321,7 @@ def test_a_group_that_fails_and_is_still_there_is_a_checkpoint_error_of_the_next
         )
 
 
-def test_a_place_that_can_not_be_written_is_a_checkpoint_error_on_all_ranks(own: Ranks, tmp_path: Path) -> None:
+def test_an_unwritable_path_is_a_checkpoint_error_on_all_ranks(own: Ranks, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "a"
     for error, said in own.run(f"told({str(path)!r}, step=1)"):
@@ -369,7 +369,7 @@ def test_a_rank_that_loads_while_another_saves_is_refused(own: Ranks, tmp_path: 
     assert checkpoint.load(tmp_path / "a") == {"step": 1}
 
 
-def test_a_place_that_can_not_be_exported_to_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_path_of_an_export_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
     checkpoint.save(path, model=nn.Linear(2, 2))
     with pytest.raises(
@@ -431,7 +431,7 @@ def test_a_rank_that_is_killed_in_a_save_leaves_the_last_good_one(session: None,
     ranks.store.close()
 
 
-def test_a_crash_between_two_renames_leaves_the_last_one_findable(tmp_path: Path) -> None:
+def test_a_crash_between_two_renames_leaves_the_last_checkpoint_findable(tmp_path: Path) -> None:
     for name in ("a", "lr[1]"):
         path = tmp_path / name
         checkpoint.save(path, step=1)
@@ -507,7 +507,7 @@ def test_an_interrupt_leaves_the_last_good_one(session: None, tmp_path: Path) ->
     ranks.close()
 
 
-def test_progress_is_shown_of_a_save_that_lasts(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_save_shows_progress(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from monarch_kernel.train.checkpoint import saving
 
     monkeypatch.setattr(saving, "_SHOWN_AFTER_S", 0.0)

@@ -49,7 +49,7 @@ def meanwhile(do: Callable[[int], None]) -> Iterator[None]:
     assert not failures
 
 
-def test_a_checkpoint_that_another_replaces_is_there_all_the_time(tmp_path: Path) -> None:
+def test_a_checkpoint_exists_while_another_replaces_it(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "last"
     save(path)
     with meanwhile(lambda number: save(path)):
@@ -58,14 +58,14 @@ def test_a_checkpoint_that_another_replaces_is_there_all_the_time(tmp_path: Path
             assert latest(path.parent) == path
 
 
-def test_a_save_that_was_killed_in_the_midst_leaves_the_former_one_to_be_found(tmp_path: Path) -> None:
+def test_a_killed_save_leaves_the_previous_checkpoint_findable(tmp_path: Path) -> None:
     save(tmp_path / "a")
     (tmp_path / "a").rename(tmp_path / ".a.last-0123abcd")  # the save was about to replace it
     assert latest(tmp_path) == tmp_path / "a"
     assert describe(tmp_path / "a").path == tmp_path / ".a.last-0123abcd"
 
 
-def test_one_that_is_removed_is_not_the_latest(tmp_path: Path) -> None:
+def test_a_removed_checkpoint_is_not_the_latest(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     save(folder / "best")
 
@@ -78,7 +78,7 @@ def test_one_that_is_removed_is_not_the_latest(tmp_path: Path) -> None:
             assert latest(folder) is not None
 
 
-def test_one_that_is_damaged_is_an_error_of_the_latest(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_an_error_of_latest(tmp_path: Path) -> None:
     save(tmp_path / "a")
     save(tmp_path / "b")
     (tmp_path / "b" / "monarch.json").write_text("{")
@@ -86,7 +86,7 @@ def test_one_that_is_damaged_is_an_error_of_the_latest(tmp_path: Path) -> None:
         latest(tmp_path)
 
 
-def test_in_a_folder_that_is_not_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_latest_checkpoint(tmp_path: Path) -> None:
     assert latest(tmp_path / "runs") is None
     (tmp_path / "file").touch()
     assert latest(tmp_path / "file") is None

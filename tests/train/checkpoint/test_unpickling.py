@@ -205,7 +205,7 @@ def test_learning_rates_of_numpy_come_back(tmp_path: Path) -> None:
     assert other.param_groups[0]["lr"] == 0.25
 
 
-def test_what_could_not_be_opened_again_is_refused_on_saving(tmp_path: Path) -> None:
+def test_a_value_that_could_not_be_loaded_is_refused_on_saving(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", model=Stateful({"scale": [1.0, torch.ones(2)]}))
     model = Stateful({"scale": [0.0, torch.zeros(2)]})
     checkpoint.load(tmp_path / "a", model=model)
@@ -219,7 +219,7 @@ def test_what_could_not_be_opened_again_is_refused_on_saving(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_class_that_the_user_permits_is_opened(tmp_path: Path) -> None:
+def test_a_class_that_the_user_allows_is_loaded(tmp_path: Path) -> None:
     with torch.serialization.safe_globals([Step]):
         checkpoint.save(tmp_path / "a", model=Stateful(Step.FIRST))
         model = Stateful(None)

@@ -46,7 +46,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_a_module_that_was_given_the_wrong_thing(ranks: Ranks, mode: str, strategy: str) -> None:
+def test_a_module_that_gets_a_wrong_input(ranks: Ranks, mode: str, strategy: str) -> None:
     error = failure(
         ranks,
         f"model = parallelize(Net(SparseAttention), mesh, {strategy!r}, example=batch(0, 4), quiet=True)\n"
@@ -97,7 +97,7 @@ def test_the_error_of_a_plan_that_torch_refuses_says_what_to_write(ranks: Ranks)
     assert "remove it from units=" in error.primary.message
 
 
-def test_what_fails_elsewhere_has_no_notes(ranks: Ranks) -> None:
+def test_errors_outside_of_a_forward_have_no_notes(ranks: Ranks) -> None:
     assert failure(ranks, "1 / 0").primary.notes == ()
     assert (
         failure(ranks, "class M(nn.Module):\n    def __init__(self): super().__init__(); 1 / 0\nM()").primary.notes

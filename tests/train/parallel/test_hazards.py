@@ -99,7 +99,7 @@ def ranks(two: Ranks) -> Ranks:
 @pytest.mark.parametrize(
     "layer", ["Foreign", "Strided", "Mixed", "Written", "Viewed", "Spectral", "Recurrent", "Custom", "Stated"]
 )
-def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> None:
+def test_training_equals_that_of_one_process(ranks: Ranks, layer: str, strategy: str) -> None:
     make = f"lambda: Net({layer})"
     if layer == "Viewed":  # a copy would have views of the original
         ranks.run(
@@ -124,7 +124,7 @@ def test_it_trains_as_one_process(ranks: Ranks, layer: str, strategy: str) -> No
         ("Stated", "blocks.0.extra.w", "rows are looked up"),
     ],
 )
-def test_it_says_what_is_kept_and_why(ranks: Ranks, layer: str, name: str, why: str) -> None:
+def test_a_plan_says_what_is_kept_and_why(ranks: Ranks, layer: str, name: str, why: str) -> None:
     kept = ranks.run(f"plan_of(parallelize(Net({layer}), mesh, 'fsdp', example=batch(0, 4), quiet=True)).kept")[0]
     assert kept[name] == why
     assert f"blocks.1.{name.removeprefix('blocks.0.')}" in kept
@@ -272,7 +272,7 @@ def test_parameters_that_are_not_finite_are_named(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
-def test_what_the_model_was_given_that_is_not_finite_is_named(ranks: Ranks, strategy: str) -> None:
+def test_inputs_that_are_not_finite_are_named(ranks: Ranks, strategy: str) -> None:
     given = (
         "class Given(nn.Module):\n"
         "    def __init__(self): super().__init__(); self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)\n"
@@ -320,7 +320,7 @@ def test_keywords_of_a_module_are_inputs(ranks: Ranks) -> None:
     assert "first the output of the model itself, whose inputs are finite" in said
 
 
-def test_a_mask_of_attention_is_no_cause(ranks: Ranks) -> None:
+def test_an_attention_mask_is_not_blamed(ranks: Ranks) -> None:
     said = ranks.fails(
         "class Masked(nn.Module):\n"
         "    def __init__(self): super().__init__(); self.a = nn.Linear(8, 8)\n"
@@ -342,7 +342,7 @@ def test_a_frozen_module_may_be_kept_from_the_model(ranks: Ranks) -> None:
     )
 
 
-def test_what_is_finite_when_it_runs_again_is_reported(ranks: Ranks) -> None:
+def test_an_output_that_is_finite_in_a_second_run_is_reported(ranks: Ranks) -> None:
     said = ranks.fails(
         "m = parallelize(nn.Linear(8, 8), mesh, 'ddp', quiet=True)\n"
         "calls = []\nm.forward = lambda x: (calls.append(1), nn.Linear.forward(m, x) / (0 if len(calls) == 1 else 1))[1]\n"
@@ -351,7 +351,7 @@ def test_what_is_finite_when_it_runs_again_is_reported(ranks: Ranks) -> None:
     assert said.endswith("is not finite: in a second run it was finite on all ranks")
 
 
-def test_a_unit_that_can_not_be_one_is_refused(ranks: Ranks) -> None:
+def test_a_module_that_can_not_be_a_unit_is_refused(ranks: Ranks) -> None:
     assert "units: blocks is a ModuleList, which is never called" in ranks.fails(
         "parallelize(Net(), mesh, units=['blocks'])"
     )
@@ -372,7 +372,7 @@ def test_methods_besides_the_forward(ranks: Ranks) -> None:
     )
 
 
-def test_a_forward_that_depends_on_values_is_tried_for_real(ranks: Ranks) -> None:
+def test_a_forward_that_depends_on_values_is_probed_on_real_tensors(ranks: Ranks) -> None:
     ranks.run(
         "class Depends(nn.Module):\n"
         "    def __init__(self, width):\n        super().__init__(); self.a = nn.Linear(width, width)\n"
@@ -385,5 +385,5 @@ def test_a_forward_that_depends_on_values_is_tried_for_real(ranks: Ranks) -> Non
     assert "note: the model was not probed: on tensors without values its forward fails: " in said
 
 
-def test_a_model_of_less_rows_than_ranks(four: Ranks) -> None:
+def test_a_model_with_fewer_rows_than_ranks(four: Ranks) -> None:
     four.run("trains_as_one(lambda: Net(width=2), strategy='fsdp')")

@@ -76,7 +76,7 @@ def test_a_layer_that_knows_its_own_size_is_not_split(four: Ranks) -> None:
     assert "write -1 for the split dim, or do not split that layer" in said
 
 
-def test_one_that_gives_other_results_when_split_is_refused(four: Ranks) -> None:
+def test_a_split_that_changes_results_is_refused(four: Ranks) -> None:
     said = four.fails(
         "class Norm(nn.Module):\n"
         "    def __init__(self, width):\n"
@@ -107,7 +107,7 @@ losses.tolist(), sums, type(model.blocks[0].up.weight).__name__
 """
 
 
-def test_a_model_of_the_meta_device_has_the_same_values_by_any_plan(two: Ranks) -> None:
+def test_a_model_on_the_meta_device_gets_the_same_values_with_any_plan(two: Ranks) -> None:
     for tied in (False, True):
         split = two.run(META.format(strategy="fsdp", tied=tied))
         whole = two.run(META.format(strategy="ddp", tied=tied))
@@ -118,7 +118,7 @@ def test_a_model_of_the_meta_device_has_the_same_values_by_any_plan(two: Ranks) 
         assert (split[0][2], whole[0][2]) == ("DTensor", "Parameter")
 
 
-def test_a_layer_that_can_not_make_its_values_is_named(two: Ranks) -> None:
+def test_a_layer_that_can_not_initialise_itself_is_named(two: Ranks) -> None:
     code = (
         "class Scale(nn.Module):\n"
         "    def __init__(self, width):\n        super().__init__(); self.by = nn.Parameter(torch.ones(width))\n"
@@ -164,7 +164,7 @@ def test_a_plan_can_be_made_without_ranks_edited_and_used(two: Ranks) -> None:
     assert "the plan is for a mesh of {'dp': 4}" in two.fails("parallelize(Net(), mesh, plan_for(Net(), {'dp': 4}))")
 
 
-def test_it_says_what_it_did_on_one_rank(two: Ranks) -> None:
+def test_rank_0_prints_the_plan(two: Ranks) -> None:
     two.run(
         "import io, contextlib\nsaid = io.StringIO()\n"
         "with contextlib.redirect_stdout(said): parallelize(Net(), mesh, 'fsdp', example=batch(0, 4))\n"
@@ -204,7 +204,7 @@ def test_misuses_are_explained(two: Ranks, code: str, said: str) -> None:
     assert two.fails(code).startswith(said)
 
 
-def test_what_fails_on_one_rank_fails_on_all(two: Ranks) -> None:
+def test_a_failure_on_one_rank_fails_on_all(two: Ranks) -> None:
     said = two.fails(
         "def example(model):\n    if rank: raise ValueError('no data')\nparallelize(Net(), mesh, example=example)"
     )

@@ -39,7 +39,7 @@ def make():
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "ddp", "kept"])
-def test_training_goes_on_as_if_it_had_not_been(four: Ranks, two: Ranks, strategy: str, where: str) -> None:
+def test_training_continues_as_if_the_step_had_not_started(four: Ranks, two: Ranks, strategy: str, where: str) -> None:
     options = {
         "hsdp": "mesh=init_device_mesh('cpu', (2, 2), mesh_dim_names=('copies', 'shards')), strategy='hsdp'",
         "kept": "strategy='fsdp', replicate=['blocks.1.norm.weight']",
@@ -69,7 +69,7 @@ same(model, reference)
     )
 
 
-def test_a_model_of_a_former_group_says_so(two: Ranks) -> None:
+def test_a_model_of_an_old_group_says_so(two: Ranks) -> None:
     ranks = two
     ranks.run(TRAP)
     said = ranks.run(
@@ -99,7 +99,7 @@ said
         assert "run the cells again that create the model" in value
 
 
-def test_what_torch_can_not_forget_is_said_only_where_a_step_was_cut_off(two: Ranks) -> None:
+def test_torch_that_can_not_reset_raises_only_after_a_cut_off_step(two: Ranks) -> None:
     """Simulates torch before 2.13."""
     two.run(TRAP)
     for value in two.run(

@@ -25,7 +25,7 @@ def plan(facts: Facts = WIDE, free_mib: int = 0, wish: Wish | None = None, hosts
     ("free_mib", "strategy", "is_recomputed"),
     [(200, "ddp", False), (160, "fsdp", False), (84, "fsdp", False), (80, "fsdp", True)],
 )
-def test_the_first_that_fits_is_chosen(free_mib: int, strategy: str, is_recomputed: bool) -> None:
+def test_the_first_strategy_that_fits_is_chosen(free_mib: int, strategy: str, is_recomputed: bool) -> None:
     chosen = plan(free_mib=free_mib)
     assert (chosen.strategy, bool(chosen.checkpoint)) == (strategy, is_recomputed)
     assert [option.why_not for option in chosen.options].count("") == 1
@@ -60,7 +60,7 @@ def test_between_hosts_only_gradients_travel_where_a_host_holds_a_copy() -> None
     assert plan(free_mib=85, hosts=2, hosts_=2, gpus=2).strategy == "fsdp"
 
 
-def test_what_does_not_fit_is_refused_with_the_figures() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_figures() -> None:
     with pytest.raises(PlanError) as caught:
         plan(free_mib=30)
     said = str(caught.value)
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
     assert "needs 137 MiB a rank, but 22 MiB can be used" in plan(free_mib=30, wish=Wish("ddp")).reason
 
 
-def test_it_says_what_was_chosen_and_what_not() -> None:
+def test_explain_says_what_was_chosen_and_what_not() -> None:
     gate = param("blocks.1.gate", uses=(frozenset({"", "blocks.1"}),))
     said = plan(gpt(4, 512, extra=[gate]), free_mib=160).explain()
     assert said.splitlines()[0] == "FSDP over dp=4, 5 units, 1 parameter kept whole; about 70 MiB a rank"
@@ -83,7 +83,7 @@ def test_it_says_what_was_chosen_and_what_not() -> None:
     assert "free: 160 MiB" in said
 
 
-def test_it_says_what_becomes_of_a_parameter() -> None:
+def test_about_describes_a_parameter() -> None:
     chosen = plan(wish=Wish("fsdp+tp", tensor=SPLIT), dp=2, tp=2)
     assert (chosen.shard_axes, chosen.tensor_axis) == (("dp",), "tp")
     up = "split colwise along tp, split by FSDP along dp, in the unit blocks.0"
@@ -100,7 +100,7 @@ def test_a_plan_can_be_edited() -> None:
         chosen.edit(unit=())
 
 
-def test_layers_to_split_are_asked_for() -> None:
+def test_layers_are_split_on_request() -> None:
     assert plan(wish=Wish(tensor=SPLIT), tp=4).strategy == "tp"
     assert plan(wish=Wish(tensor=SPLIT), free_mib=300, dp=2, tp=2).strategy == "tp"
     assert plan(wish=Wish(tensor=SPLIT), free_mib=70, dp=2, tp=2).strategy == "fsdp+tp"
@@ -126,7 +126,7 @@ def test_layers_to_split_are_asked_for() -> None:
         (Wish(precision="bf16"), {}, "precision='bf16' must be one of bfloat16, float16, float32"),
     ],
 )
-def test_what_can_not_be_done_is_refused(wish: Wish, axes: dict[str, int], said: str) -> None:
+def test_impossible_requests_are_refused(wish: Wish, axes: dict[str, int], said: str) -> None:
     with pytest.raises(PlanError) as caught:
         plan(wish=wish, **axes)
     assert said in str(caught.value)
@@ -136,13 +136,13 @@ def test_one_rank_needs_no_parallelism() -> None:
     assert plan(dp=1).explain().splitlines()[:2] == ["no parallelism; about 137 MiB a rank", "  why: there is one rank"]
 
 
-def test_blocks_to_compute_again_have_to_be_there() -> None:
+def test_recomputation_needs_repeated_blocks() -> None:
     flat = Facts((param("up.weight", 8, 8),), {name: ModuleFacts(name, "Linear") for name in ("", "up")})
     with pytest.raises(PlanError, match="the model has no repeated blocks"):
         plan(flat, wish=Wish(checkpoint=True))
     assert plan(wish=Wish(checkpoint=True)).checkpoint == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
-def test_statistics_that_each_rank_has_its_own_of_are_told() -> None:
+def test_averaged_statistics_are_noted() -> None:
     noted = plan(replace(WIDE, averaged=("norm.running_mean",))).notes[0]
     assert noted.startswith("1 buffer is averaged over the ranks after each step; for statistics of the whole batch")

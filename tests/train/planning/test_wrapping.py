@@ -23,7 +23,7 @@ def test_blocks_are_the_outermost_modules_that_repeat() -> None:
     assert blocks(gpt(3)) == ["blocks.0", "blocks.1", "blocks.2"]
 
 
-def test_units_are_blocks_and_what_is_large() -> None:
+def test_units_are_blocks_and_large_modules() -> None:
     assert wrap(gpt(4)).units == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
     assert wrap(gpt(4, vocabulary=4096)).units == (
         "blocks.0",
@@ -35,7 +35,7 @@ def test_units_are_blocks_and_what_is_large() -> None:
     )
 
 
-def test_tied_weights_are_in_no_unit_of_their_own() -> None:
+def test_tied_weights_are_in_no_separate_unit() -> None:
     facts = gpt(4, vocabulary=4096)
     uses = (frozenset({"embed", ""}), frozenset({"head", ""}))
     tied = ParamFacts(("embed.weight", "head.weight"), (4096, 64), uses=uses)
@@ -55,7 +55,7 @@ def test_a_small_parameter_that_others_use_is_kept_and_its_unit_stays() -> None:
     assert wrapping.kept == {"blocks.1.gate": "is used in the model's own forward, while blocks.1 is not running"}
 
 
-def test_the_unit_of_a_large_one_is_dissolved() -> None:
+def test_the_unit_of_a_large_unsound_parameter_is_dissolved() -> None:
     wrapping = wrap(with_param(gpt(4), "blocks.1.up.weight", uses=(frozenset({"", "blocks.0"}),)))
     assert wrapping.units == ("blocks.0", "blocks.2", "blocks.3")
     assert not wrapping.kept
@@ -75,7 +75,7 @@ def test_the_unit_of_a_large_one_is_dissolved() -> None:
         ({"uses": (frozenset(),)}, "is used in code outside of any forward, while the model is not running"),
     ],
 )
-def test_what_fsdp_can_not_split_is_kept(changes: dict[str, object], why: str) -> None:
+def test_parameters_that_fsdp_can_not_shard_are_kept(changes: dict[str, object], why: str) -> None:
     assert wrap(with_param(gpt(4), "norm.weight", **changes)).kept == {"norm.weight": why}
 
 
@@ -106,7 +106,7 @@ def test_a_layer_states_its_needs() -> None:
         (None, ["x.weight"], "there is embed.weight, "),
     ],
 )
-def test_names_that_are_none_are_refused(units: list[str] | None, replicate: list[str], said: str) -> None:
+def test_unknown_names_are_refused(units: list[str] | None, replicate: list[str], said: str) -> None:
     with pytest.raises(PlanError) as caught:
         wrap(gpt(2), units, replicate)
     assert said in str(caught.value)

@@ -67,12 +67,12 @@ def test_each_kind_is_counted_once_with_its_bytes(procs: ProcMesh) -> None:
     assert "all_reduce" in str(traffic)
 
 
-def test_of_a_sparse_tensor_what_it_holds_is_counted(procs: ProcMesh) -> None:
+def test_a_sparse_tensor_counts_its_indices_and_values(procs: ProcMesh) -> None:
     traffic = counted(procs, "dist.all_reduce(torch.eye(100).to_sparse())")
     assert kinds(traffic) == {("", "all_reduce"): (100 * (2 * 8 + 4), 1)}
 
 
-def test_groups_are_counted_apart_and_coalesced_collectives_as_one(procs: ProcMesh) -> None:
+def test_groups_are_counted_separately_and_coalesced_collectives_as_one(procs: ProcMesh) -> None:
     code = """
 other = dist.new_group([0, 1], group_desc="mine")
 dist.all_reduce(torch.zeros(10), group=other)
@@ -94,7 +94,7 @@ def test_messages_between_two_ranks_are_counted_by_both(procs: ProcMesh) -> None
     assert traffic.unread == 0
 
 
-def test_what_cpp_starts_is_reported_as_a_number(procs: ProcMesh) -> None:
+def test_collectives_of_cpp_are_reported_as_a_number(procs: ProcMesh) -> None:
     code = """
 import torch.distributed._functional_collectives as functional
 z = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD); z.tolist()

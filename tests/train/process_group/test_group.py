@@ -121,7 +121,7 @@ def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh
 
 
 @pytest.mark.parametrize("size", [1, 3, 2])
-def test_meshes_of_other_sizes_have_groups_of_their_own(group: ProcMesh, store: GroupStore, size: int) -> None:
+def test_meshes_of_other_sizes_have_separate_groups(group: ProcMesh, store: GroupStore, size: int) -> None:
     mesh = others(store, size)
     try:
         assert mesh.run(SUM).get(LONG_S).values() == ([size * (size + 1) / 2] * 3,) * size
@@ -192,7 +192,7 @@ sums, found
     )
 
 
-def test_the_store_does_what_torchs_own_does(group: ProcMesh) -> None:
+def test_the_store_behaves_like_torchs_own(group: ProcMesh) -> None:
     code = """
 import datetime
 store = dist.distributed_c10d._get_default_store()
@@ -404,7 +404,7 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
 
 
 @pytest.mark.parametrize("blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)"])
-def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed(
+def test_the_death_of_a_rank_also_frees_ranks_that_wait_for_a_freed_rank(
     procs: ProcMesh, store: GroupStore, blocked: str, bar: Bar
 ) -> None:
     """In some gloo collectives, ranks have no connection to the dead rank, and would wait for its neighbours forever."""
@@ -423,7 +423,7 @@ def test_the_death_of_a_rank_frees_those_at_once_that_wait_for_one_that_is_freed
         mesh.stop(grace_s=0).get()
 
 
-def test_the_death_of_a_rank_leaves_groups_alone_that_it_was_not_in(procs: ProcMesh, store: GroupStore) -> None:
+def test_the_death_of_a_rank_does_not_affect_groups_that_it_was_not_in(procs: ProcMesh, store: GroupStore) -> None:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     try:
         mesh.run(IMPORTS).get(LONG_S)
@@ -449,7 +449,7 @@ helpers.ProcessGroupGloo = Spy
 """
 
 
-def test_gloo_waits_for_what_is_sent_and_received_as_long_as_the_group_does(group: ProcMesh, store: GroupStore) -> None:
+def test_gloo_waits_for_messages_as_long_as_the_group(group: ProcMesh, store: GroupStore) -> None:
     """Gloo fixes the timeout of sends, receives and monitored barriers when it connects the ranks."""
     group.run(SPY).get(LONG_S)
     try:
@@ -509,9 +509,7 @@ def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait
         mesh.stop(grace_s=0).get()
 
 
-def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
-    group: ProcMesh, store: GroupStore
-) -> None:
+def test_sockets_of_the_user_are_not_taken_for_those_of_an_old_group(group: ProcMesh, store: GroupStore) -> None:
     """The system reuses descriptor numbers at once."""
     pair = "dist.destroy_process_group(); mesh = None; gc.collect(); pairs = [socket.socketpair() for _ in range(40)]"
     group.run(f"import gc, socket\n{pair}").get(LONG_S)
@@ -522,7 +520,7 @@ def test_sockets_of_the_user_are_not_taken_for_those_of_a_group_that_is_no_more(
     group.run("[end.close() for pair in pairs for end in pair]; pairs = None").get(LONG_S)
 
 
-def test_a_connection_whose_number_was_reused_is_not_taken_for_the_former_one() -> None:
+def test_a_reused_descriptor_is_not_taken_for_the_old_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
         former = socket.create_connection(address)
@@ -561,9 +559,7 @@ said
         pytest.param(4_000_000, 10, marks=pytest.mark.slow),
     ],
 )
-def test_a_group_that_is_aborted_in_the_midst_of_collectives_frees_all(
-    group: ProcMesh, store: GroupStore, n: int, times: int
-) -> None:
+def test_an_abort_during_collectives_frees_all_ranks(group: ProcMesh, store: GroupStore, n: int, times: int) -> None:
     """Gloo drops a send when its write fails, and a rank that waits for it would wait forever."""
     for _ in range(times):
         said = group.run(ABORT_IN_THE_MIDST.format(n=n)).get(LONG_S)
@@ -588,7 +584,7 @@ def pair(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
     mesh.stop(grace_s=0).get()
 
 
-def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
+def test_a_waiting_rank_notices_a_rank_that_leaves_the_group(pair: ProcMesh, bar: Bar) -> None:
     """This is like in any script: the agent keeps connections open only when a rank dies."""
     waits = pair[[0]].run(WAIT)
     wait_until_in_collective(pair[[0]])
@@ -597,7 +593,7 @@ def test_a_rank_that_leaves_a_group_is_seen_by_one_that_waits_for_it(pair: ProcM
         assert "peer" in waits.get(LONG_S).values()[0]
 
 
-def test_a_rank_whose_collective_has_failed_is_seen_by_one_that_waits_for_it(pair: ProcMesh, bar: Bar) -> None:
+def test_a_waiting_rank_notices_a_rank_whose_collective_failed(pair: ProcMesh, bar: Bar) -> None:
     """Gloo closes the connections of a group after a failure."""
     pair.run("import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=0.5 if rank else 600))").get(
         LONG_S
@@ -623,7 +619,7 @@ class Boss(Actor):
         reducers.reduce.call(ready).get()
 
 
-def test_a_death_in_what_another_rank_asked_for_frees_all_before_their_connections_close(
+def test_a_death_in_a_call_from_another_rank_frees_all_before_their_connections_close(
     procs: ProcMesh, by_value: None, store: GroupStore, tmp_path: Path, bar: Bar
 ) -> None:
     mesh, bosses = others(store, 3), this_host().spawn_procs({"r": 1}, device="cpu")
@@ -654,7 +650,7 @@ said
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_death_in_the_midst_of_collectives_frees_all(
+def test_a_death_during_collectives_frees_all_ranks(
     procs: ProcMesh, store: GroupStore, tmp_path: Path, times: int
 ) -> None:
     """Messages that ranks still send to the dead rank do no harm: the agent keeps its connections open.
@@ -688,7 +684,7 @@ def test_a_death_in_the_midst_of_collectives_frees_all(
         kill_one(attempt)
 
 
-def test_forming_that_ends_while_it_is_aborted_and_two_aborts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr("monarch_kernel.train.process_group.worker._dist", lambda: sys.modules["torch.distributed"])
     group = RankGroup.__new__(RankGroup)

@@ -46,7 +46,7 @@ def test_two_actors_of_a_process_start_loops_at_once(snapshots: Snapshots) -> No
         assert (series.request, series._number) == (request, 2)
 
 
-def test_what_a_later_loop_goes_back_to_is_kept_in_those_before_it(snapshots: Snapshots, rank: Any) -> None:
+def test_a_snapshot_for_a_later_loop_is_kept_during_earlier_loops(snapshots: Snapshots, rank: Any) -> None:
     kept = _Kept(Payload(), ())
     for step in (5, 10):
         snapshots._file(0, (1, 2, step), kept, 2)

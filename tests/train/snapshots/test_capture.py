@@ -71,7 +71,7 @@ def train(has: dict[str, Any], steps: range) -> list[float]:
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["into the same", "into new ones"])
-def test_training_goes_on_as_it_would_have(others: bool) -> None:
+def test_training_continues_from_a_snapshot_as_without_it(others: bool) -> None:
     has = things()
     train(has, range(5))
     captured = capture(has)
@@ -89,7 +89,7 @@ def test_training_goes_on_as_it_would_have(others: bool) -> None:
             assert not isinstance(value, torch.Tensor) or torch.equal(value, state[name]), name
 
 
-def test_before_the_first_step_an_optimizer_has_nothing() -> None:
+def test_an_optimizer_has_no_state_before_the_first_step() -> None:
     has = things()
     captured = capture(has)
     first = train(has, range(3))
@@ -99,7 +99,7 @@ def test_before_the_first_step_an_optimizer_has_nothing() -> None:
     assert train(has, range(3)) == first
 
 
-def test_what_is_captured_is_a_copy() -> None:
+def test_captured_state_is_a_copy() -> None:
     model = nn.Linear(300, 300)  # large enough for shared memory, where available
     was = model.weight.detach().clone()
     captured = capture({"model": model})
@@ -126,7 +126,7 @@ def test_what_is_captured_is_a_copy() -> None:
         ({"model": nn.Linear(2, 2)}, {"model": nn.Linear(3, 2)}, r"has \[2, 3\] of it, but had \[2, 2\]"),
     ],
 )
-def test_other_things_are_refused(had: dict[str, Any], has: dict[str, Any], said: str) -> None:
+def test_different_objects_are_refused(had: dict[str, Any], has: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         put_back(has, capture(had))
 
@@ -139,7 +139,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
         put_back({"optimizer": trained(2, 3)}, capture({"optimizer": trained(2)}))
 
 
-def test_what_can_not_be_put_back_is_refused_at_once() -> None:
+def test_objects_that_can_not_be_restored_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"live.snapshot\(step=...\): a int can't be restored; modules, optimizers"):
         check({"step": 3})
     with pytest.raises(ValueError, match=r"live.snapshot\(\) needs the objects to restore"):

@@ -12,7 +12,7 @@ def test_each_rank_keeps_its_own() -> None:
     assert common((0, 1), held) == [Common(A0, (0, 1)), Common(A10, (0, 1))]
 
 
-def test_a_new_rank_has_it_from_its_buddy() -> None:
+def test_a_new_rank_gets_its_snapshot_from_its_buddy() -> None:
     held = {0: {0: [A10, A20], 2: [A10, A20]}, 1: {1: [A10, A20], 0: [A10]}, 2: {}}
     assert common((0, 1, 2), held)[-1] == Common(A20, (0, 1, 0))
 
