@@ -67,8 +67,8 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
         )
     if HOME.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
-    begun: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")
-    return begun
+    numbers: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")
+    return numbers
 
 
 def snapshot(*, every: int = 10, keep: int = 2, **things: Any) -> int | None:

@@ -13,10 +13,10 @@ from typing import Any
 
 from monarch_kernel.features.editing.patch import become, has_instances, objections
 
-__all__ = ["Succession"]
+__all__ = ["ClassMapping"]
 
 
-class Succession:
+class ClassMapping:
     """Maps new classes to the existing classes that they update.
 
     Attributes:

@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 import psutil
 
-from monarch_kernel.features.editing.class_mapping import Succession
+from monarch_kernel.features.editing.class_mapping import ClassMapping
 from monarch_kernel.features.editing.import_hook import SourceLoader
 from monarch_kernel.features.editing.patch import all_classes, update_function
 from monarch_kernel.features.editing.sources import digest, find_source, is_users
@@ -75,7 +75,7 @@ class ModuleEdit:
         self.dependents = tuple(name for name in self._order if name not in self.edited)
         self._before: dict[str, _Before] = {}
         self._new: set[type] = set()
-        self.classes = Succession()
+        self.classes = ClassMapping()
 
     def _user_modules(self) -> dict[str, ModuleSource]:
         found: dict[str, ModuleSource] = {}
@@ -182,9 +182,9 @@ class LocalModules:
 
     def edit(self, sources: Sequence[ModuleSource]) -> ModuleEdit:
         """An edit of this process's modules. Files that were last written before the process started count as unchanged."""
-        begun_s = psutil.Process().create_time()
+        started_s = psutil.Process().create_time()
         for source in sources:
-            if source.name not in self._loaded and source.file and _written_s(source.file) < begun_s:
+            if source.name not in self._loaded and source.file and _written_s(source.file) < started_s:
                 self._loaded[source.name] = digest(source.text)
         return ModuleEdit(sources, self._loaded, self._superseded)
 

@@ -165,7 +165,9 @@ def _objection(new: type, old: type, pairs: Mapping[type, type]) -> str:
     if kind is not type(old):
         return f"its metaclass has changed from {type(old).__name__} to {kind.__name__}"
     if issubclass(new, tuple) and getattr(new, "_fields", ()) != getattr(old, "_fields", ()):
-        return f"its fields have changed from {_said(old._fields)} to {_said(getattr(new, '_fields', ()))}"  # type: ignore[attr-defined]
+        return (
+            f"its fields have changed from {_format_names(old._fields)} to {_format_names(getattr(new, '_fields', ()))}"  # type: ignore[attr-defined]
+        )
     if not old.__dictoffset__:
         extra = sorted(_slots(new) - _slots(old)) or (["__dict__"] if _has_dict(new) else [])
         if extra:
@@ -183,12 +185,12 @@ def _has_dict(cls: type) -> bool:
     return bool(cls.__dictoffset__) and not all("__slots__" in vars(base) for base in cls.__mro__[:-1])
 
 
-def _said(names: Iterable[str]) -> str:
+def _format_names(names: Iterable[str]) -> str:
     return f"({', '.join(names)})"
 
 
 def _names(classes: Iterable[type]) -> str:
-    return _said(cls.__name__ for cls in classes)
+    return _format_names(cls.__name__ for cls in classes)
 
 
 # -- members

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
-from monarch_kernel.features.editing.class_mapping import Succession
+from monarch_kernel.features.editing.class_mapping import ClassMapping
 from monarch_kernel.features.editing.classes import (
     Arrived,
     identify,
@@ -83,7 +83,7 @@ class _Prepared:
     """
 
     def __init__(self) -> None:
-        self.classes = Succession()
+        self.classes = ClassMapping()
         self.numbers: list[tuple[type, str]] = []
         self.actors: list[Hosted] = []
         self.sources: dict[str, str] = {}
@@ -105,7 +105,7 @@ class Renewal:
         self._prepared: tuple[int, _Prepared] | None = None
         rank.extend({Reload: self._reload, Conclude: self._conclude}, on_main=True, from_ranks=True)
         rank.extend({ListModules: self._list_modules, Sync: self._sync}, on_main=True)
-        rank.extend({Reshaped: self._hear_reshaped, Fetched: self._hear_fetched})
+        rank.extend({Reshaped: self._handle_reshaped, Fetched: self._handle_fetched})
 
     # -- imports
 
@@ -121,7 +121,7 @@ class Renewal:
             del self._asked[turn]
         return answer[0] if answer else None
 
-    def _hear_fetched(self, message: Fetched, _: Sequence[Frame]) -> None:
+    def _handle_fetched(self, message: Fetched, _: Sequence[Frame]) -> None:
         asked = self._asked.get(message.turn)
         if asked is not None:
             asked[1].append(message.module)
@@ -169,7 +169,7 @@ class Renewal:
             raise NameError(f"no class {name!r} is defined on this rank")
         return Arrived(found, key_of(found), "", key_of(found))
 
-    def _hear_reshaped(self, message: Reshaped, _: Sequence[Frame]) -> None:
+    def _handle_reshaped(self, message: Reshaped, _: Sequence[Frame]) -> None:
         interface = self._rank.peers.shared.get(message.actor)
         if interface is not None:
             interface.hear(message.kind or interface.kind, message.outlines)

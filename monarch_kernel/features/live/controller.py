@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from monarch_kernel.base.events import LoopView, MeshView
-from monarch_kernel.features.live.loops import Journal, LoopBook, LoopRecord, Told
+from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopRecord
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import LoopBegun, LoopLeft, LoopReport, Preload
@@ -36,18 +36,18 @@ class LoopExtension(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = LoopBook()
-        self.handlers = {LoopBegun: self._begun, LoopReport: self._reported, LoopLeft: self._left}
+        self.handlers = {LoopBegun: self._started, LoopReport: self._reported, LoopLeft: self._left}
         self._ready_to_train: set[int] = set()  # hosts whose zygote has preloaded `FOR_TRAINING`
 
-    def tell(self, told: Iterable[Told]) -> list[Effect]:
+    def send(self, grants: Iterable[AddressedGrant]) -> list[Effect]:
         """Send grants to ranks."""
-        return [effect for proc, message in told for effect in self.core.to_rank(proc, pack(message))]
+        return [effect for proc, message in grants for effect in self.core.to_rank(proc, pack(message))]
 
     def request_ended(self, proc: int, id: int) -> list[Effect]:
-        return self.tell(self.book.request_over(proc, id))
+        return self.send(self.book.request_over(proc, id))
 
     def process_lost(self, proc: int) -> list[Effect]:
-        return self.tell(self.book.gone(proc))
+        return self.send(self.book.gone(proc))
 
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
         return replace(view, loops=tuple(loop.view(now, points=False) for loop in self.book.shown(procs)))
@@ -56,19 +56,19 @@ class LoopExtension(Extension):
         for journal in self.book.journals.values():
             journal.close()
 
-    def _begun(self, record: RankRecord, message: LoopBegun, now: float) -> list[Effect]:
+    def _started(self, record: RankRecord, message: LoopBegun, now: float) -> list[Effect]:
         where = record.owed.get(message.request, "")
-        effects = self.tell(self.book.begun(record.spec, where, message, now, self.core.owing(message.request)))
+        effects = self.send(self.book.started(record.spec, where, message, now, self.core.owing(message.request)))
         if message.recovers and record.host not in self._ready_to_train:  # so that a replacement starts quickly
             self._ready_to_train.add(record.host)
             effects += self.core.to_host(record.host, pack(Preload(FOR_TRAINING)))
         return effects
 
     def _reported(self, record: RankRecord, message: LoopReport, now: float) -> list[Effect]:
-        return self.tell(self.book.reported(record.spec.proc, message))
+        return self.send(self.book.reported(record.spec.proc, message))
 
     def _left(self, record: RankRecord, message: LoopLeft, now: float) -> list[Effect]:
-        return self.tell(self.book.left(record.spec.proc, message))
+        return self.send(self.book.left(record.spec.proc, message))
 
 
 class LoopControl:
@@ -94,7 +94,7 @@ class LoopControl:
         """
         return self._loop(key).view(time.monotonic())
 
-    def steer(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
+    def change(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
         """Apply a change to a loop, and send the resulting grant to its ranks.
 
         Args:
@@ -106,13 +106,13 @@ class LoopControl:
             MeshDownError: the session was shut down.
         """
 
-        def steer() -> T:
+        def apply() -> T:
             loop = self._loop(key)
             value, grant = do(loop)
-            self._runtime.perform(self._loops.tell(loop.tell(grant)))
+            self._runtime.perform(self._loops.send(loop.address(grant)))
             return value
 
-        return self._runtime.with_baton(steer)
+        return self._runtime.with_baton(apply)
 
     def write(self, mesh: str, journal: Journal | None) -> None:
         """Write what the loops of a mesh log to this journal from now on, in place of the previous one; None: to no journal."""

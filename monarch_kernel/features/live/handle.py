@@ -46,11 +46,11 @@ class SteeredLoop:
             grant = loop.pace.pause()
             return grant.horizon, grant
 
-        return self._steer(pause)
+        return self._change(pause)
 
     def resume(self) -> None:
         """Resume the loop."""
-        self._steer(lambda loop: (None, loop.pace.resume()))
+        self._change(lambda loop: (None, loop.pace.resume()))
 
     def step(self, count: int = 1) -> None:
         """Run that many more steps, then pause again.
@@ -61,7 +61,7 @@ class SteeredLoop:
         """
         if not isinstance(count, int) or isinstance(count, bool):
             raise TypeError(f"step({count!r}): pass a number of steps, such as 10")
-        self._steer(lambda loop: (None, loop.pace.step(count)))
+        self._change(lambda loop: (None, loop.pace.step(count)))
 
     def stop(self) -> int:
         """End the loop at the same step on all ranks, as if it had no more steps, and return that step."""
@@ -70,7 +70,7 @@ class SteeredLoop:
             change, grant = loop.pace.stop()
             return change.step, grant
 
-        return self._steer(stop)
+        return self._change(stop)
 
     def set(self, name: str, value: Any) -> int:
         """Set a knob, and return the step from which it has that value, the same on all ranks.
@@ -88,9 +88,9 @@ class SteeredLoop:
             change, grant = loop.pace.change(name, fitting(loop.knobs[name], value))
             return change.step, grant
 
-        return self._steer(turn)
+        return self._change(turn)
 
-    def _steer(self, change: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
+    def _change(self, change: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
         """Apply a change to the loop.
 
         Raises:
@@ -102,4 +102,4 @@ class SteeredLoop:
                 raise RuntimeError(f"the loop of {loop.mesh} is over, after {loop.pace.reached:,} steps")
             return change(loop)
 
-        return self._control.steer(self.key, do)
+        return self._control.change(self.key, do)

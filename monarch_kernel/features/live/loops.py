@@ -14,7 +14,7 @@ from monarch_kernel.features.live.pace import Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
 
-__all__ = ["Journal", "LoopBook", "LoopRecord", "Told"]
+__all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopRecord"]
 
 KEPT = 8
 """How many ended loops the controller keeps, with their logs."""
@@ -22,7 +22,7 @@ KEPT = 8
 _RATE_S = 5.0
 """Rates are averages over this many seconds."""
 
-Told = tuple[int, LoopGrant]
+AddressedGrant = tuple[int, LoopGrant]
 """The number of a process, and the grant to send to it."""
 
 
@@ -30,17 +30,17 @@ Told = tuple[int, LoopGrant]
 class _Rate:
     """A rate per second of one rank over the last seconds. A rank may log a count in some steps only, or often in one step."""
 
-    told: deque[tuple[float, float]] = field(default_factory=deque)
+    counts: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, seconds: float, count: float) -> None:
-        self.told.append((seconds, count))
-        while sum(seconds for seconds, _ in self.told) - self.told[0][0] >= _RATE_S:
-            self.told.popleft()
+        self.counts.append((seconds, count))
+        while sum(seconds for seconds, _ in self.counts) - self.counts[0][0] >= _RATE_S:
+            self.counts.popleft()
 
     @property
     def per_s(self) -> float:
-        told = self.told.copy()
-        return sum(count for _, count in told) / sum(seconds for seconds, _ in told)
+        counts = self.counts.copy()
+        return sum(count for _, count in counts) / sum(seconds for seconds, _ in counts)
 
 
 @dataclass
@@ -54,12 +54,12 @@ class LoopRecord:
         where: description of the request, such as ``cell [5]``.
         steps: number of steps; None if the loop has no end.
         ranks: process -> flat rank, in the order in which they joined.
-        begun_at: when the first rank joined, in seconds of a monotonic clock.
+        started_at: when the first rank joined, in seconds of a monotonic clock.
         knobs: by name, in the order in which they were first seen.
         curves: by name of the metric.
         recovers: whether the loop resumes automatically if a rank dies.
         rates: by name of the counter, rank -> its rate.
-        told: process -> the step with which its last report ended.
+        reported_steps: process -> the step with which its last report ended.
         peaks: rank -> peak floating-point operations per second of its device, where known.
         follows: the loop that this one continues after a rank died.
         first: the step with which it continues.
@@ -71,14 +71,14 @@ class LoopRecord:
     mesh: str
     where: str
     steps: int | None
-    begun_at: float
+    started_at: float
     recovers: bool = False
     pace: Pace = field(default_factory=Pace)
     ranks: dict[int, int] = field(default_factory=dict)
     knobs: dict[str, Knob] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     rates: dict[str, dict[int, _Rate]] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
+    reported_steps: dict[int, int] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
     peaks: dict[int, float] = field(default_factory=dict)
     follows: tuple[int, int] | None = None
@@ -99,7 +99,7 @@ class LoopRecord:
             is_recovery: whether to apply all changes of the other loop, also those to later steps, and its pause; otherwise
                 only the knobs as they were before ``step``.
         """
-        self.begun_at = other.begun_at
+        self.started_at = other.started_at
         self.first = step
         if is_recovery:
             self.follows = other.key
@@ -111,7 +111,7 @@ class LoopRecord:
         self.pace.changes = changes
         self.pace.is_paused = is_recovery and other.pace.is_paused
 
-    def tell(self, grant: Grant | None) -> list[Told]:
+    def address(self, grant: Grant | None) -> list[AddressedGrant]:
         """Address a grant to all ranks in the loop."""
         if grant is None:
             return []
@@ -135,8 +135,8 @@ class LoopRecord:
                 self.rates.setdefault(name, {}).setdefault(rank, _Rate())
             else:
                 self.curves.setdefault(name, Curve()).add(rank, values)
-        seconds = report.step_s * (report.step - self.told.get(proc, 0))
-        self.told[proc] = report.step
+        seconds = report.step_s * (report.step - self.reported_steps.get(proc, 0))
+        self.reported_steps[proc] = report.step
         if seconds > 0:
             for name, rates in self.rates.items():
                 if rank in rates:
@@ -157,7 +157,7 @@ class LoopRecord:
             self.pace.reached,
             self.steps,
             "over" if self.pace.is_over else "paused" if self.pace.is_paused else "running",
-            now - self.begun_at,
+            now - self.started_at,
             max(list(self.step_s.values()), default=0.0),
             tuple(
                 KnobView(knob.name, values.get(knob.name, knob.value), knob.low, knob.high)
@@ -178,7 +178,7 @@ class LoopRecord:
         )
 
     def _per_s(self, name: str) -> dict[int, float]:
-        return {rank: rate.per_s for rank, rate in self.rates.get(name, {}).copy().items() if rate.told}
+        return {rank: rate.per_s for rank, rate in self.rates.get(name, {}).copy().items() if rate.counts}
 
     @property
     def utilisation(self) -> float | None:
@@ -191,12 +191,12 @@ class LoopRecord:
 class Journal(Protocol):
     """Receives what the loops of a mesh log."""
 
-    def told(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
+    def record(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
         """Handle what a rank logged, or that a rank left the loop. Called with the I/O lock held, so it must not wait."""
         ...
 
     def close(self) -> None:
-        """End the journal; `told` is not called again."""
+        """End the journal; `record` is not called again."""
         ...
 
 
@@ -224,14 +224,14 @@ class LoopBook:
         """The record of a loop; None once it was dropped."""
         return self._loops.get(key)
 
-    def begun(
+    def started(
         self,
         spec: RankSpec,
         where: str,
         message: LoopBegun,
         now: float,
         owing: Iterable[int] = (),
-    ) -> list[Told]:
+    ) -> list[AddressedGrant]:
         """A rank starts a loop.
 
         Args:
@@ -253,7 +253,7 @@ class LoopBook:
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
         loop.ranks[spec.proc] = spec.rank
-        loop.told[spec.proc] = message.step
+        loop.reported_steps[spec.proc] = message.step
         grant = loop.pace.joined(spec.proc, message.step, message.horizon)
         return [(spec.proc, loop.message(grant))]
 
@@ -264,7 +264,7 @@ class LoopBook:
             loop.recovers and (loop.is_hit or loop is last) for loop in self._loops.values() if loop.request == request
         )
 
-    def reported(self, proc: int, message: LoopReport) -> list[Told]:
+    def reported(self, proc: int, message: LoopReport) -> list[AddressedGrant]:
         """A rank reports its progress, and what it has logged."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
@@ -272,46 +272,46 @@ class LoopBook:
         loop.take(proc, message)
         grant = loop.pace.progressed(proc, message.step, message.step_s)
         self._note(loop, message.logged)
-        return loop.tell(grant)
+        return loop.address(grant)
 
-    def left(self, proc: int, message: LoopLeft) -> list[Told]:
+    def left(self, proc: int, message: LoopLeft) -> list[AddressedGrant]:
         """A rank has left a loop."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
         return self._leave(loop, proc, message.steps)
 
-    def request_over(self, proc: int, request: int) -> list[Told]:
+    def request_over(self, proc: int, request: int) -> list[AddressedGrant]:
         """A rank has finished a request, successfully or not, and with it the loops of the request."""
-        told: list[Told] = []
+        grants: list[AddressedGrant] = []
         for loop in self._loops.values():
             if loop.request == request:
-                told += self._out(loop, proc)
-        return told
+                grants += self._out(loop, proc)
+        return grants
 
-    def gone(self, proc: int) -> list[Told]:
+    def gone(self, proc: int) -> list[AddressedGrant]:
         """A process has ended."""
-        told: list[Told] = []
+        grants: list[AddressedGrant] = []
         for loop in self._loops.values():
             loop.is_hit |= loop.pace.is_in(proc)
-            told += self._out(loop, proc)
-        return told
+            grants += self._out(loop, proc)
+        return grants
 
-    def _out(self, loop: LoopRecord, proc: int) -> list[Told]:
+    def _out(self, loop: LoopRecord, proc: int) -> list[AddressedGrant]:
         """Remove a process from a loop, or stop waiting for it to join."""
         if loop.pace.is_in(proc):
             return self._leave(loop, proc)
-        return loop.tell(loop.pace.missed(proc)) if proc in loop.pace.awaited else []
+        return loop.address(loop.pace.missed(proc)) if proc in loop.pace.awaited else []
 
-    def _leave(self, loop: LoopRecord, proc: int, steps: int = 0) -> list[Told]:
+    def _leave(self, loop: LoopRecord, proc: int, steps: int = 0) -> list[AddressedGrant]:
         grant = loop.pace.left(proc, steps)
         self._note(loop, {})
-        return loop.tell(grant)
+        return loop.address(grant)
 
     def _note(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
         journal = self.journals.get(loop.mesh)
         if journal is not None:
-            journal.told(loop, logged)
+            journal.record(loop, logged)
 
     def _last(self, request: int) -> LoopRecord | None:
         """The last loop of a request."""

@@ -81,7 +81,7 @@ class _Run:
     Attributes:
         writer: writes the event file.
         waits: step -> reported values that are not written yet.
-        told_at: step -> when its first report came.
+        reported_at: step -> when its first report came.
         reached: the first step that some rank has not reported yet.
         written: the last step in the file; later reports of it or of earlier steps are dropped.
         size: number of steps that are written as one: the most that any rank has combined into one value.
@@ -90,7 +90,7 @@ class _Run:
 
     writer: Any
     waits: dict[int, dict[str, _Sum]] = field(default_factory=dict)
-    told_at: dict[int, float] = field(default_factory=dict)
+    reported_at: dict[int, float] = field(default_factory=dict)
     reached: int = 0
     written: int = -1
     size: int = 1
@@ -134,7 +134,7 @@ class TensorBoardJournal:
         self._thread = threading.Thread(target=self._work, name="monarch-tensorboard", daemon=True)
         self._thread.start()
 
-    def told(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
+    def record(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:
         """Queue what a rank logged, or that a rank left the loop; does not wait."""
         now, is_over = time.monotonic(), loop.pace.is_over
         view = None
@@ -191,9 +191,9 @@ class TensorBoardJournal:
             else:
                 before = now - _MORE_COME_S
                 whole = run.reached // run.size * run.size
-                told = {step: at for step, at in run.told_at.items() if step < whole}
-                late = min((step // run.size for step, at in told.items() if at > before), default=math.inf)
-                self._settle(run, [step for step in told if step // run.size < late])
+                reported = {step: at for step, at in run.reported_at.items() if step < whole}
+                late = min((step // run.size for step, at in reported.items() if at > before), default=math.inf)
+                self._settle(run, [step for step in reported if step // run.size < late])
                 run.writer.flush()
 
     def _take(self, news: _News) -> None:
@@ -209,9 +209,9 @@ class TensorBoardJournal:
             if name not in PER_SECOND:
                 for value in (value for value in values if value.step > run.written):
                     run.size = max(run.size, value.size)
-                    run.told_at.setdefault(value.step, now)
-                    told = run.waits.setdefault(value.step, {}).setdefault(name, _Sum())
-                    told.add(value.total, value.count)
+                    run.reported_at.setdefault(value.step, now)
+                    total = run.waits.setdefault(value.step, {}).setdefault(name, _Sum())
+                    total.add(value.total, value.count)
         if news.view is not None:
             self._add(run, news.view.step, dict(_state(news.view)))
 
@@ -258,19 +258,19 @@ class TensorBoardJournal:
         for place, some in groupby(sorted(steps), lambda step: step // run.size):
             sums: dict[str, _Sum] = {}
             for step in some:
-                del run.told_at[step]
-                for name, told in run.waits.pop(step).items():
-                    sums.setdefault(name, _Sum()).add(told.total, told.count)
+                del run.reported_at[step]
+                for name, total in run.waits.pop(step).items():
+                    sums.setdefault(name, _Sum()).add(total.total, total.count)
             run.written = (place + 1) * run.size - 1
-            self._add(run, step, {name: told.mean for name, told in sums.items()})
+            self._add(run, step, {name: total.mean for name, total in sums.items()})
 
     def _add(self, run: _Run, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if values:
-            told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            run.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=told)))
+            entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            run.writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=entries)))
 
 
 def _state(view: LoopView) -> Iterator[tuple[str, float]]:

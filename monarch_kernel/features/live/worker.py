@@ -166,17 +166,17 @@ class RankLoop:
     def run(self) -> Iterator[int]:
         """Yield the steps, each once it may start."""
         lease, steps, step, series = self._lease, self.steps, 0, self._series
-        begun = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self.recovers)
+        start = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self.recovers)
         if series is not None:
             series.begin()
-            begun = replace(begun, apart=series.apart)
+            start = replace(start, apart=series.apart)
             if series.rewound is not None:
                 step = series.first
                 rewound = series.rewound
-                begun = replace(
-                    begun, step=step, horizon=step + 1, follows=rewound.key[0], is_recovery=rewound.is_recovery
+                start = replace(
+                    start, step=step, horizon=step + 1, follows=rewound.key[0], is_recovery=rewound.is_recovery
                 )
-        self._port.submit(pack(begun))
+        self._port.submit(pack(start))
         try:
             while steps is None or step < steps:
                 if step >= lease.horizon:
@@ -198,14 +198,14 @@ class RankLoop:
             self._report(step)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
-    def lose(self, who: str) -> None:
+    def lose(self, dead: str) -> None:
         """End a recovering loop because a rank in it died. Called on the thread that drives the socket.
 
         Args:
-            who: name of the rank that died.
+            dead: name of the rank that died.
         """
         if self.recovers:
-            self._lost = f"{who} has died"
+            self._lost = f"{dead} has died"
             waiter = self._waiter
             if waiter is not None:
                 waiter.set()
@@ -286,9 +286,9 @@ class RankLoop:
             knobs = [
                 Knob(name, values.get(name, knob.value), knob.low, knob.high) for name, knob in self._knobs.items()
             ]
-        told = {name: tuple(_summed(_numbers(values))) for name, values in logged.items()}
-        peak = self._port.peak() if "flops" in told else 0.0
-        self._port.submit(pack(LoopReport(*self._key, step, step_s, told, tuple(knobs), peak)))
+        reported = {name: tuple(_summed(_numbers(values))) for name, values in logged.items()}
+        peak = self._port.peak() if "flops" in reported else 0.0
+        self._port.submit(pack(LoopReport(*self._key, step, step_s, reported, tuple(knobs), peak)))
 
 
 class Loops:
@@ -361,21 +361,21 @@ class Loops:
         """Whether a request has a loop that ends, and starts again, when a rank that executes the request dies."""
         return any(loop.recovers for loop in self._of(request))
 
-    def lose(self, request: int, who: str) -> None:
+    def lose(self, request: int, dead: str) -> None:
         """End the recovering loops of a request, also those that start later, because a rank that executes it died.
 
         Called on the thread that drives the socket.
 
         Args:
             request: the request.
-            who: name of the rank that died.
+            dead: name of the rank that died.
         """
         with self._lock:
-            self._deaths[request] = who
+            self._deaths[request] = dead
             while len(self._deaths) > _COUNTED:
                 del self._deaths[min(self._deaths)]
         for loop in self._of(request):
-            loop.lose(who)
+            loop.lose(dead)
 
     def _of(self, request: int) -> Iterator[RankLoop]:
         return (loop for (of, _), loop in list(self._by_key.items()) if of == request)
@@ -438,9 +438,9 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
     while len(values) > _MAX_VALUES and values[-1][0] // size - values[0][0] // size >= _MAX_VALUES:
         size *= 2
     for _, some in groupby(values, lambda each: each[0] // size):
-        told = list(some)
-        finite = [value for _, value in told if math.isfinite(value)]
-        yield Logged(told[-1][0], math.fsum(finite), len(finite), told[-1][1], size)
+        group = list(some)
+        finite = [value for _, value in group if math.isfinite(value)]
+        yield Logged(group[-1][0], math.fsum(finite), len(finite), group[-1][1], size)
 
 
 @register

@@ -138,7 +138,7 @@ class Reading:
         Raises:
             BufferGoneError: a source has ended; the targets are partly filled.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         jobs = sorted(self._jobs, key=lambda job: -job.loan.layout.nbytes)
         transfers = self._carry([job for job in jobs if job.thing is None])
         batch: list[_Job] = []
@@ -149,10 +149,10 @@ class Reading:
             batch.append(job)
         transfers += self._convert(batch)
         _note_writes(self._tensors)
-        roads: Counter[str] = Counter()
+        by_path: Counter[str] = Counter()
         for transfer in transfers:
-            roads[transfer.road] += transfer.nbytes
-        return Tally(dict(roads), len(self._tensors), time.perf_counter() - begun)
+            by_path[transfer.road] += transfer.nbytes
+        return Tally(dict(by_path), len(self._tensors), time.perf_counter() - started)
 
     def _carry(self, jobs: Sequence[_Job]) -> list[Transfer]:
         futures: list[Future[Transfer]] = [carry(self._asker, job.loan, job.to, is_write=False) for job in jobs]

@@ -74,10 +74,10 @@ class TrafficExtension(Extension):
         """Collect the counts of the controller's own process."""
         changes = None if self._meters is None else self._meters.changes()
         if changes is not None and changes.carried:
-            self.book.heard(CONTROLLER, Metered(*changes), now)
+            self.book.handle(CONTROLLER, Metered(*changes), now)
 
     def _metered(self, record: RankRecord, message: Metered, now: float) -> list[Effect]:
-        self.book.heard(record.peer, message, now)
+        self.book.handle(record.peer, message, now)
         return []
 
     def _rate(self, proc: int, now: float) -> tuple[float, float]:

@@ -24,7 +24,7 @@ LAG_S = 0.5
 _STEP_S = 0.25
 _PER_S = round(1 / _STEP_S)
 _KEPT = HISTORY_S * _PER_S
-_TOLD_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
 class Throughput:
@@ -39,10 +39,10 @@ class Throughput:
     def add(self, now: float, over_s: float, nbytes_in: float, nbytes_out: float) -> None:
         """Add the bytes of the last ``over_s`` seconds."""
         over_s = min(over_s, HISTORY_S) if over_s > _STEP_S / 100 else _STEP_S / 100  # also if it is NaN
-        begun = now - over_s
+        start = now - over_s
         self._newest = math.floor(now / _STEP_S)
-        for which in range(math.floor(begun / _STEP_S), self._newest + 1):
-            part = (min(now, (which + 1) * _STEP_S) - max(begun, which * _STEP_S)) / over_s
+        for which in range(math.floor(start / _STEP_S), self._newest + 1):
+            part = (min(now, (which + 1) * _STEP_S) - max(start, which * _STEP_S)) / over_s
             step = self._steps.setdefault(which, [0.0, 0.0])
             step[0] += part * nbytes_in
             step[1] += part * nbytes_out
@@ -95,9 +95,9 @@ class MeterBook:
         self._unread: dict[Peer, int] = {}
         self._throughputs: dict[int, Throughput] = {}
         self._moving: set[int] = set()
-        self._told_at = -math.inf
+        self._reported_at = -math.inf
 
-    def heard(self, peer: Peer, message: Metered, now: float) -> None:
+    def handle(self, peer: Peer, message: Metered, now: float) -> None:
         """Add the changed counts that a process reports."""
         report = self._reports.get(peer)
         if report is None:
@@ -157,13 +157,13 @@ class MeterBook:
 
     def due(self, now: float) -> Mapping[int, tuple[tuple[float, float], ...]]:
         """The histories to publish now: of processes that transfer bytes, or have just stopped."""
-        if not self._moving or now < self._told_at + _TOLD_EVERY_S:
+        if not self._moving or now < self._reported_at + _REPORT_EVERY_S:
             return {}
-        self._told_at = now
-        told = {proc: self.history(proc, now) for proc in sorted(self._moving)}
-        for proc in told:
+        self._reported_at = now
+        histories = {proc: self.history(proc, now) for proc in sorted(self._moving)}
+        for proc in histories:
             if self._throughputs[proc].has_ceased(now):
                 self._moving.discard(proc)
         for proc in [proc for proc, throughput in self._throughputs.items() if throughput.is_over(now)]:
             del self._throughputs[proc]  # a history that stays longer is small
-        return told
+        return histories

@@ -58,15 +58,15 @@ class MeterReports:
         return pack(Metered(*changes, unread))
 
     def _begin(self) -> None:
-        threading.Thread(target=self._tell, name="monarch-meters", daemon=True).start()
+        threading.Thread(target=self._report_changes, name="monarch-meters", daemon=True).start()
 
-    def _tell(self) -> None:
+    def _report_changes(self) -> None:
         while True:
             time.sleep(REPORT_S)
-            told = self._read(is_last=True)
-            if told is None:
+            report = self._read(is_last=True)
+            if report is None:
                 return
             try:
-                self._driver.submit(told)
+                self._driver.submit(report)
             except ForkedError:
                 return

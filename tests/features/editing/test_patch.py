@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.features.editing.class_mapping import Succession
+from monarch_kernel.features.editing.class_mapping import ClassMapping
 from monarch_kernel.features.editing.patch import become, has_instances, is_same_code, objections
 
 
@@ -197,12 +197,12 @@ def test_members_of_an_enum_are_those_of_the_new_one(value: int) -> None:
     """Or the old ones, if they are equal: either way there is one set of members."""
     old, new = defined(COLOR.format(1), enum=enum), defined(COLOR.format(value), enum=enum)
     holder = old.Holder()
-    succession = Succession()
-    remains = succession.add(new.Color, [old.Color], old.Color)
-    succession.add(new.Holder, [old.Holder], old.Holder)
+    mapping = ClassMapping()
+    remains = mapping.add(new.Color, [old.Color], old.Color)
+    mapping.add(new.Holder, [old.Holder], old.Holder)
     assert remains is (old.Color if value == 1 else new.Color)
-    assert succession.objections() == {}
-    succession.become()
+    assert mapping.objections() == {}
+    mapping.become()
     assert old.Color is new.Color is remains
     assert holder.color is remains.RED is holder.__class__.color is old.KEPT[0] is new.KEPT[0]
     assert old.KEPT[1] is old.Size.SMALL is not new.Size.SMALL, "what is equal is not the same"
@@ -210,16 +210,16 @@ def test_members_of_an_enum_are_those_of_the_new_one(value: int) -> None:
 
 def test_a_class_without_instances_is_replaced_if_it_can_not_change() -> None:
     old, new = defined("class A: __slots__ = ('x',)"), defined("class A: __slots__ = ('x', 'y')\nB = A")
-    succession = Succession()
-    succession.add(new.A, [old.A], old.A)
-    assert succession.becomes() == {old.A: new.A}
-    assert succession.objections() == {}
-    succession.become()
+    mapping = ClassMapping()
+    mapping.add(new.A, [old.A], old.A)
+    assert mapping.becomes() == {old.A: new.A}
+    assert mapping.objections() == {}
+    mapping.become()
     assert old.A is new.A is new.B
     living, third = new.A(), defined("class A: __slots__ = ('z',)")
-    succession = Succession()
-    succession.add(third.A, [new.A], new.A)
-    assert succession.objections() == {new.A: "its instances have __slots__ and no place for z"}
+    mapping = ClassMapping()
+    mapping.add(third.A, [new.A], new.A)
+    assert mapping.objections() == {new.A: "its instances have __slots__ and no place for z"}
     assert type(living) is new.A is old.A
 
 

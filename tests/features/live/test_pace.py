@@ -26,7 +26,7 @@ class Rank:
         self.waits_since: float | None = 0.0
         self.is_out = False
 
-    def hear(self, grant: Grant) -> None:
+    def receive(self, grant: Grant) -> None:
         self.lease.granted(grant)
         if self.waits_since is not None:
             self.go()
@@ -85,7 +85,7 @@ class Lab:
     def deliver(self, rank: Rank, grant: Grant) -> None:
         """Deliver a message to a rank; messages to the same rank keep their order."""
         delay_s, last = self.chance.uniform(0, self.delay_s), self._last.get(rank.number, 0.0)
-        self._last[rank.number] = self.at(delay_s, lambda: rank.hear(grant), last)
+        self._last[rank.number] = self.at(delay_s, lambda: rank.receive(grant), last)
 
     def tell(self, grant: Grant | None) -> None:
         for rank in self.ranks:

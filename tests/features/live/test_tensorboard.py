@@ -27,7 +27,7 @@ class Board:
 
     def begin(self, rank: int, request: int = 4, **more: object) -> None:
         spec = rank_spec(10 + rank, rank=rank, world_size=2, mesh="t")
-        self.book.begun(spec, "cell [5]", LoopBegun(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
+        self.book.started(spec, "cell [5]", LoopBegun(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
 
     def report(self, rank: int, values: dict[int, float], request: int = 4) -> None:
         logged = tuple(

@@ -83,7 +83,7 @@ def test_events_name_ranks_until_their_traffic_stops() -> None:
     assert event.ranks[1][-1] == (0, 0)
     assert event.ranks[1][-2] == pytest.approx((4000, 0), rel=0.5)
     assert events(state.tick(14.0)) == []
-    book_of(state).heard(CONTROLLER, moved(5, source=0, target=3), 20.0)
+    book_of(state).handle(CONTROLLER, moved(5, source=0, target=3), 20.0)
     assert {event.mesh: set(event.ranks) for event in events(state.tick(20.2))} == {"": {0}, "t": {2}}
 
 
@@ -96,9 +96,9 @@ def test_ranks_may_report_only_their_own_traffic() -> None:
 
 def test_counts_of_several_processes_add_up_and_repeated_reports_count_once() -> None:
     book = MeterBook()
-    book.heard(rank_peer(1), moved(100), 1.0)
-    book.heard(rank_peer(2), moved(10), 1.0)
-    book.heard(rank_peer(2), moved(10), 2.0)
+    book.handle(rank_peer(1), moved(100), 1.0)
+    book.handle(rank_peer(2), moved(10), 1.0)
+    book.handle(rank_peer(2), moved(10), 2.0)
     ((row, peers),) = book.carried({2})
     assert row == Carried(1, 2, "memory", 110, 2, 0.2)
     assert peers == [rank_peer(1), rank_peer(2)]
@@ -109,7 +109,7 @@ def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
     state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
-    book_of(state).heard(CONTROLLER, moved(7, source=0, target=1), 1.0)
+    book_of(state).handle(CONTROLLER, moved(7, source=0, target=1), 1.0)
 
     def rows(silent: tuple[int, ...] = ()) -> list[tuple[str, str, int, bool]]:
         traffic = traffic_view("t", {1, 2, 3}, book_of(state), state.ranks, silent)
