@@ -13,12 +13,12 @@ from monarch_kernel.errors import MonarchError, format_ranks
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["together"]
+__all__ = ["run_on_all_ranks"]
 
 T = TypeVar("T")
 
 
-def together(group: ProcessGroup | None, what: str, do: Callable[[], T], error: type[MonarchError]) -> list[T]:
+def run_on_all_ranks(group: ProcessGroup | None, what: str, do: Callable[[], T], error: type[MonarchError]) -> list[T]:
     """Run a function on each rank; collective.
 
     Args:
@@ -44,12 +44,12 @@ def together(group: ProcessGroup | None, what: str, do: Callable[[], T], error: 
         result = do()
     except Exception as caught:  # raised below, once the other ranks know of it
         failure = caught
-    told: list[Any] = [None] * group.size()
+    outcomes: list[Any] = [None] * group.size()
     text = None if failure is None else f"{type(failure).__name__}: {failure}"
-    dist.all_gather_object(told, (text, result), group=group)
+    dist.all_gather_object(outcomes, (text, result), group=group)
     if failure is not None:
         raise failure
-    failed = {rank: text for rank, (text, _) in enumerate(told) if text is not None}
+    failed = {rank: text for rank, (text, _) in enumerate(outcomes) if text is not None}
     if failed:
         raise error(f"{what}: on {format_ranks(failed)}: {next(iter(failed.values()))}")
-    return [each for _, each in told]
+    return [each for _, each in outcomes]

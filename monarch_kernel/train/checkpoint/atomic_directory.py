@@ -185,15 +185,15 @@ def describe(path: str | os.PathLike[str]) -> Contents:
 
 
 def _read(place: Path) -> Contents:
-    told = json.loads((place / _CONTENTS).read_text())
-    version = told["version"]
+    stored = json.loads((place / _CONTENTS).read_text())
+    version = stored["version"]
     if version > VERSION:
         raise CheckpointError(
             f"{place} was written by a newer monarch_kernel (format {version}; this version reads format {VERSION})"
         )
-    tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in told["tensors"].items()}
+    tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in stored["tensors"].items()}
     nbytes = sum(file.stat().st_size for file in place.iterdir())
-    return Contents(place, told["names"], tensors, nbytes, told["ranks"], told["saved_s"], told["torch"])
+    return Contents(place, stored["names"], tensors, nbytes, stored["ranks"], stored["saved_s"], stored["torch"])
 
 
 def _unreadable(place: Path, error: Exception) -> CheckpointError:

@@ -14,7 +14,7 @@ from monarch_kernel.train.checkpoint.dcp import Refused, group_here, read
 from monarch_kernel.train.checkpoint.saving import settle
 from monarch_kernel.train.checkpoint.states import States, check_fits, collect, put_back
 from monarch_kernel.train.checkpoint.unpickling import load_index, load_objects
-from monarch_kernel.train.run_on_all import together
+from monarch_kernel.train.run_on_all import run_on_all_ranks
 
 __all__ = ["load"]
 
@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str] | None, **things: Any) -> dict[str, Any]:
         file = contents.path / VALUES
         found.append((contents, states, load_index(contents.path), load_objects(io.BytesIO(file.read_bytes()), file)))
 
-    together(group, f"load {path}", look, CheckpointError)
+    run_on_all_ranks(group, f"load {path}", look, CheckpointError)
     contents, states, index, values = found[0]
     try:
         if states.tensors:

@@ -34,7 +34,7 @@ from monarch_kernel.train.checkpoint.replicas import (
     summary,
 )
 from monarch_kernel.train.checkpoint.states import States, check_loadable, collect, flat, loadable
-from monarch_kernel.train.run_on_all import together
+from monarch_kernel.train.run_on_all import run_on_all_ranks
 
 __all__ = ["Saving", "save", "settle"]
 
@@ -52,7 +52,7 @@ class Saving:
         self.path = path
         self._over = threading.Event()
         self._error: BaseException | None = None
-        self._is_told = False
+        self._is_reported = False
         self._is_cut = False
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Saving:
         if not self._over.wait(timeout):
             raise TimeoutError(f"{self.path} is not complete after {timeout} s; the save continues")
         if self._error is not None:
-            self._is_told = True
+            self._is_reported = True
             raise self._error
         return self.path
 
@@ -84,8 +84,8 @@ class Saving:
         self._over.set()
 
     @property
-    def _is_untold(self) -> bool:
-        return self._error is not None and not self._is_told
+    def _is_unreported(self) -> bool:
+        return self._error is not None and not self._is_reported
 
 
 class _Background:
@@ -115,12 +115,12 @@ class _Background:
             if saving is None:
                 return call, "", False
             saving._over.wait()
-            is_untold = saving._is_untold
-            if is_untold and not (saving._is_cut and self._is_formed_anew()):
+            is_unreported = saving._is_unreported
+            if is_unreported and not (saving._is_cut and self._is_formed_again()):
                 saving.result()
-            return call, str(saving.path) if is_untold else "", saving._error is None
+            return call, str(saving.path) if is_unreported else "", saving._error is None
 
-        ended = together(group, "the previous background checkpoint", end, CheckpointError)
+        ended = run_on_all_ranks(group, "the previous background checkpoint", end, CheckpointError)
         given_up = [(rank, path) for rank, (_, path, _) in enumerate(ended) if path]
         if given_up and not any(is_complete for _, _, is_complete in ended):
             first, path = given_up[0]
@@ -133,7 +133,7 @@ class _Background:
                 )
         _check_same([call for call, _, _ in ended])
 
-    def _is_formed_anew(self) -> bool:
+    def _is_formed_again(self) -> bool:
         """Whether the group of all ranks was formed again since the save started."""
         return self._group is not None and self._group[0] is not group_here()
 
@@ -141,7 +141,7 @@ class _Background:
         """Wait for the save when the process exits, and print its error."""
         if self.saving is not None:
             self.saving._over.wait()
-            if self.saving._is_untold:
+            if self.saving._is_unreported:
                 print(f"{type(self.saving._error).__name__}: {self.saving._error}", file=sys.stderr, flush=True)
 
     def group(self) -> dist.ProcessGroup | None:
@@ -189,7 +189,7 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
         writers.append(_Writer(where, collect(things), group, copies=not wait))
         return summary(writers[0].digests)
 
-    summaries = together(group, f"save {where}", begin_here, CheckpointError)
+    summaries = run_on_all_ranks(group, f"save {where}", begin_here, CheckpointError)
     writer = writers[0]
     writer.check_values(summaries)
     if wait:
@@ -204,7 +204,7 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
             if writer.is_complete:  # another rank or the group has died, after the checkpoint was complete
                 saving._end(None)
             else:
-                saving._end(_as_told(where, error), is_cut=_is_of_group(error))
+                saving._end(_as_checkpoint_error(where, error), is_cut=_is_of_group(error))
         else:
             saving._end(None)
 
@@ -222,21 +222,21 @@ def _check_same(calls: list[str]) -> None:
     """Check that all ranks make the same call; otherwise parts of objects that only some of them name would be lost."""
     if len(different := dict.fromkeys(calls)) == 1:
         return
-    who = [f"{format_ranks(rank for rank, its in enumerate(calls) if its == call)} {call}" for call in different]
+    listed = [f"{format_ranks(rank for rank, its in enumerate(calls) if its == call)} {call}" for call in different]
     raise CheckpointError(
-        f"nothing was saved or loaded, because the ranks make different calls: {'; '.join(who)}. Use the same path and names "
-        "on all ranks"
+        f"nothing was saved or loaded, because the ranks make different calls: {'; '.join(listed)}. Use the same path and "
+        "names on all ranks"
     )
 
 
-def _as_told(path: Path, error: BaseException) -> CheckpointError:
+def _as_checkpoint_error(path: Path, error: BaseException) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
-    told = CheckpointError(
+    wrapped = CheckpointError(
         f"{path} was not saved: {type(error).__name__}: {error}; the previous checkpoint is intact. Save again"
     )
-    told.__cause__ = error
-    return told
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _is_of_group(error: BaseException) -> bool:
@@ -271,16 +271,18 @@ class _Writer:
 
     def write(self) -> None:
         """Write the checkpoint; collective."""
-        making = next(place for place in self._together(self._begin) if place is not None)
+        making = next(place for place in self._run_on_all_ranks(self._begin) if place is not None)
         try:
-            told = self._together(lambda: (socket.gethostname(), _free(making), self.nbytes, self._summary()))
-            needed = [each[:3] for each in told]
-            self._check_replicas([each[3] for each in told])
-            self._together(lambda: _check_room(self.path, needed))
+            by_rank = self._run_on_all_ranks(
+                lambda: (socket.gethostname(), _free(making), self.nbytes, self._summary())
+            )
+            needed = [each[:3] for each in by_rank]
+            self._check_replicas([each[3] for each in by_rank])
+            self._run_on_all_ranks(lambda: _check_room(self.path, needed))
             with _Progress(self.path.name, making, sum(nbytes for _, _, nbytes in needed), self.is_first):
-                self._together(lambda: self._write_values(making))
+                self._run_on_all_ranks(lambda: self._write_values(making))
                 self._write_tensors(making)
-            self._together(lambda: self._finish(making))
+            self._run_on_all_ranks(lambda: self._finish(making))
         except BaseException:
             if self.is_first:
                 shutil.rmtree(making, ignore_errors=True)
@@ -295,7 +297,7 @@ class _Writer:
         Raises:
             CheckpointError: values differ; the message lists the names and the ranks.
         """
-        if differing(summaries) and (found := differing(self._together(lambda: self.digests))):
+        if differing(summaries) and (found := differing(self._run_on_all_ranks(lambda: self.digests))):
             raise refusal(self.path, found, EACH_RANK)
 
     def _summary(self) -> dict[Place, bytes]:
@@ -314,9 +316,9 @@ class _Writer:
         """
         if not differing(summaries):
             return
-        told = self._together(lambda: (self._replicas, self._buffers))
-        found = differing([each for each, _ in told])
-        buffers = {name for name, _ in found} & set().union(*(names for _, names in told))
+        by_rank = self._run_on_all_ranks(lambda: (self._replicas, self._buffers))
+        found = differing([each for each, _ in by_rank])
+        buffers = {name for name, _ in found} & set().union(*(names for _, names in by_rank))
         if others := {key: ranks for key, ranks in found.items() if key[0] not in buffers}:
             raise refusal(self.path, others, SAME_MODEL)
         if not self.is_first:
@@ -327,7 +329,7 @@ class _Writer:
             _background.reported_buffers.update(new)
             print(buffers_text(self.path, new), file=sys.stderr, flush=True)
 
-    def _together(self, do: Callable[[], T]) -> list[T]:
+    def _run_on_all_ranks(self, do: Callable[[], T]) -> list[T]:
         def checked() -> T:
             try:
                 return do()
@@ -339,7 +341,7 @@ class _Writer:
                     "that all ranks can write there, or use another path"
                 ) from error
 
-        return together(self.group, f"save {self.path}", checked, CheckpointError)
+        return run_on_all_ranks(self.group, f"save {self.path}", checked, CheckpointError)
 
     def _begin(self) -> Path | None:
         if not self.is_first:

@@ -65,7 +65,7 @@ def apply_plan(
         materialise(names, names, making, {})
     if mesh is None or mesh.size() == 1:
         return
-    _see_to_the_rest(model, plan, mesh)
+    _average_the_rest(model, plan, mesh)
     everybody = group_of(mesh)
     if checks and everybody is not None:
         Checks(model, names, units, everybody)
@@ -124,7 +124,7 @@ def _one_dim(mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
     return part if part.ndim == 1 else part._flatten()
 
 
-def _see_to_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
+def _average_the_rest(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
     """Average over the ranks what FSDP does not manage: without FSDP, set up DDP, or with split matrices average everything."""
     params = named(model)
     others = tuple(axis for axis in plan.axes if axis != plan.tensor_axis)

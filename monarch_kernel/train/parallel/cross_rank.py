@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 
 __all__ = ["compare_models", "group_of", "names_in_words", "spread"]
 
@@ -32,7 +32,7 @@ def group_of(mesh: DeviceMesh | None, axes: Sequence[str] = ()) -> dist.ProcessG
     return part.get_group() if part.ndim == 1 else part._flatten().get_group()
 
 
-def compare_models(all_facts: Sequence[Facts]) -> None:
+def compare_models(all_facts: Sequence[ModelFacts]) -> None:
     """Check that all ranks have built the same model.
 
     Raises:
@@ -50,7 +50,7 @@ def compare_models(all_facts: Sequence[Facts]) -> None:
                 )
 
 
-def _shapes(facts: Facts) -> Mapping[str, str]:
+def _shapes(facts: ModelFacts) -> Mapping[str, str]:
     return {
         name: f"{param.dtype} {list(param.shape)}{'' if param.trains else ', frozen'}"
         for param in facts.params

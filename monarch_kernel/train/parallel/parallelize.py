@@ -21,11 +21,11 @@ from monarch_kernel.train.parallel.optimizers import check_fresh, found, nbytes_
 from monarch_kernel.train.parallel.probe import Example, probe
 from monarch_kernel.train.parallel.scan import module_names, named, scan
 from monarch_kernel.train.parallel.tensor_parallel import prove
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 from monarch_kernel.train.planning.plan import Plan
-from monarch_kernel.train.planning.request import Terms, Wish
+from monarch_kernel.train.planning.request import PlanRequest, Resources
 from monarch_kernel.train.planning.strategy import make_plan
-from monarch_kernel.train.run_on_all import together
+from monarch_kernel.train.run_on_all import run_on_all_ranks
 
 __all__ = ["parallelize", "plan_for", "plan_of"]
 
@@ -103,7 +103,7 @@ def parallelize(
     group = group_of(mesh)
     names = module_names(model)
     optimizers = _optimizers(model, optimizer)
-    wish = Wish(
+    request = PlanRequest(
         strategy if isinstance(strategy, str) else strategy.strategy,
         None if units is None else tuple(units),
         tuple(replicate),
@@ -113,22 +113,22 @@ def parallelize(
         precision,
     )
 
-    def look() -> tuple[Facts, int, Wish]:
+    def look() -> tuple[ModelFacts, int, PlanRequest]:
         check_fresh(optimizers)
         if is_meta(model):
             check_can_be_made(names, init)
         facts = _facts(model, example, device, methods, optimizers)
-        return facts, memory_nbytes if memory_nbytes is not None else _free_nbytes(device), wish
+        return facts, memory_nbytes if memory_nbytes is not None else _free_nbytes(device), request
 
-    seen = together(group, "parallelize", look, PlanError)
+    seen = run_on_all_ranks(group, "parallelize", look, PlanError)
     compare_models([facts for facts, _, _ in seen])
     if any(theirs != seen[0][2] for _, _, theirs in seen):
         raise PlanError("the ranks request different plans: call parallelize with the same arguments on all ranks")
-    facts, _, wish = seen[0]
-    terms = Terms(_axes(mesh), _hosts(), min(free for _, free, _ in seen), device)
-    plan = strategy if isinstance(strategy, Plan) else make_plan(facts, terms, wish)
-    if dict(plan.axes) != dict(terms.axes):
-        raise PlanError(f"the plan is for a mesh of {dict(plan.axes)}, but this one is {dict(terms.axes)}")
+    facts, _, request = seen[0]
+    resources = Resources(_axes(mesh), _hosts(), min(free for _, free, _ in seen), device)
+    plan = strategy if isinstance(strategy, Plan) else make_plan(facts, resources, request)
+    if dict(plan.axes) != dict(resources.axes):
+        raise PlanError(f"the plan is for a mesh of {dict(plan.axes)}, but this one is {dict(resources.axes)}")
     if plan.precision and not plan.shard_axes:
         raise PlanError(f"precision= needs FSDP; with {plan.strategy} use torch.autocast around the forward")
 
@@ -140,7 +140,9 @@ def parallelize(
         if not plan.shard_axes:
             model.to(device)
     if plan.tensor and example is not None and not is_meta(model):
-        together(group, "parallelize", lambda: prove(model, plan.tensor, mesh[plan.tensor_axis], example), PlanError)
+        run_on_all_ranks(
+            group, "parallelize", lambda: prove(model, plan.tensor, mesh[plan.tensor_axis], example), PlanError
+        )
     old = {id(param): name for name, param in named(model).items()}
     holds = list(named(model).values())  # else an id could be reused
     making = Making(seed, init, device)
@@ -172,7 +174,7 @@ def plan_for(
     memory_nbytes: int | None = None,
     methods: Sequence[str] = (),
     optimizer: Optimizer | None = None,
-    **wishes: Any,
+    **requests: Any,
 ) -> Plan:
     """The plan that `parallelize` would make; needs no ranks, and changes nothing.
 
@@ -186,21 +188,21 @@ def plan_for(
         memory_nbytes: memory that a rank may use; None: no limit.
         methods: methods of the model that the program calls besides its forward.
         optimizer: the optimizer that will be used; None: one like Adam.
-        wishes: ``units``, ``replicate``, ``tensor``, ``tensor_axis``, ``checkpoint`` and ``precision``.
+        requests: ``units``, ``replicate``, ``tensor``, ``tensor_axis``, ``checkpoint`` and ``precision``.
 
     Raises:
         PlanError: there is no such plan; the message says why.
     """
-    allowed = set(Wish.__dataclass_fields__) - {"strategy"}
-    if wrong := sorted(set(wishes) - allowed):
+    allowed = set(PlanRequest.__dataclass_fields__) - {"strategy"}
+    if wrong := sorted(set(requests) - allowed):
         raise TypeError(f"plan_for has no argument {', '.join(wrong)}; it has {', '.join(sorted(allowed))}")
     facts = _facts(model, example, device, methods, _optimizers(model, optimizer))
-    return make_plan(facts, Terms(dict(axes), hosts, memory_nbytes or 0, device), Wish(strategy, **wishes))
+    return make_plan(facts, Resources(dict(axes), hosts, memory_nbytes or 0, device), PlanRequest(strategy, **requests))
 
 
 def _facts(
     model: nn.Module, example: Example, device: str, methods: Sequence[str], optimizers: Sequence[Optimizer]
-) -> Facts:
+) -> ModelFacts:
     for method in methods:
         if not callable(getattr(model, method, None)):
             raise PlanError(f"methods: the model has no method {method!r}")

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
 from monarch_kernel.train.parallel.scan import module_names
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 
 __all__ = ["Example", "probe", "run"]
 
@@ -55,7 +55,9 @@ def run(model: nn.Module, example: Example) -> Any:
     return example(model)
 
 
-def probe(model: nn.Module, example: Example, facts: Facts, device: str, methods: Sequence[str] = ()) -> Facts:
+def probe(
+    model: nn.Module, example: Example, facts: ModelFacts, device: str, methods: Sequence[str] = ()
+) -> ModelFacts:
     """Add the results of one forward to the facts about a model.
 
     Args:
@@ -72,13 +74,13 @@ def probe(model: nn.Module, example: Example, facts: Facts, device: str, methods
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, _faked(names, mode, device) as fakes:
             seen = _watch(model, names, fakes, _placed(example, mode, device), methods)
-        return _told(facts, seen, "fake")
+        return _add_records(facts, seen, "fake")
     except Exception as error:
         why = f"on tensors without values its forward fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
         if any(param.is_meta for param in model.parameters()):
             return replace(facts, why_not=f"{why}; on the meta device there are no real tensors")
     with _restored(names):
-        return _told(facts, _watch(model, names, _there(names), example, methods), "real")
+        return _add_records(facts, _watch(model, names, _there(names), example, methods), "real")
 
 
 class _Seen(TorchFunctionMode):
@@ -199,7 +201,7 @@ def _as_forward(model: nn.Module, methods: Sequence[str], seen: _Seen) -> Iterat
             del model.__dict__[name]
 
 
-def _told(facts: Facts, seen: _Seen, how: str) -> Facts:
+def _add_records(facts: ModelFacts, seen: _Seen, how: str) -> ModelFacts:
     """Add the records of a forward to the facts."""
     uses = {seen.known[key]: tuple(sorted(stacks, key=sorted)) for key, stacks in seen.uses.items()}
     params = [

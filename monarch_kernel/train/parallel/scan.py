@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts, ModuleFacts, Needs, ParamFacts
+from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, Needs, ParamFacts
 
 __all__ = ["module_names", "named", "scan"]
 
@@ -20,7 +20,7 @@ _NORMS = nn.modules.batchnorm._NormBase
 _PLAIN = (list, tuple, dict)
 
 
-def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
+def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> ModelFacts:
     """Collect the facts about a model that need no example.
 
     Args:
@@ -59,7 +59,7 @@ def scan(model: nn.Module, optimizer_nbytes: float = 8.0) -> Facts:
         )
         for module, name in names.items()
     }
-    return Facts(tuple(facts), modules, averaged=tuple(_statistics(names)), optimizer_nbytes=optimizer_nbytes)
+    return ModelFacts(tuple(facts), modules, averaged=tuple(_statistics(names)), optimizer_nbytes=optimizer_nbytes)
 
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:

@@ -200,16 +200,16 @@ class Checks:
                 device = tensor.device.type
                 is_bad = max(is_bad, float(not _is_finite(tensor)))
         crc = zlib.crc32("\n".join(self._way).encode())
-        told = torch.tensor([crc, -crc, is_bad], dtype=torch.float64, device=device)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
-        most, least, is_any_bad = told.tolist()
+        maxima = torch.tensor([crc, -crc, is_bad], dtype=torch.float64, device=device)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX, group=self._group)
+        most, least, is_any_bad = maxima.tolist()
         if most != -least:
-            self._tell_branches()
+            self._report_branches()
         if is_any_bad:
-            self._tell_first(args, kwargs)
+            self._report_first(args, kwargs)
         self._step += 1
 
-    def _tell_branches(self) -> None:
+    def _report_branches(self) -> None:
         everyones: list[Any] = [None] * self._group.size()
         dist.all_gather_object(everyones, self._way, group=self._group)
         at = next(i for i, units in enumerate(zip_longest(*everyones)) if len(set(units)) > 1)
@@ -224,7 +224,7 @@ class Checks:
             "the same branch (decide by a value that is equal on all), or wrap fewer units: parallelize(..., units=[...])"
         )
 
-    def _tell_first(self, args: Any, kwargs: Any) -> None:
+    def _report_first(self, args: Any, kwargs: Any) -> None:
         """Run the forward again, to find the first module whose output is not finite."""
         first: list[str] = []
         given = _not_finite(self._model, args, kwargs)

@@ -1,4 +1,4 @@
-"""Facts about a model that planning needs: plain data from a scan of the model and one forward of an example."""
+"""ModelFacts about a model that planning needs: plain data from a scan of the model and one forward of an example."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-__all__ = ["Facts", "ModuleFacts", "Needs", "ParamFacts", "above", "is_within"]
+__all__ = ["ModelFacts", "ModuleFacts", "Needs", "ParamFacts", "above", "is_within"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ModuleFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelFacts:
     """A model.
 
     Attributes:

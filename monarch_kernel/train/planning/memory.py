@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_kernel.train.planning.facts import Facts, ParamFacts
+from monarch_kernel.train.planning.facts import ModelFacts, ParamFacts
 from monarch_kernel.train.planning.request import Strategy
 from monarch_kernel.train.planning.wrapping import Wrapping, unit_of
 
@@ -73,7 +73,7 @@ class Sent:
 
 
 def needed(
-    facts: Facts,
+    facts: ModelFacts,
     split: Split,
     wrapping: Wrapping,
     *,
@@ -110,7 +110,7 @@ def needed(
 
 
 def sent(
-    facts: Facts,
+    facts: ModelFacts,
     strategy: Strategy,
     split: Split,
     wrapping: Wrapping,

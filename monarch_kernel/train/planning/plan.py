@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from monarch_kernel.base.text import format_nbytes
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 from monarch_kernel.train.planning.memory import Memory, Sent
-from monarch_kernel.train.planning.request import Axes, Strategy, Terms
+from monarch_kernel.train.planning.request import Axes, Resources, Strategy
 from monarch_kernel.train.planning.wrapping import unit_of
 
 __all__ = ["Option", "Plan", "axes_text", "does_not_fit", "nothing_fits", "reason_for", "several"]
@@ -221,19 +221,19 @@ def reason_for(plan: Plan, before: Sequence[Option], *, asked: bool) -> str:
     return said
 
 
-def nothing_fits(plans: Sequence[Plan], terms: Terms, facts: Facts) -> str:
+def nothing_fits(plans: Sequence[Plan], resources: Resources, facts: ModelFacts) -> str:
     """Explain why there is no plan, with a table, and suggest what would help."""
-    free = format_nbytes(terms.free_nbytes)
+    free = format_nbytes(resources.free_nbytes)
     lines = [
-        f"training {facts.numel / 1e6:,.1f} M parameters does not fit into the {free} that the smallest of {terms.ranks} ranks "
-        "has free:"
+        f"training {facts.numel / 1e6:,.1f} M parameters does not fit into the {free} that the smallest of "
+        f"{resources.ranks} ranks has free:"
     ]
     for plan in plans:
         name = _NAMES[plan.strategy] + (" with blocks recomputed" if plan.checkpoint else "")
         lines.append(f"  {name}: {format_nbytes(plan.memory.total)} a rank ({_sizes(plan.memory)})")
     least = min(plans, key=lambda plan: plan.memory.total).memory
-    state = (least.parameters + least.gradients + least.optimizer) * terms.ranks
-    left = 0.85 * terms.free_nbytes - least.gathered - least.activations
+    state = (least.parameters + least.gradients + least.optimizer) * resources.ranks
+    left = 0.85 * resources.free_nbytes - least.gathered - least.activations
     if left > 0:
         lines.append(f"about {-(-state // int(left)):,} ranks of this size would suffice; or use a smaller batch")
     else:

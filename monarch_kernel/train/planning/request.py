@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
-__all__ = ["STRATEGIES", "Axes", "Strategy", "Terms", "Wish"]
+__all__ = ["STRATEGIES", "Axes", "PlanRequest", "Resources", "Strategy"]
 
 Strategy = Literal["none", "ddp", "fsdp", "hsdp", "tp", "fsdp+tp"]
 STRATEGIES: tuple[Strategy, ...] = ("none", "ddp", "fsdp", "hsdp", "tp", "fsdp+tp")
@@ -17,7 +17,7 @@ Axes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Terms:
+class Resources:
     """The resources for a model.
 
     Attributes:
@@ -39,7 +39,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanRequest:
     """The requests of the user.
 
     Attributes:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 from monarch_kernel.train.planning.memory import Split, needed, sent
 from monarch_kernel.train.planning.plan import Option, Plan, axes_text, does_not_fit, nothing_fits, reason_for, several
-from monarch_kernel.train.planning.request import STRATEGIES, Axes, Strategy, Terms, Wish
+from monarch_kernel.train.planning.request import STRATEGIES, Axes, PlanRequest, Resources, Strategy
 from monarch_kernel.train.planning.tensor_split import has_partner, matched
 from monarch_kernel.train.planning.wrapping import SPARSE, Wrapping, blocks, wrap
 
@@ -22,98 +22,101 @@ caches, and replication leaves less space for these."""
 _PRECISIONS = ("", "bfloat16", "float16", "float32")
 
 
-def make_plan(facts: Facts, terms: Terms, wish: Wish | None = None) -> Plan:
+def make_plan(facts: ModelFacts, resources: Resources, request: PlanRequest | None = None) -> Plan:
     """Choose how to distribute a model.
 
     Args:
         facts: facts about the model.
-        terms: the available resources.
-        wish: the requests of the user; by default, everything is chosen here.
+        resources: the available resources.
+        request: the requests of the user; by default, everything is chosen here.
 
     Raises:
         PlanError: the request is impossible, or nothing fits into memory; the message has the figures.
     """
-    wish = wish or Wish()
-    _check(wish, terms)
-    parts = terms.axes.get(wish.tensor_axis, 1) if wish.tensor else 1
-    tensor = matched(facts, wish.tensor, parts)
-    wrapping = wrap(facts, wish.units, wish.replicate)
+    request = request or PlanRequest()
+    _check(request, resources)
+    parts = resources.axes.get(request.tensor_axis, 1) if request.tensor else 1
+    tensor = matched(facts, request.tensor, parts)
+    wrapping = wrap(facts, request.units, request.replicate)
     repeated = tuple(name for name in blocks(facts) if facts.modules[name].calls != 0)
     options: list[Option] = []
     plans: list[Plan] = []
-    for strategy, checkpoint in _candidates(wish, terms, bool(tensor), bool(repeated)):
-        plan = _draft(facts, terms, wish, strategy, wrapping, tensor, repeated if checkpoint else ())
+    for strategy, checkpoint in _candidates(request, resources, bool(tensor), bool(repeated)):
+        plan = _draft(facts, resources, request, strategy, wrapping, tensor, repeated if checkpoint else ())
         plans.append(plan)
-        room = _FITS[strategy] * terms.free_nbytes
-        is_too_big = terms.free_nbytes > 0 and plan.memory.total > room
+        room = _FITS[strategy] * resources.free_nbytes
+        is_too_big = resources.free_nbytes > 0 and plan.memory.total > room
         why_not = does_not_fit(plan, room) if is_too_big else ""
         options.append(Option(strategy, checkpoint, plan.memory, why_not))
     at = next((i for i, option in enumerate(options) if not option.why_not), None)
-    if at is None and wish.strategy == "auto":
-        raise PlanError(nothing_fits(plans, terms, facts))
+    if at is None and request.strategy == "auto":
+        raise PlanError(nothing_fits(plans, resources, facts))
     chosen = plans[at or 0]
-    reason = reason_for(chosen, options[: at or 0], asked=wish.strategy != "auto")
+    reason = reason_for(chosen, options[: at or 0], asked=request.strategy != "auto")
     if at is None:
         reason += f"; {options[0].why_not}"
     later = [option if i <= (at or 0) else replace(option, why_not="not needed") for i, option in enumerate(options)]
     return replace(chosen, reason=reason, options=tuple(later))
 
 
-def _check(wish: Wish, terms: Terms) -> None:
-    if wish.strategy not in ("auto", *STRATEGIES):
-        raise PlanError(f"strategy={wish.strategy!r} must be one of auto, {', '.join(STRATEGIES)}")
-    if wish.precision not in _PRECISIONS:
-        raise PlanError(f"precision={wish.precision!r} must be one of {', '.join(filter(None, _PRECISIONS))}")
-    wants_tensor = bool(wish.tensor) or wish.strategy in ("tp", "fsdp+tp")
-    if wants_tensor and wish.tensor_axis not in terms.axes:
+def _check(request: PlanRequest, resources: Resources) -> None:
+    if request.strategy not in ("auto", *STRATEGIES):
+        raise PlanError(f"strategy={request.strategy!r} must be one of auto, {', '.join(STRATEGIES)}")
+    if request.precision not in _PRECISIONS:
+        raise PlanError(f"precision={request.precision!r} must be one of {', '.join(filter(None, _PRECISIONS))}")
+    wants_tensor = bool(request.tensor) or request.strategy in ("tp", "fsdp+tp")
+    if wants_tensor and request.tensor_axis not in resources.axes:
         raise PlanError(
-            f"the mesh has no axis {wish.tensor_axis!r} along which to split matrices; it has {axes_text(terms.axes)}: start a "
-            f"mesh with --axes dp=…,{wish.tensor_axis}=…, or name another axis with tensor_axis="
+            f"the mesh has no axis {request.tensor_axis!r} along which to split matrices; it has "
+            f"{axes_text(resources.axes)}: start a mesh with --axes dp=…,{request.tensor_axis}=…, or name another axis with "
+            "tensor_axis="
         )
-    if wish.strategy in ("tp", "fsdp+tp") and not wish.tensor:
+    if request.strategy in ("tp", "fsdp+tp") and not request.tensor:
         raise PlanError(
-            f"strategy={wish.strategy!r} needs the layers to split: "
+            f"strategy={request.strategy!r} needs the layers to split: "
             'tensor={"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
         )
-    if wish.tensor and wish.strategy in ("ddp", "hsdp", "none"):
-        raise PlanError(f"strategy={wish.strategy!r} splits no matrices; remove tensor=, or use 'tp' or 'fsdp+tp'")
-    if wish.strategy == "hsdp" and len([size for size in terms.axes.values() if size > 1]) < 2:
+    if request.tensor and request.strategy in ("ddp", "hsdp", "none"):
+        raise PlanError(f"strategy={request.strategy!r} splits no matrices; remove tensor=, or use 'tp' or 'fsdp+tp'")
+    if request.strategy == "hsdp" and len([size for size in resources.axes.values() if size > 1]) < 2:
         raise PlanError(
             f"strategy='hsdp' needs a mesh with two axes, copies along the first and shards along the others; this one has "
-            f"{axes_text(terms.axes)}: start a mesh with --axes copies=2,shards=…"
+            f"{axes_text(resources.axes)}: start a mesh with --axes copies=2,shards=…"
         )
-    if wish.strategy == "none" and terms.ranks > 1:
+    if request.strategy == "none" and resources.ranks > 1:
         raise PlanError(
-            f"strategy='none' is for one rank, but there are {terms.ranks}: each would train a separate model"
+            f"strategy='none' is for one rank, but there are {resources.ranks}: each would train a separate model"
         )
 
 
-def _candidates(wish: Wish, terms: Terms, has_tensor: bool, has_blocks: bool) -> list[tuple[Strategy, bool]]:
+def _candidates(
+    request: PlanRequest, resources: Resources, has_tensor: bool, has_blocks: bool
+) -> list[tuple[Strategy, bool]]:
     """The strategies to consider, in order: the simplest ones, which send the least, come first."""
     strategies: list[Strategy]
-    if wish.strategy != "auto":
-        strategies = [wish.strategy]  # type: ignore[list-item]
+    if request.strategy != "auto":
+        strategies = [request.strategy]  # type: ignore[list-item]
     elif has_tensor:
-        others = terms.ranks // terms.axes[wish.tensor_axis]
+        others = resources.ranks // resources.axes[request.tensor_axis]
         strategies = ["tp", "fsdp+tp"] if others > 1 else ["tp"]
-    elif terms.ranks == 1:
+    elif resources.ranks == 1:
         strategies = ["none"]
     else:
-        strategies = ["ddp", "hsdp", "fsdp"] if terms.hosts > 1 and len(terms.axes) > 1 else ["ddp", "fsdp"]
-    recompute = [wish.checkpoint] if wish.checkpoint is not None else [False, True] if has_blocks else [False]
-    if wish.checkpoint and not has_blocks:
+        strategies = ["ddp", "hsdp", "fsdp"] if resources.hosts > 1 and len(resources.axes) > 1 else ["ddp", "fsdp"]
+    recompute = [request.checkpoint] if request.checkpoint is not None else [False, True] if has_blocks else [False]
+    if request.checkpoint and not has_blocks:
         raise PlanError(
             "checkpoint=True: the model has no repeated blocks; apply torch.utils.checkpoint in the model instead"
         )
-    if wish.strategy != "auto" and wish.checkpoint is None and not terms.free_nbytes:
+    if request.strategy != "auto" and request.checkpoint is None and not resources.free_nbytes:
         recompute = [False]
     return [(strategy, checkpoint) for checkpoint in recompute for strategy in strategies]
 
 
 def _draft(
-    facts: Facts,
-    terms: Terms,
-    wish: Wish,
+    facts: ModelFacts,
+    resources: Resources,
+    request: PlanRequest,
     strategy: Strategy,
     wrapping: Wrapping,
     tensor: Mapping[str, str],
@@ -121,12 +124,12 @@ def _draft(
 ) -> Plan:
     """The plan for one strategy, with its estimates."""
     splits_matrices = strategy in ("tp", "fsdp+tp")
-    others = [axis for axis in terms.axes if not (splits_matrices and axis == wish.tensor_axis)]
-    copy_axes, shard_axes = _axes_of(strategy, others, terms.axes)
+    others = [axis for axis in resources.axes if not (splits_matrices and axis == request.tensor_axis)]
+    copy_axes, shard_axes = _axes_of(strategy, others, resources.axes)
     split = Split(
-        _size(terms.axes, copy_axes),
-        _size(terms.axes, shard_axes),
-        terms.axes[wish.tensor_axis] if splits_matrices else 1,
+        _size(resources.axes, copy_axes),
+        _size(resources.axes, shard_axes),
+        resources.axes[request.tensor_axis] if splits_matrices else 1,
     )
     has_shards = strategy in ("fsdp", "hsdp", "fsdp+tp")
     if not has_shards:  # DDP concatenates gradients, which is impossible for sparse ones
@@ -142,7 +145,7 @@ def _draft(
             for name, style in linears.items()
             if not has_partner(name, linears)
         ]
-    if facts.averaged and terms.ranks > 1:
+    if facts.averaged and resources.ranks > 1:
         notes.append(
             f"{several(facts.averaged, 'buffer')} averaged over the ranks after each step; for statistics of the whole batch, "
             "use torch.nn.SyncBatchNorm"
@@ -151,23 +154,23 @@ def _draft(
         notes.append(f"the model was not probed: {facts.why_not or 'there is no example='}")
     return Plan(
         strategy=strategy,
-        axes=dict(terms.axes),
+        axes=dict(resources.axes),
         copy_axes=copy_axes,
         shard_axes=shard_axes,
-        tensor_axis=wish.tensor_axis if splits_matrices else "",
+        tensor_axis=request.tensor_axis if splits_matrices else "",
         units=wrapping.units,
         kept=dict(wrapping.kept),
         tensor=dict(tensor) if splits_matrices else {},
         checkpoint=tuple(checkpoint),
-        precision=wish.precision,
-        averaged=facts.averaged if terms.ranks > 1 else (),
+        precision=request.precision,
+        averaged=facts.averaged if resources.ranks > 1 else (),
         unused=tuple(param.name for param in facts.params if param.is_unused and param.trains)
         if facts.probed
         else None,
-        memory=needed(facts, split, wrapping, tensor=tensor, checkpoint=checkpoint, precision=wish.precision),
-        sent=sent(facts, strategy, split, wrapping, tensor=tensor, precision=wish.precision),
-        free_nbytes=terms.free_nbytes,
-        flops=facts.flops // (terms.axes[wish.tensor_axis] if splits_matrices else 1),
+        memory=needed(facts, split, wrapping, tensor=tensor, checkpoint=checkpoint, precision=request.precision),
+        sent=sent(facts, strategy, split, wrapping, tensor=tensor, precision=request.precision),
+        free_nbytes=resources.free_nbytes,
+        flops=facts.flops // (resources.axes[request.tensor_axis] if splits_matrices else 1),
         notes=tuple(notes),
     )
 

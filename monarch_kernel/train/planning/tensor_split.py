@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts
+from monarch_kernel.train.planning.facts import ModelFacts
 
 __all__ = ["STYLES", "has_partner", "matched"]
 
@@ -19,7 +19,7 @@ STYLES = ("colwise", "rowwise")
 _KINDS = ("Linear", "Embedding")
 
 
-def matched(facts: Facts, tensor: Mapping[str, str], parts: int) -> dict[str, str]:
+def matched(facts: ModelFacts, tensor: Mapping[str, str], parts: int) -> dict[str, str]:
     """Match patterns to modules: full name of a module to split -> style.
 
     Args:
@@ -57,7 +57,7 @@ def has_partner(name: str, linears: Mapping[str, str]) -> bool:
     return any(style != linears[name] and other.rpartition(".")[0] == beside for other, style in linears.items())
 
 
-def _check(facts: Facts, name: str, style: str, parts: int) -> None:
+def _check(facts: ModelFacts, name: str, style: str, parts: int) -> None:
     kind = facts.modules[name].kind
     if kind not in _KINDS:
         raise PlanError(f"tensor: {name} is a {kind}; only {' and '.join(_KINDS)} can be split: name those within it")

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts, ModuleFacts, ParamFacts, above, is_within
+from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, ParamFacts, above, is_within
 
 __all__ = ["SPARSE", "Wrapping", "blocks", "is_sound", "unit_of", "wrap"]
 
@@ -54,7 +54,7 @@ class Wrapping:
     notes: tuple[str, ...] = ()
 
 
-def blocks(facts: Facts) -> list[str]:
+def blocks(facts: ModelFacts) -> list[str]:
     """The repeated blocks of a model: the outermost children of one class in a ``ModuleList`` or ``Sequential``."""
     found: list[str] = []
     for module in facts.modules.values():
@@ -68,7 +68,7 @@ def blocks(facts: Facts) -> list[str]:
     return found
 
 
-def wrap(facts: Facts, units: Sequence[str] | None = None, replicate: Sequence[str] = ()) -> Wrapping:
+def wrap(facts: ModelFacts, units: Sequence[str] | None = None, replicate: Sequence[str] = ()) -> Wrapping:
     """Choose units and kept parameters.
 
     Args:
@@ -114,7 +114,7 @@ def is_sound(param: ParamFacts, units: Sequence[str] | set[str]) -> bool:
     return not _why_unsound(param, units)
 
 
-def _asked_for(facts: Facts, replicate: Sequence[str]) -> dict[str, str]:
+def _asked_for(facts: ModelFacts, replicate: Sequence[str]) -> dict[str, str]:
     by_name = {name: param.name for param in facts.params for name in param.names}
     kept: dict[str, str] = {}
     for name in replicate:
@@ -139,11 +139,11 @@ def _near(name: str, known: Mapping[str, object]) -> str:
     return f"there is {', '.join(near[:8])}{', …' if len(near) > 8 else ''}"
 
 
-def _may_be_unit(facts: Facts, module: ModuleFacts) -> bool:
+def _may_be_unit(facts: ModelFacts, module: ModuleFacts) -> bool:
     return module.has_forward and module.calls != 0 and next(facts.below(module.name), None) is not None
 
 
-def _found(facts: Facts) -> set[str]:
+def _found(facts: ModelFacts) -> set[str]:
     chosen = set(blocks(facts))
     large = _LARGE * sum(param.nbytes for param in facts.params)
     for module in facts.children(""):
@@ -156,16 +156,14 @@ def _found(facts: Facts) -> set[str]:
     return chosen
 
 
-def _given(facts: Facts, units: Sequence[str]) -> set[str]:
+def _given(facts: ModelFacts, units: Sequence[str]) -> set[str]:
     for name in units:
         module = facts.modules.get(name)
         if module is None or not name:
             raise PlanError(f"units: the model has no module {name!r}; {_near(name, facts.modules)}")
         if not module.has_forward:
             children = ", ".join(child.name for child in facts.children(name)[:4])
-            raise PlanError(
-                f"units: {name} is a {module.kind}, which is never called; name its children: {children}"
-            )
+            raise PlanError(f"units: {name} is a {module.kind}, which is never called; name its children: {children}")
         if next(facts.below(name), None) is None:
             raise PlanError(f"units: {name} has no parameters")
     return set(units)
@@ -183,7 +181,7 @@ def _never_split(param: ParamFacts) -> str:
     return ""
 
 
-def _keep_odd_dtypes(facts: Facts, units: set[str], kept: dict[str, str]) -> None:
+def _keep_odd_dtypes(facts: ModelFacts, units: set[str], kept: dict[str, str]) -> None:
     """Keep parameters with odd dtypes. FSDP needs one dtype in a unit, of trainable parameters: the one with the most bytes."""
     groups: dict[str, dict[str, list[ParamFacts]]] = defaultdict(lambda: defaultdict(list))
     for param in facts.params:
@@ -197,7 +195,7 @@ def _keep_odd_dtypes(facts: Facts, units: set[str], kept: dict[str, str]) -> Non
                 kept[param.name] = f"it is {dtype}, and the rest of its unit {main}"
 
 
-def _first_unsound(facts: Facts, units: set[str], kept: Mapping[str, str]) -> tuple[ParamFacts, str, str] | None:
+def _first_unsound(facts: ModelFacts, units: set[str], kept: Mapping[str, str]) -> tuple[ParamFacts, str, str] | None:
     for param in facts.params:
         if param.name in kept:
             continue

@@ -48,7 +48,7 @@ _NAMES = {
 """Methods of a process group that Python code calls -> name of the collective for users."""
 
 
-_MAX_BEGUN = 1024
+_MAX_STARTED = 1024
 
 
 class _Kind(NamedTuple):
@@ -69,7 +69,7 @@ class CollectiveMeter:
         self._label = label
         self._labels: dict[str, str] = {}
         self._seen: dict[str, int] = {}
-        self._begun: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
+        self._started: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
 
     def install(self, dist: Any) -> None:
         """Wrap the methods through which collectives go."""
@@ -84,16 +84,16 @@ class CollectiveMeter:
         unread = 0
         for group in list(dist.distributed_c10d._world.pg_map):
             try:
-                begun = int(group._get_sequence_number_for_group())
+                started = int(group._get_sequence_number_for_group())
             except RuntimeError:  # no number yet
                 continue
-            unread += max(0, begun - self._seen.get(group.group_name, 0))
+            unread += max(0, started - self._seen.get(group.group_name, 0))
         return unread
 
     def _counting(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             work = original(group, *args, **kwargs)
             name = group.group_name
             label = self._labels.get(name)
@@ -101,11 +101,11 @@ class CollectiveMeter:
                 label = self._labels[name] = self._label(name, group.group_desc)
             self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
             if work is not None:
-                if len(self._begun) >= _MAX_BEGUN:
+                if len(self._started) >= _MAX_STARTED:
                     self._forget()
-                self._begun[id(work)] = ref(work), _Kind(label, operation)
+                self._started[id(work)] = ref(work), _Kind(label, operation)
             nbytes = max(map(_nbytes, (*args[:2], *kwargs.values())), default=0)
-            self._meters.collect(label, operation, nbytes, seconds=time.perf_counter() - begun)
+            self._meters.collect(label, operation, nbytes, seconds=time.perf_counter() - started)
             return work
 
         return method
@@ -113,20 +113,20 @@ class CollectiveMeter:
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            known = self._begun.pop(id(work), None)
+            known = self._started.pop(id(work), None)
             if known is None or known[0]() is not work:
                 return original(work, *args, **kwargs)
             kind = known[1]
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 return original(work, *args, **kwargs)
             finally:
-                self._meters.collect(*kind, 0, operations=0, seconds=time.perf_counter() - begun)
+                self._meters.collect(*kind, 0, operations=0, seconds=time.perf_counter() - started)
 
         return wait
 
     def _forget(self) -> None:
-        self._begun = {key: known for key, known in self._begun.items() if known[0]() is not None}
+        self._started = {key: known for key, known in self._started.items() if known[0]() is not None}
 
 
 def _nbytes(value: Any) -> int:

@@ -69,7 +69,7 @@ class Series:
         things: the objects, by name.
         every: interval in steps.
         most: number of snapshots to keep.
-        begun: the snapshot that was restored, with its key; None for a loop that starts with its first step.
+        restored: the snapshot that was restored, with its key; None for a loop that starts with its first step.
 
     Attributes:
         request: as given.
@@ -85,17 +85,17 @@ class Series:
         things: Mapping[str, Any],
         every: int,
         most: int,
-        begun: tuple[Rewind, Captured] | None,
+        restored: tuple[Rewind, Captured] | None,
     ) -> None:
         self.request = request
-        self.rewound = None if begun is None else begun[0]
-        self.first = 0 if begun is None else begun[0].key[2]
+        self.rewound = None if restored is None else restored[0]
+        self.first = 0 if restored is None else restored[0].key[2]
         self._things = things
         self._home = home
         self._number = number
         self._every = every
         self._most = most
-        self._captured = None if begun is None else begun[1]
+        self._captured = None if restored is None else restored[1]
         self._sent: Future[Any] | None = None
 
     @property
@@ -149,8 +149,8 @@ class Snapshots:
         self._rewind: Rewind | None = None
         self._here = threading.local()  # `coming`: the series of the next loop in the code that a thread runs
         self._last: dict[str, Callable[[], Any]] = {}  # objects by name, as weak references where possible
-        rank.extend({KeepSnapshot: self._hear_keep, FetchSnapshot: self._hear_fetch}, from_ranks=True)
-        rank.extend({ListSnapshots: self._hear_list, Rewind: self._hear_rewind})
+        rank.extend({KeepSnapshot: self._handle_keep, FetchSnapshot: self._handle_fetch}, from_ranks=True)
+        rank.extend({ListSnapshots: self._handle_list, Rewind: self._handle_rewind})
 
     # -- for the user's code
 
@@ -172,7 +172,7 @@ class Snapshots:
         rewind = self._rewind
         if self._rank.rewind is not None:
             rewind = self._rank.rewind if self._rank.rewind.key[1] == number else None
-        begun: tuple[Rewind, Captured] | None = None
+        restored: tuple[Rewind, Captured] | None = None
         if rewind is not None:
             captured = self._fetch(rewind)
             try:
@@ -186,12 +186,12 @@ class Snapshots:
                     "beginning, or %mesh rollback to request the rollback again"
                 ) from error
             self._rewind = None
-            begun = rewind, captured
+            restored = rewind, captured
         if every == 1:
             most = max(most, 3)  # else no rank could start a step before all ranks have reported
-        self._here.coming = Series(self, request, number, dict(things), every, most, begun)
+        self._here.coming = Series(self, request, number, dict(things), every, most, restored)
         self._last = {name: _reference(thing) for name, thing in things.items()}
-        return None if begun is None else begun[0].key[2]
+        return None if restored is None else restored[0].key[2]
 
     def take_series(self) -> Series | None:
         """The series of a loop that starts now, if this request has called `live.snapshot`."""
@@ -265,14 +265,14 @@ class Snapshots:
         id: int = message.id  # type: ignore[attr-defined]
         self._rank.send_answer_now(id, pack(Result(id, payload), frames))
 
-    def _hear_keep(self, message: KeepSnapshot, frames: Sequence[Frame]) -> None:
+    def _handle_keep(self, message: KeepSnapshot, frames: Sequence[Frame]) -> None:
         self._file(message.owner, message.key, _Kept(message.payload, tuple(frames)), message.most)
         self._answer(message, Payload())
 
-    def _hear_list(self, message: ListSnapshots, _: Sequence[Frame]) -> None:
+    def _handle_list(self, message: ListSnapshots, _: Sequence[Frame]) -> None:
         self._answer(message, *dump({owner: sorted(shelf) for owner, shelf in self._kept.items()}))
 
-    def _hear_fetch(self, message: FetchSnapshot, _: Sequence[Frame]) -> None:
+    def _handle_fetch(self, message: FetchSnapshot, _: Sequence[Frame]) -> None:
         kept = self._kept.get(message.owner, {}).get(message.key)
         if kept is None:
             gone = Failure("exception", "LookupError", "the buddy has dropped it in the meantime")
@@ -280,7 +280,7 @@ class Snapshots:
             return
         self._answer(message, kept.payload, tuple(self._again(frame) for frame in kept.frames))
 
-    def _hear_rewind(self, message: Rewind, _: Sequence[Frame]) -> None:
+    def _handle_rewind(self, message: Rewind, _: Sequence[Frame]) -> None:
         self._rewind = message
         self._answer(message, Payload())
 

@@ -1,10 +1,10 @@
-"""Facts about models that were never built."""
+"""ModelFacts about models that were never built."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_kernel.train.planning.facts import Facts, ModuleFacts, ParamFacts, above
+from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, ParamFacts, above
 
 __all__ = ["gpt", "param"]
 
@@ -18,7 +18,7 @@ def param(name: str, *shape: int, **more: object) -> ParamFacts:
     return ParamFacts(names, shape, **more)  # type: ignore[arg-type]
 
 
-def gpt(layers: int = 4, width: int = 64, vocabulary: int = 256, extra: Sequence[ParamFacts] = ()) -> Facts:
+def gpt(layers: int = 4, width: int = 64, vocabulary: int = 256, extra: Sequence[ParamFacts] = ()) -> ModelFacts:
     """A GPT: ``embed``, ``blocks.0`` and so on, ``norm``, ``head``; 1 MiB of activations a block."""
     modules = [ModuleFacts("", "GPT", calls=1, activation_nbytes=(layers + 1) * MIB)]
     params = [param("embed.weight", vocabulary, width)]
@@ -30,4 +30,4 @@ def gpt(layers: int = 4, width: int = 64, vocabulary: int = 256, extra: Sequence
         params += [param(f"{block}.up.weight", 4 * width, width), param(f"{block}.down.weight", width, 4 * width)]
     modules += [ModuleFacts("norm", "LayerNorm", calls=1), ModuleFacts("head", "Linear", calls=1)]
     params += [param("norm.weight", width), param("head.weight", vocabulary, width), *extra]
-    return Facts(tuple(params), {module.name: module for module in modules}, probed="fake", flops=10**9)
+    return ModelFacts(tuple(params), {module.name: module for module in modules}, probed="fake", flops=10**9)

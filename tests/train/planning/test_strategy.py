@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts, ModuleFacts
+from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts
 from monarch_kernel.train.planning.plan import Plan
-from monarch_kernel.train.planning.request import Terms, Wish
+from monarch_kernel.train.planning.request import PlanRequest, Resources
 from monarch_kernel.train.planning.strategy import make_plan
 from tests.train.planning.models import MIB, gpt, param
 
@@ -17,8 +17,10 @@ SPLIT = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 WIDE = gpt(4, width=512)  # 8.6 M parameters, 131 MiB of state, 5 MiB of activations
 
 
-def plan(facts: Facts = WIDE, free_mib: int = 0, wish: Wish | None = None, hosts: int = 1, **axes: int) -> Plan:
-    return make_plan(facts, Terms(axes or {"dp": 4}, hosts, free_mib * MIB), wish)
+def plan(
+    facts: ModelFacts = WIDE, free_mib: int = 0, request: PlanRequest | None = None, hosts: int = 1, **axes: int
+) -> Plan:
+    return make_plan(facts, Resources(axes or {"dp": 4}, hosts, free_mib * MIB), request)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,7 @@ def test_figures_are_those_of_the_papers() -> None:
     assert (chosen.memory.parameters, chosen.memory.gradients, chosen.memory.optimizer) == (4 * n, 4 * n, 8 * n)
     assert chosen.memory.activations == 5 * MIB
     assert chosen.sent.total == chosen.sent.all_reduce == round(2 * 3 / 4 * 4 * n)
-    split = plan(wish=Wish("fsdp"))
+    split = plan(request=PlanRequest("fsdp"))
     assert (split.memory.parameters, split.memory.optimizer) == (n, 2 * n)
     block = 2 * 512 * 2048 * 4
     root = 4 * n - 4 * block
@@ -46,7 +48,7 @@ def test_figures_are_those_of_the_papers() -> None:
     assert split.sent.all_gather == 3 * (2 * 4 * block + root) // 4
     assert split.sent.reduce_scatter == 3 * n
     assert split.sent.all_reduce == 0
-    half = plan(wish=Wish("fsdp", precision="bfloat16"))
+    half = plan(request=PlanRequest("fsdp", precision="bfloat16"))
     assert half.memory.gathered == 2 * block
     assert half.sent.all_gather == split.sent.all_gather // 2
 
@@ -70,7 +72,7 @@ def test_a_model_that_does_not_fit_is_refused_with_figures() -> None:
     assert "more ranks do not help" in said
     with pytest.raises(PlanError, match=r"about \d+ ranks of this size would suffice"):
         plan(free_mib=50)
-    assert "needs 137 MiB a rank, but 22 MiB can be used" in plan(free_mib=30, wish=Wish("ddp")).reason
+    assert "needs 137 MiB a rank, but 22 MiB can be used" in plan(free_mib=30, request=PlanRequest("ddp")).reason
 
 
 def test_explain_says_what_was_chosen_and_what_not() -> None:
@@ -84,7 +86,7 @@ def test_explain_says_what_was_chosen_and_what_not() -> None:
 
 
 def test_about_describes_a_parameter() -> None:
-    chosen = plan(wish=Wish("fsdp+tp", tensor=SPLIT), dp=2, tp=2)
+    chosen = plan(request=PlanRequest("fsdp+tp", tensor=SPLIT), dp=2, tp=2)
     assert (chosen.shard_axes, chosen.tensor_axis) == (("dp",), "tp")
     up = "split colwise along tp, split by FSDP along dp, in the unit blocks.0"
     assert chosen.about("blocks.0.up.weight") == up
@@ -94,41 +96,45 @@ def test_about_describes_a_parameter() -> None:
 
 
 def test_a_plan_can_be_edited() -> None:
-    chosen = plan(wish=Wish("fsdp"))
+    chosen = plan(request=PlanRequest("fsdp"))
     assert chosen.edit(units=("blocks.0",)).unit_of("blocks.1.up.weight") == ""
     with pytest.raises(TypeError, match="a plan has no unit; it has averaged, axes"):
         chosen.edit(unit=())
 
 
 def test_layers_are_split_on_request() -> None:
-    assert plan(wish=Wish(tensor=SPLIT), tp=4).strategy == "tp"
-    assert plan(wish=Wish(tensor=SPLIT), free_mib=300, dp=2, tp=2).strategy == "tp"
-    assert plan(wish=Wish(tensor=SPLIT), free_mib=70, dp=2, tp=2).strategy == "fsdp+tp"
-    assert plan(wish=Wish(tensor={"blocks.*.up": "colwise"}), tp=2).notes == tuple(
+    assert plan(request=PlanRequest(tensor=SPLIT), tp=4).strategy == "tp"
+    assert plan(request=PlanRequest(tensor=SPLIT), free_mib=300, dp=2, tp=2).strategy == "tp"
+    assert plan(request=PlanRequest(tensor=SPLIT), free_mib=70, dp=2, tp=2).strategy == "fsdp+tp"
+    assert plan(request=PlanRequest(tensor={"blocks.*.up": "colwise"}), tp=2).notes == tuple(
         f"blocks.{i}.up is split colwise and no layer beside it the other way: its output is whole on each rank"
         for i in range(4)
     )
 
 
 @pytest.mark.parametrize(
-    ("wish", "axes", "said"),
+    ("asked", "axes", "said"),
     [
-        (Wish("fdsp"), {}, "strategy='fdsp' must be one of auto, none, ddp, fsdp, hsdp, tp, fsdp+tp"),
-        (Wish("none"), {}, "strategy='none' is for one rank, but there are 4"),
-        (Wish("hsdp"), {}, "strategy='hsdp' needs a mesh with two axes"),
-        (Wish("tp"), {"tp": 2}, "strategy='tp' needs the layers to split"),
-        (Wish(tensor=SPLIT), {}, "the mesh has no axis 'tp' along which to split matrices; it has dp=4"),
-        (Wish("ddp", tensor=SPLIT), {"tp": 2}, "strategy='ddp' splits no matrices"),
-        (Wish(tensor={"blocks.*.upp": "colwise"}), {"tp": 2}, "no module matches 'blocks.*.upp'"),
-        (Wish(tensor={"head": "column"}), {"tp": 2}, "'column' of 'head' must be one of colwise, rowwise"),
-        (Wish(tensor={"norm": "colwise"}), {"tp": 2}, "norm is a LayerNorm; only Linear and Embedding can be split"),
-        (Wish(tensor=SPLIT), {"tp": 3}, "of shape [2048, 512] can't be split colwise among 3 ranks"),
-        (Wish(precision="bf16"), {}, "precision='bf16' must be one of bfloat16, float16, float32"),
+        (PlanRequest("fdsp"), {}, "strategy='fdsp' must be one of auto, none, ddp, fsdp, hsdp, tp, fsdp+tp"),
+        (PlanRequest("none"), {}, "strategy='none' is for one rank, but there are 4"),
+        (PlanRequest("hsdp"), {}, "strategy='hsdp' needs a mesh with two axes"),
+        (PlanRequest("tp"), {"tp": 2}, "strategy='tp' needs the layers to split"),
+        (PlanRequest(tensor=SPLIT), {}, "the mesh has no axis 'tp' along which to split matrices; it has dp=4"),
+        (PlanRequest("ddp", tensor=SPLIT), {"tp": 2}, "strategy='ddp' splits no matrices"),
+        (PlanRequest(tensor={"blocks.*.upp": "colwise"}), {"tp": 2}, "no module matches 'blocks.*.upp'"),
+        (PlanRequest(tensor={"head": "column"}), {"tp": 2}, "'column' of 'head' must be one of colwise, rowwise"),
+        (
+            PlanRequest(tensor={"norm": "colwise"}),
+            {"tp": 2},
+            "norm is a LayerNorm; only Linear and Embedding can be split",
+        ),
+        (PlanRequest(tensor=SPLIT), {"tp": 3}, "of shape [2048, 512] can't be split colwise among 3 ranks"),
+        (PlanRequest(precision="bf16"), {}, "precision='bf16' must be one of bfloat16, float16, float32"),
     ],
 )
-def test_impossible_requests_are_refused(wish: Wish, axes: dict[str, int], said: str) -> None:
+def test_impossible_requests_are_refused(asked: PlanRequest, axes: dict[str, int], said: str) -> None:
     with pytest.raises(PlanError) as caught:
-        plan(wish=wish, **axes)
+        plan(request=asked, **axes)
     assert said in str(caught.value)
 
 
@@ -137,10 +143,10 @@ def test_one_rank_needs_no_parallelism() -> None:
 
 
 def test_recomputation_needs_repeated_blocks() -> None:
-    flat = Facts((param("up.weight", 8, 8),), {name: ModuleFacts(name, "Linear") for name in ("", "up")})
+    flat = ModelFacts((param("up.weight", 8, 8),), {name: ModuleFacts(name, "Linear") for name in ("", "up")})
     with pytest.raises(PlanError, match="the model has no repeated blocks"):
-        plan(flat, wish=Wish(checkpoint=True))
-    assert plan(wish=Wish(checkpoint=True)).checkpoint == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+        plan(flat, request=PlanRequest(checkpoint=True))
+    assert plan(request=PlanRequest(checkpoint=True)).checkpoint == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
 
 
 def test_averaged_statistics_are_noted() -> None:

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import Facts, ModuleFacts, Needs, ParamFacts, above
+from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, Needs, ParamFacts, above
 from monarch_kernel.train.planning.wrapping import blocks, is_sound, unit_of, wrap
 from tests.train.planning.models import gpt, param
 
 
-def with_param(facts: Facts, name: str, **changes: object) -> Facts:
+def with_param(facts: ModelFacts, name: str, **changes: object) -> ModelFacts:
     params = tuple(replace(each, **changes) if each.name == name else each for each in facts.params)  # type: ignore[arg-type]
     return replace(facts, params=params)
 
@@ -119,7 +119,7 @@ stacks = st.sampled_from(NAMES).flatmap(
 
 
 @st.composite
-def models(draw: st.DrawFn) -> Facts:
+def models(draw: st.DrawFn) -> ModelFacts:
     params = []
     for i in range(draw(st.integers(1, 6))):
         owners = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=2, unique=True))
@@ -129,11 +129,11 @@ def models(draw: st.DrawFn) -> Facts:
         dtype, itemsize = draw(st.sampled_from([("float32", 4), ("bfloat16", 2)]))
         params.append(ParamFacts(names, shape, dtype, itemsize, draw(st.booleans()), uses))
     modules = {name: ModuleFacts(name, "ModuleList" if name == "a" else "Layer", name != "a") for name in NAMES}
-    return Facts(tuple(params), modules)
+    return ModelFacts(tuple(params), modules)
 
 
 @given(models(), st.lists(st.sampled_from(["a.0", "a.1", "b", "b.x", "a.0.x"]), unique=True))
-def test_each_parameter_is_kept_or_its_unit_is_sound_for_it(facts: Facts, units: list[str]) -> None:
+def test_each_parameter_is_kept_or_its_unit_is_sound_for_it(facts: ModelFacts, units: list[str]) -> None:
     units = [unit for unit in units if next(facts.below(unit), None) is not None]
     wrapping = wrap(facts, units)
     for each in facts.params:
