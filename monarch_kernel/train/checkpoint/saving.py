@@ -308,7 +308,7 @@ class _Writer:
     def _check_replicas(self, summaries: list[dict[Place, bytes]]) -> None:
         """Check that ranks have the same values of tensors that are stored once; of buffers, rank 0 writes its own; collective.
 
-        Buffers that differ are allowed: with `torch.nn.BatchNorm1d` each rank has the statistics of its own batches, and
+        Buffers that differ are allowed: with `torch.nn.BatchNorm1d` each rank has statistics of the batches that it saw, and
         DistributedDataParallel replaces them by those of rank 0 before the next forward.
 
         Raises:

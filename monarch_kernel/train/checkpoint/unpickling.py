@@ -77,7 +77,7 @@ class _IndexUnpickler(pickle._Unpickler):  # the C implementation has no hook fo
         """Set the state of an object; refuse classes and functions, which would change for the whole process."""
         changed = self.stack[-2]  # type: ignore[attr-defined]
         if (type(changed).__module__, type(changed).__qualname__) not in _WITH_STATE:
-            raise pickle.UnpicklingError(f"it gives a state to {changed!r}")
+            raise pickle.UnpicklingError(f"it sets the state of {changed!r}")
         super().load_build()  # type: ignore[misc]
 
     dispatch: ClassVar = {**pickle._Unpickler.dispatch, pickle.BUILD[0]: load_build}  # type: ignore[dict-item]

@@ -182,7 +182,7 @@ def _never_split(param: ParamFacts) -> str:
 
 
 def _keep_odd_dtypes(facts: ModelFacts, units: set[str], kept: dict[str, str]) -> None:
-    """Keep parameters with odd dtypes. FSDP needs one dtype in a unit, of trainable parameters: the one with the most bytes."""
+    """Keep parameters with another dtype than most of their unit: FSDP needs one dtype for its trainable parameters."""
     groups: dict[str, dict[str, list[ParamFacts]]] = defaultdict(lambda: defaultdict(list))
     for param in facts.params:
         if param.trains and param.name not in kept:

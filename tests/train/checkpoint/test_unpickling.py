@@ -167,7 +167,7 @@ def test_an_index_changes_no_class_or_function(tmp_path: Path, target: str) -> N
     known = getattr(importlib.import_module(module), name)
     state = b"N}\x8c\x05extraK\x01s\x86"  # (None, {"extra": 1})
     (tmp_path / INDEX).write_bytes(b"\x80\x04c%s\n%s\n%sb." % (module.encode(), name.encode(), state))
-    with pytest.raises(CheckpointError, match="it gives a state to"):
+    with pytest.raises(CheckpointError, match="it sets the state of"):
         load_index(tmp_path)
     assert not hasattr(known, "extra")
 
