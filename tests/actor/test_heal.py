@@ -412,7 +412,7 @@ def test_a_rank_restarts_automatically_and_no_later_call_fails(make: Callable[..
     counter: Any = mesh.spawn("counter", RestoringCounter)
     before = counter.pid.call().get(LONG_S).values()
     counter.add.call().get(LONG_S)
-    with pytest.raises(SupervisionError, match="exit code 17; .*another process takes its place"):
+    with pytest.raises(SupervisionError, match="exit code 17; .*a new process replaces it"):
         counter.slice(r=1).die.call_one().get(LONG_S)
     assert [by for _, by in counter.add.call().get(LONG_S).values()] == [-1, 2, -1]
     after = counter.pid.call().get(LONG_S).values()
@@ -435,7 +435,7 @@ def test_an_automatic_restart_is_not_a_failure_for_owners(make: Callable[..., Pr
     kill_ranks(mesh, 2)
     wait_until(lambda: parent.failed.call_one().get(LONG_S), "the failure, which nothing else follows")
     wait_until(lambda: faults, "the same for what the program has spawned")
-    assert "it is not restarted, for that was done 1 time" in str(faults[0])
+    assert "it is not restarted, because it was restarted 1 time" in str(faults[0])
 
 
 def test_an_actor_that_a_restart_cannot_make_again_is_a_failure(
@@ -465,10 +465,10 @@ def test_a_rank_that_dies_too_often_is_not_restarted(make: Callable[..., ProcMes
     counter: Any = mesh.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
     for _ in range(2):
-        with pytest.raises(SupervisionError, match="another process takes its place"):
+        with pytest.raises(SupervisionError, match="a new process replaces it"):
             counter.slice(r=1).die.call_one().get(LONG_S)
         wait_until(lambda: not mesh.deaths(), "the restart")
-    with pytest.raises(SupervisionError, match="it is not restarted, for that was done 2 times within 300 s"):
+    with pytest.raises(SupervisionError, match="it is not restarted, because it was restarted 2 times within 300 s"):
         counter.slice(r=1).die.call_one().get(LONG_S)
     assert set(mesh.deaths()) == {1}
     assert mesh.heal().get(LONG_S) == (1,), "by hand it is done nevertheless"

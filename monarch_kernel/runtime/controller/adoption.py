@@ -1,8 +1,8 @@
-"""Taking up ranks that another controller has started: who has yet to say what it has, and what comes of it. Pure.
+"""Adopts ranks that another controller has started: which have not reported yet, and which cells are resumed. Pure.
 
-A new controller asks the host agent and every rank (`Attach`), again and again, for it does not know when they have
-connected to it. Each says hello once. Only when all have, or the time is up, is it known which ranks owe an answer to a cell;
-answers that come before wait here.
+A new controller sends `Attach` to the host agent and every rank, again and again, because it does not know when they have
+connected to it. Each answers once, with hello. Only when all have answered, or the time is up, is it clear which ranks have not
+answered a cell yet; answers that arrive before wait here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASK_LATE_EVERY_S = 5.0
 
 
 class Resumed(NamedTuple):
-    """A cell of an earlier controller, of which the answers will come, in the order of ``procs``."""
+    """A cell of an earlier controller that still runs; its answers will arrive, in the order of ``procs``."""
 
     id: int
     note: str
@@ -31,7 +31,7 @@ class Resumed(NamedTuple):
 
 
 class Early(NamedTuple):
-    """An answer that came before it was known who else owes one."""
+    """An answer that arrived before it was clear which other ranks will answer the same request."""
 
     peer: Peer
     message: Message
@@ -39,12 +39,12 @@ class Early(NamedTuple):
 
 
 class Resumption:
-    """One taking up.
+    """The adoption of one mesh.
 
     Args:
-        packed: the `Attach`.
-        peers: whom to ask.
-        deadline: when to go on without those that have not answered; they are asked nevertheless.
+        packed: The `Attach`.
+        peers: The peers to ask.
+        deadline: When to go on without the peers that have not answered; they are still asked afterwards.
     """
 
     def __init__(self, packed: Packed, peers: Iterable[Peer], deadline: float) -> None:
@@ -57,27 +57,27 @@ class Resumption:
         self._early: list[Early] = []
 
     def asks(self, now: float) -> Sequence[Peer]:
-        """Whom to ask now; seldom after `finish`, for those that are connected have it in their queues."""
+        """The peers to ask now; rarely after `finish`, because connected peers have the message in their queues already."""
         if now < self._ask_at:
             return ()
         self._ask_at = now + (ASK_LATE_EVERY_S if self.is_over else 0.0)
         return tuple(self.waiting)
 
     def told(self, peer: Peer, owed: Iterable[Owed]) -> None:
-        """A rank has said what it owes."""
+        """Note which requests a rank has not answered."""
         for one in owed:
             if one.cell is not None:
                 self._cells.setdefault(one.id, []).append((proc_of(peer), one))
         self.heard(peer)
 
     def renamed(self, peer: Peer, new: Peer) -> None:
-        """In the place of a rank there is another by now, which is to be asked."""
+        """Ask the new incarnation of a rank in place of the former one."""
         if peer in self.waiting:
             self.waiting[self.waiting.index(peer)] = new
             self._ask_at = 0.0
 
     def heard(self, peer: Peer) -> None:
-        """A peer has answered, or never will."""
+        """Note that a peer has answered, or never will."""
         if peer in self.waiting:
             self.waiting.remove(peer)
 
@@ -90,7 +90,7 @@ class Resumption:
         return not self.is_over and (not self.waiting or now >= self._deadline)
 
     def finish(self) -> tuple[list[Resumed], list[Early]]:
-        """Give the cells that are resumed, oldest first, and the answers that have come."""
+        """Return the cells that are resumed, oldest first, and the answers that have arrived."""
         self.is_over = True
         early, self._early = self._early, []
         cells = []

@@ -1,4 +1,4 @@
-"""What follows from what the controller hears: messages to send, requests that are over, events to tell. Plain data."""
+"""Effects: what the controller must do after an event, as plain data, such as messages to send or requests to resolve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class RichEvent(NamedTuple):
-    """A rank displayed something rich."""
+    """A rank displayed rich output."""
 
     request: int
     rank: int
@@ -40,7 +40,7 @@ class RichEvent(NamedTuple):
 
 
 class LostEvent(NamedTuple):
-    """A rank died that nobody had asked to end."""
+    """A rank died unexpectedly."""
 
     mesh: str
     rank: int
@@ -48,23 +48,23 @@ class LostEvent(NamedTuple):
 
 
 class BacklogEvent(NamedTuple):
-    """What ranks wrote before this controller attached; ``rank`` of each chunk in ``ranks``."""
+    """Output that ranks wrote before this controller attached; ``ranks`` maps each chunk's process to its rank."""
 
     chunks: tuple[OutputChunk, ...]
     ranks: dict[int, int]
 
 
 class Tell(NamedTuple):
-    """Effect: an event for whoever watches."""
+    """Effect: report an event to the listeners."""
 
     event: OutputEvent | RichEvent | LostEvent | BacklogEvent | StopEvent | ThroughputEvent
 
 
 class Expired(NamedTuple):
-    """Effect: a stage of a start took too long; give up, with what the launcher's log can say.
+    """Effect: part of a start took too long; give up, and quote the launcher's log.
 
-    ``procs`` are the ranks that have not come up (`Processes.give_up`); empty if it is the host agent that has not, or is
-    silent (`Processes.host_gone`), as ``reason`` says.
+    ``procs`` are the ranks that are not up (`Processes.give_up`). If it is empty, the host agent is not up or is silent
+    (`Processes.host_gone`), and ``reason`` says which.
     """
 
     host: int
@@ -73,14 +73,14 @@ class Expired(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Effect: a process is reached by way of a host agent."""
+    """Effect: send messages for a process through a host agent."""
 
     peer: Peer
     host: int
 
 
 class GiveUp(NamedTuple):
-    """Effect: a host is gone; should it be heard of again it is told to end."""
+    """Effect: a host is gone; if it is heard of again, it gets a message to end."""
 
     host: int
 
@@ -92,20 +92,20 @@ class Halt(NamedTuple):
 
 
 class Due(NamedTuple):
-    """Effect: others are to take the places of these processes, those that live, too, for which ``retire`` says why."""
+    """Effect: replace these processes now; those that still live end for the reason ``retire``."""
 
     procs: tuple[int, ...]
     retire: str
 
 
 class Later(NamedTuple):
-    """Effect: work that may wait, such as reading files, on a thread of its own; the effects that it returns follow."""
+    """Effect: run work that may take long, such as reading files, on a separate thread; then perform the effects it returns."""
 
     work: Callable[[], list[Any]]
 
 
 class Attached(NamedTuple):
-    """Effect: what `State.attach` asked for has come; ``silent`` are the ranks that have not answered yet."""
+    """Effect: the attempt of `State.attach` is over; ``silent`` are the ranks that have not answered yet."""
 
     silent: tuple[int, ...]
 
@@ -113,8 +113,8 @@ class Attached(NamedTuple):
 class Gone(NamedTuple):
     """Effect: a rank is dead, or was stopped.
 
-    ``is_told`` says that somebody is told of it in any case: whoever has asked for it, who waits for an answer, or another rank
-    that has to do with it.
+    ``is_told`` says that the death is reported elsewhere in any case: to the caller that asked for it, to a caller that waits
+    for an answer, or to another rank that watches this one.
     """
 
     proc: int

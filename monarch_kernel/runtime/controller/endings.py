@@ -1,4 +1,4 @@
-"""Requests that are over when processes have ended: what `ProcMesh.stop` and `HostMesh.stop` wait for."""
+"""Requests that resolve when processes have ended, for `ProcMesh.stop` and `HostMesh.stop`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from monarch_kernel.runtime.rpc.requests import Resolve
 __all__ = ["ENDING_S", "Endings"]
 
 ENDING_S = 10.0
-"""How long after SIGKILL a process may take to end, in seconds: the Linux kernel frees its memory, and that of its device."""
+"""How long after SIGKILL a process may take to end, in seconds: the Linux kernel frees its memory and that of its device."""
 
 
 @dataclass(slots=True)
 class _Ending:
-    """``left`` are those of ``procs`` that have not ended; ``deadline`` is when they count as stuck."""
+    """A request. ``left`` are the processes of ``procs`` that have not ended; after ``deadline`` they count as stuck."""
 
     procs: Sequence[int]
     left: set[int]
@@ -27,24 +27,24 @@ class _Ending:
 
 
 class Endings:
-    """The requests, and the processes that each of them waits for."""
+    """The requests that wait for processes to end."""
 
     def __init__(self) -> None:
         self._endings: dict[int, _Ending] = {}
 
     def add(self, id: int, procs: Sequence[int], left: Iterable[int], deadline: float) -> list[Effect]:
-        """Wait for processes, of which only those in ``left`` live."""
+        """Add a request that waits for the processes in ``left``; the others of ``procs`` have ended."""
         self._endings[id] = _Ending(procs, set(left), deadline)
         return self._resolve(lambda ending: not ending.left)
 
     def ended(self, procs: Sequence[int]) -> list[Effect]:
-        """These processes have ended."""
+        """Note that these processes have ended, and resolve requests that waited for them."""
         for ending in self._endings.values():
             ending.left.difference_update(procs)
         return self._resolve(lambda ending: not ending.left)
 
     def due(self, now: float) -> list[Effect]:
-        """End the requests of which a process has not ended in time."""
+        """Resolve the requests whose deadline has passed."""
         return self._resolve(lambda ending: now >= ending.deadline)
 
     def _resolve(self, is_over: Callable[[_Ending], bool]) -> list[Effect]:
@@ -59,5 +59,5 @@ class Endings:
 def _answer(is_stuck: bool) -> Answer:
     if not is_stuck:
         return Value(Payload(), (), {})
-    what = f"it has not ended {ENDING_S:.0f} s after it was to be killed: perhaps a device driver holds it, or its host hangs"
+    what = f"it has not ended {ENDING_S:.0f} s after SIGKILL was due: a device driver may hold it, or its host hangs"
     return Failure("lost", "NotEnded", what)

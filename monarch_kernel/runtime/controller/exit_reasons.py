@@ -1,4 +1,4 @@
-"""What the end of a process means, in words."""
+"""Descriptions of how processes ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANINGS = {
 
 
 def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0) -> str:
-    """Say how a process ended: by which signal, with its likely meaning, or with which exit code."""
+    """Describe how a process ended: the signal with its likely meaning, or the exit code."""
     memory = f"; it held {rss_nbytes / 2**20:,.0f} MiB at the last reading" if rss_nbytes else ""
     if signum:
         name = signal_name(signum)
@@ -28,7 +28,7 @@ def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0) -> str:
 
 
 def signal_name(signum: int) -> str:
-    """Name a signal: ``SIGKILL``; empty for none."""
+    """Name a signal: ``SIGKILL``; empty for 0."""
     try:
         return signal.Signals(signum).name if signum else ""
     except ValueError:

@@ -1,12 +1,12 @@
-"""What features add to the controller.
+"""Extensions: the parts that features add to the controller.
 
 Theory of operation
 ===================
 
 The state of the controller (`state.State`) knows hosts, processes, requests and output, and no feature. A feature, such as
-steered loops, keeps its own part in an `Extension`. The state hands it the messages that it handles, and tells it when a rank
+live loops, keeps its own part in an `Extension`. The state passes it the messages that it handles, and calls it when a rank
 has answered a request, when a process is lost, and when time has passed. An extension returns effects, as the state does. It
-has no I/O and no threads, and is used with the I/O lock held.
+has no I/O and no threads, and runs with the I/O lock held.
 
 The module that defines an extension registers it (`register`), so a feature takes part in a session as soon as it is imported.
 Each state makes one extension of each kind.
@@ -28,7 +28,7 @@ from monarch_kernel.runtime.rpc.future import Future
 __all__ = ["Core", "Extension", "ExtensionT", "Handler", "make_extensions", "register"]
 
 Handler = Callable[[RankRecord, Any, float], list[Effect]]
-"""Handles a message of a rank at a time, in seconds of a clock that only goes forward."""
+"""Handles a message of a rank at a time, in seconds of a monotonic clock."""
 
 
 class Core(Protocol):
@@ -36,14 +36,14 @@ class Core(Protocol):
 
     Attributes:
         ranks: By number of the process.
-        strays: Counts messages that were dropped.
+        strays: The number of messages that were dropped.
     """
 
     ranks: dict[int, RankRecord]
     strays: int
 
     def owing(self, id: int) -> list[int]:
-        """The processes that have yet to answer a request."""
+        """The processes that have not answered a request yet."""
         ...
 
     def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
@@ -59,13 +59,13 @@ class Extension:
     """One feature's part of the controller's state; a subclass overrides what it needs.
 
     Args:
-        core: the state that it extends.
+        core: The state that it extends.
 
     Attributes:
-        handlers: Handle each kind of message that only this feature has. While the ranks of an earlier controller are adopted,
-            such messages wait.
-        in_order: The same for messages that say what their rank has written before (``written``). Each is handled when that
-            output has arrived.
+        handlers: Handlers of the kinds of message that only this feature has. While the controller adopts the ranks of an
+            earlier one, such messages wait.
+        in_order: Handlers of messages that tell how much their rank wrote before them (``written``). Each message is handled
+            when that output has arrived.
     """
 
     def __init__(self, core: Core) -> None:
@@ -74,36 +74,36 @@ class Extension:
         self.in_order: Mapping[type[Message], Handler] = {}
 
     def may_send(self, proc: int, message: Message) -> bool:
-        """Whether a rank may send a message of this feature; what it may not send is dropped and counted."""
+        """Whether a rank may send a message of this feature; others are dropped and counted."""
         return True
 
     def request_ended(self, proc: int, id: int) -> list[Effect]:
-        """A rank has answered a request, in whatever way."""
+        """Called when a rank has answered a request, whatever the outcome."""
         return []
 
     def process_lost(self, proc: int) -> list[Effect]:
-        """A process has ended, or is given up."""
+        """Called when a process has ended, or the controller has given it up."""
         return []
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed; a few times a second."""
+        """Called a few times a second."""
         return []
 
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
-        """A view of the mesh of these processes, with what the feature shows in it."""
+        """Add what the feature shows to a view of the mesh of these processes."""
         return view
 
     def awaited(self, future: Future[Any]) -> None:
-        """A thread waits for a future that an effect has halted (`effects.Halt`); called on that thread."""
+        """Called on the thread that waits for a future, after an effect has woken it (`effects.Halt`)."""
 
     def adopting(self) -> None:
-        """The session takes up the ranks of an earlier controller."""
+        """Called when the session adopts the ranks of an earlier controller."""
 
     def started(self, meters: Meters) -> None:
-        """The session begins; ``meters`` count what the controller's own process sends and receives."""
+        """Called when the session starts; ``meters`` count what the controller's own process sends and receives."""
 
     def closed(self) -> None:
-        """The session is over."""
+        """Called when the session is over."""
 
 
 ExtensionT = TypeVar("ExtensionT", bound=Extension)
@@ -112,11 +112,11 @@ _kinds: list[type[Extension]] = []
 
 
 def register(kind: type[ExtensionT]) -> type[ExtensionT]:
-    """Add a kind of extension to all sessions that begin from now on; a decorator of its class."""
+    """Decorator: add a kind of extension to all sessions that start from now on."""
     _kinds.append(kind)
     return kind
 
 
 def make_extensions(core: Core) -> dict[type[Extension], Extension]:
-    """One extension of each kind that is registered."""
+    """Make one extension of each registered kind."""
     return {kind: kind(core) for kind in _kinds}

@@ -1,4 +1,4 @@
-"""The hosts of a session: they are had from launchers, replaced, asked, and given back.
+"""The hosts of a session: they come from launchers, and are replaced, asked and given back.
 
 To heal a mesh whose host is lost, `Session.replace_hosts` asks the launcher that provided the host for another one. The
 ranks get their places back there.
@@ -38,7 +38,7 @@ Item = Callable[[float], "list[Effect]"]
 
 
 class Loop(Protocol):
-    """Who carries out what the state decides."""
+    """The loop that performs the effects of the state."""
 
     @property
     def closed(self) -> bool:
@@ -46,39 +46,39 @@ class Loop(Protocol):
         ...
 
     def enter(self, item: Item) -> None:
-        """Have something done with the baton held, unless the session is over; the item gets the time."""
+        """Run an item on the I/O thread, unless the session is over; the item gets the time."""
         ...
 
     def perform(self, effects: list[Effect]) -> None:
-        """Carry out what the state has decided; with the baton held."""
+        """Perform effects; on the I/O thread."""
         ...
 
     def promise(
         self, begin: Callable[[int, float], list[Effect]], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
-        """A future that something begins, which is given its number and the time.
+        """Make a future; ``begin`` starts its request, with the request's number and the time.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
         ...
 
     def with_baton(self, do: Callable[[], T]) -> T:
-        """Have something done with the baton held, and wait for what it gives.
+        """Run a function on the I/O thread, and return its result.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
         ...
 
 
 class Fleet:
-    """The hosts of a session, with the handles by which their engines are asked of them.
+    """The hosts of a session, with the handles of their engines.
 
     Args:
-        loop: carries out what is decided.
-        state: the controller's.
-        transport: the controller's end.
+        loop: Performs effects.
+        state: The state of the controller.
+        transport: The controller's end.
     """
 
     def __init__(self, loop: Loop, state: State, transport: HostTransport) -> None:
@@ -102,18 +102,18 @@ class Fleet:
         timeout_s: float | None = None,
         lost_after_s: float | None = None,
     ) -> tuple[int, ...]:
-        """Have host agents launched; returns at once, their numbers.
+        """Launch host agents; returns their numbers at once.
 
         Args:
-            launcher: obtains the hosts.
-            configs: gives what an agent must know, by its number.
-            count: how many.
-            timeout_s: how long one has to come up, in seconds; left out, as long as one on this machine has.
-            lost_after_s: for those on other machines, after how many seconds of silence one is lost.
+            launcher: Obtains the hosts.
+            configs: Returns the configuration of an agent, by its number.
+            count: How many.
+            timeout_s: How long an agent may take to come up, in seconds; by default as long as one on this machine.
+            lost_after_s: For hosts on other machines, after how many seconds of silence a host is lost.
 
         Raises:
-            MeshDownError: the session was shut down.
-            LaunchError: the launcher can't.
+            MeshDownError: The session was shut down.
+            LaunchError: The launcher failed.
         """
         if self._loop.closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
@@ -131,7 +131,7 @@ class Fleet:
         self._handles.update(zip(hosts, handles, strict=True))
         if self._loop.closed:
             for handle in handles:
-                handle.close(0.1)  # closed meanwhile, perhaps without this handle
+                handle.close(0.1)  # the session was closed meanwhile, perhaps without this handle
         return hosts
 
     def _expect(self, host: int, timeout_s: float | None, lost_after_s: float | None, now: float) -> list[Effect]:
@@ -140,17 +140,17 @@ class Fleet:
         return []
 
     def release(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0, timeout_s: float = 5.0) -> None:
-        """End host agents and what runs there, and give the hosts back; returns when that is done."""
+        """End host agents and everything that runs there, and give the hosts back; returns when that is done."""
         for host in hosts:
             self._loop.enter(partial(self._state.processes.release_host, host, reason, grace_s))
-        with suppress(MeshDownError):  # then all have been given back
-            self._loop.with_baton(lambda: None)  # what was submitted before is done by then
+        with suppress(MeshDownError):  # then all hosts have been given back
+            self._loop.with_baton(lambda: None)  # wait until the items above are done
         for host in hosts:
             self._begin_to_close(host, timeout_s + grace_s)
         self.settle()
 
     def replace(self, host: int, successor: int) -> None:
-        """Say that a host has come in place of one that is gone, and give that one back, which may take longer than this."""
+        """Record that a host replaces one that is gone, and give that one back, which may take longer than this call."""
 
         def succeed(now: float) -> list[Effect]:
             self._state.hosts[host].successor = successor
@@ -160,37 +160,37 @@ class Fleet:
         self._begin_to_close(host, 0.0)
 
     def give_back(self, host: int) -> None:
-        """Give a host that is gone back to its engine, if it was not yet; whatever hangs there is ended."""
+        """Give a host that is gone back to its engine, if that was not done, and end what hangs there."""
         self._begin_to_close(host, 0.0)
         self.settle()
 
     def _begin_to_close(self, host: int, timeout_s: float) -> None:
-        """Give a host back, on a thread of its own: engines may take their time, and an interrupt ends only the wait."""
+        """Give a host back, on a separate thread: engines may take long, and an interrupt ends only the wait for it."""
         if (handle := self._handles.pop(host, None)) is None:
             return
         record = self._state.hosts.get(host)  # None: just launched
         has_heard = bool(
             record and record.up and (record.end is None or record.end.kind == "stopped")
-        )  # that it is to end
+        )  # that it must end
         close = partial(handle.close, timeout_s if has_heard else 0.0)
         thread = threading.Thread(target=close, name=f"monarch-close-{host}", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the program ends: there are no new threads
+        except RuntimeError:  # the program ends, and can't start threads
             close()
             return
         with self._lock:
             self._closing = [each for each in self._closing if each.is_alive()] + [thread]
 
     def settle(self) -> None:
-        """Wait until all that are being given back are."""
+        """Wait until all hosts that are being given back are."""
         with self._lock:
             closing = self._closing
         for thread in closing:
             thread.join()
 
     def now(self, host: int) -> int:
-        """The number of the host agent that is in this one's place now."""
+        """The number of the current agent, which may have replaced this one."""
         return self._state.hosts.latest(host)
 
     def is_gone(self, host: int) -> bool:
@@ -205,13 +205,13 @@ class Fleet:
         return tuple(host for host in hosts if self.is_gone(host))
 
     def not_up(self, procs: Sequence[int]) -> tuple[int, ...]:
-        """The host agents of these processes that have ended, or have not come up yet."""
+        """The host agents of these processes that have ended, or are not up yet."""
         hosts = dict.fromkeys(self.host_of(proc) for proc in procs)
         records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
         return tuple(record.host for record in records if record.gone or not record.up)
 
     def host_of(self, proc: int) -> int:
-        """The host of a process, or of the last that was there; 0 if there was none."""
+        """The host of a process, or the last one if it has ended; 0 if there was none."""
         record = self._state.ranks.get(proc)
         return 0 if record is None else record.host
 
@@ -220,7 +220,7 @@ class Fleet:
         return tuple(self.now(self.host_of(proc)) for proc in procs)
 
     def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
-        """The processes of these hosts that have not ended, also those that are ending."""
+        """The processes of these hosts that have not ended, even if they are ending."""
         ranks = list(self._state.ranks.items())
         return tuple(proc for proc, record in ranks if record.host in hosts and not record.has_ended)
 
@@ -229,18 +229,18 @@ class Fleet:
         return self._loop.promise(lambda id, now: self._state.host_requests.await_up(id, hosts), finish)
 
     def views(self, hosts: Sequence[int]) -> tuple[HostView, ...]:
-        """Hosts as they are now, each with a name of its own."""
+        """Hosts as they are now, each with a unique name."""
         return host_views(self._state.hosts, hosts)
 
     def compare(self, hosts: Sequence[int]) -> Comparison:
-        """What hosts that have come run, and their clocks, beside what is here."""
+        """Compare the software and the clocks of hosts that are up with those of the controller."""
         records = [record for host in hosts if (record := self._state.hosts.get(host)) is not None]
         names = {view.number: view.name for view in self.views(hosts)}
         known = [(names[record.host], record.software, record.clock) for record in records if record.software]
         return compare(self._state.software, known) if self._state.software is not None else Comparison()
 
     def read_log(self, host: int, proc: int, max_nbytes: int) -> Future[list[LogRecord]]:
-        """What a host keeps of a rank's output; nothing if the host is gone."""
+        """Read the kept output of a rank from its host; nothing if the host is gone."""
 
         def read(answers: Sequence[Answer]) -> list[LogRecord]:
             (answer,) = answers
@@ -257,12 +257,12 @@ class Fleet:
         return self._state.hosts[host].pid
 
     def node(self, host: int) -> str:
-        """What its engine calls the machine of a host; empty if that need not be known."""
+        """The engine's name for the machine of a host; empty if it does not matter."""
         handle = self._handles.get(host)
         return handle.node if handle else ""
 
     def outlive(self, host: int, keep_s: float) -> Future[bool]:
-        """Have a host agent and its ranks outlive this process, for so long; resolves when it has that word, or is gone."""
+        """Have a host agent and its ranks outlive this process, for ``keep_s`` seconds; resolves when it agrees or is gone."""
         return self._loop.promise(
             lambda id, now: self._state.host_requests.detach(id, host, keep_s),
             lambda answers: not isinstance(answers[0], Failure),
@@ -271,30 +271,30 @@ class Fleet:
     # -- when the loop begins and ends
 
     def take_up(self, handles: Mapping[int, HostHandle], next_host: int) -> None:
-        """Go on with hosts that another controller has had; the next new one gets this number."""
+        """Go on with hosts that another controller had; the next new one gets this number."""
         self._handles.update(handles)
         self._ids = itertools.count(next_host)
 
     def close(self, timeout_s: float) -> None:
-        """Give all hosts back, when they have been told to end."""
+        """Give all hosts back, after they were told to end."""
         for host in list(self._handles):
             self._begin_to_close(host, timeout_s)
         self.settle()
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def log_tail(self, host: int) -> tuple[str, ...]:
-        """The last lines that are known of a host."""
+        """The last known lines of a host's log."""
         handle = self._handles.get(host)
         return handle.log_tail() if handle else ()
 
     def expired(self, host: int, reason: str) -> None:
-        """A host is silent, or has not come; its engine may know why."""
+        """Handle a host that is silent or did not come up; its engine may know the reason."""
         handle = self._handles.get(host)
         self._lose(host, (handle.poll() if handle else None) or reason)
 
     def look(self) -> None:
-        """Ask the engines of all hosts; those that can be dialled are."""
+        """Ask the engines about all hosts, and connect to those that now have an address."""
         for host, handle in list(self._handles.items()):
             record = self._state.hosts.get(host)  # None: just launched
             if record is not None and not record.gone:

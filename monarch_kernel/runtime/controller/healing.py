@@ -1,4 +1,4 @@
-"""New processes in the places of others: what is started, what they are sent first, and when all of that is over.
+"""Replaces lost processes: starts new ones, spawns the former actors there, and reports when all of that is done.
 
 Theory of operation
 ===================
@@ -33,13 +33,13 @@ __all__ = ["Healer", "Healing"]
 
 @dataclass
 class Healing:
-    """What becomes of the processes that take the places of others.
+    """The replacement of some processes.
 
     Attributes:
-        over: called when they are up and have made their actors, or have failed to.
-        replaced: the places.
-        failures: what failed, empty for the process itself, in which place, and how.
-        parts: requests that are not over.
+        over: Called when the new processes are up and have made their actors, or have failed to.
+        replaced: The numbers of the processes.
+        failures: For each failure, the note of the actor (empty for the process itself), the process, and the failure.
+        parts: Requests that have not resolved.
     """
 
     over: Callable[[], None] = lambda: None
@@ -49,12 +49,12 @@ class Healing:
 
 
 class Healer:
-    """Has the state start processes, and asks them for what was there before; with the baton held.
+    """Starts processes through the state, and makes them spawn the former actors; on the I/O thread.
 
     Args:
-        state: the controller's.
-        new_request: gives the number of a new request, of which a function is given the answers.
-        respawned: is told of an actor that is made again, and in which place.
+        state: The state of the controller.
+        new_request: Makes a request that passes its answers to a function; returns its number.
+        respawned: Called for each actor that is made again, with its number and the process.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Healer:
         self._respawned = respawned
 
     def heal(self, procs: Sequence[int], healing: Healing, hosts: Mapping[int, int], now: float) -> list[Effect]:
-        """Start a process in the place of each that is lost; those that are not up yet are waited for, too.
+        """Start a process in place of each that is lost; also wait for those that are not up yet.
 
         Args:
-            procs: the places.
-            healing: takes what becomes of them.
-            hosts: for each host agent that has ended the one that has come in its place.
-            now: the time.
+            procs: The numbers of the processes.
+            healing: Collects the outcome.
+            hosts: Maps each host agent that has ended to the one that replaces it.
+            now: The time.
         """
         state = self._state
         lost = tuple(proc for proc in procs if state.processes.is_lost(proc))
@@ -89,7 +89,7 @@ class Healer:
         return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
 
     def _part(self, healing: Healing, procs: Sequence[int], note: str) -> int:
-        """The number of a request to some of these processes."""
+        """Make a request to some of these processes; returns its number."""
 
         def over(answers: Sequence[Answer]) -> None:
             healing.parts.discard(part)

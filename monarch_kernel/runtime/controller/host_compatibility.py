@@ -1,9 +1,9 @@
-"""Whether a host that joins can work together with the controller: versions that differ, and its clock. Pure.
+"""Checks whether a host that joins can work with the controller: software versions, and its clock. Pure.
 
-Values travel as pickles of Python and tensors of torch, and what we say to each other changes with our own version; so hosts
-whose Python or torch is of another minor version, or whose monarch_kernel is another, are refused before anything runs there.
-What differs less is worth a warning. What was built differently of the same version (``2.9.0+cpu``, ``2.9.0+cu128``) is the
-same.
+Values travel as pickles of Python and tensors of torch, and the messages between processes change with the version of
+monarch_kernel. So the controller refuses a host with another minor version of Python or torch, or another version of
+monarch_kernel, before anything runs there. Smaller differences cause a warning. Different builds of one version
+(``2.9.0+cpu``, ``2.9.0+cu128``) count as the same.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _TITLES = ("host", "executable")
 
 @dataclass(frozen=True)
 class Difference:
-    """What is of another version on a host than here.
+    """A difference between the versions of a host and of the controller.
 
     Attributes:
         what: ``Python``, or a package.
-        here: its version; empty if it is not installed.
-        there: the same of the host.
-        matters: whether the two can't work together.
+        here: The version of the controller; empty if it is not installed.
+        there: The same for the host.
+        matters: Whether the two can't work together.
     """
 
     what: str
@@ -56,8 +56,8 @@ class Clock:
     """A host's clock.
 
     Attributes:
-        offset_s: by how much it is ahead of ours, in seconds.
-        error_s: by how much that may be wrong, for the way there and back.
+        offset_s: By how much it is ahead of the controller's, in seconds.
+        error_s: The possible error of this, from the time that the messages took.
     """
 
     offset_s: float
@@ -68,20 +68,20 @@ class Clock:
         """Compare clocks.
 
         Args:
-            sent_s: when it was asked, by our clock.
-            at_s: when it answered, by its clock.
-            received_s: when the answer came, by our clock.
+            sent_s: When the request was sent, by the controller's clock.
+            at_s: When the host answered, by its clock.
+            received_s: When the answer arrived, by the controller's clock.
         """
         return cls(at_s - (sent_s + received_s) / 2, max(0.0, received_s - sent_s) / 2)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What hosts have that differs from what is here.
+    """The differences between hosts and the controller.
 
     Attributes:
-        table: of versions, where some differ so that hosts were refused; else empty.
-        warnings: of what differs less, and of clocks.
+        table: A table of versions, if some hosts were refused; else empty.
+        warnings: Warnings of smaller differences, and of clocks.
     """
 
     table: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class Comparison:
 
 
 def compare(here: Software, hosts: Sequence[tuple[str, Software, Clock | None]]) -> Comparison:
-    """Compare hosts, each by what it is called, with the controller."""
+    """Compare hosts, each with its name, with the controller."""
     by_difference: dict[Difference, list[str]] = {}
     for name, there, _ in hosts:
         for difference in differences(here, there):
@@ -106,7 +106,7 @@ def compare(here: Software, hosts: Sequence[tuple[str, Software, Clock | None]])
 
 
 def differences(here: Software, there: Software) -> list[Difference]:
-    """What is of another version, that which matters first."""
+    """List the versions that differ, those that matter first."""
     ours, theirs = _versions(here), _versions(there)
     found = []
     for what in [*ours, *(what for what in theirs if what not in ours)]:
@@ -117,17 +117,17 @@ def differences(here: Software, there: Software) -> list[Difference]:
 
 
 def refusal(here: Software, there: Software) -> str:
-    """Why a host can't work with us, in one line; empty if it can."""
+    """Say why a host can't work with the controller, in one line; empty if it can."""
     why = [str(difference) for difference in differences(here, there) if difference.matters]
     return f"{'; '.join(why)} ({there.executable} there, {here.executable} here)" if why else ""
 
 
 def software_table(here: Software, hosts: Iterable[tuple[str, Software]]) -> list[str]:
-    """A row for the controller, and one for all hosts that run the same; with the versions that differ anywhere.
+    """Make a row for the controller and one for all hosts that run the same, with the versions that differ anywhere.
 
     Args:
-        here: of the controller.
-        hosts: what each is called, and what it runs.
+        here: The controller's versions.
+        hosts: The name of each host, and its versions.
     """
     by_software: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for name, there in hosts:
@@ -142,7 +142,7 @@ def software_table(here: Software, hosts: Iterable[tuple[str, Software]]) -> lis
 
 
 def clock_warning(name: str, clock: Clock) -> str:
-    """What is said of a host whose clock is off for certain; empty if it may be right."""
+    """Warn of a clock that is certainly off; empty if it may be right."""
     if abs(clock.offset_s) - clock.error_s <= MAX_SKEW_S:
         return ""
     which = "ahead of" if clock.offset_s > 0 else "behind"
@@ -161,7 +161,7 @@ def _matters(what: str, one: str, other: str) -> bool:
 
 
 def _release(version: str) -> tuple[str, ...]:
-    """The numbers of a version, without how it was built."""
+    """The numbers of a version, without the build."""
     return tuple(version.partition("+")[0].split(".")) if version else ()
 
 

@@ -1,18 +1,18 @@
-"""What the controller knows of hosts, and what follows: who is silent, who dials whom, and who passes on for whom. Pure.
+"""The controller's knowledge of hosts: which are silent, which connect to each other, and which relay messages. Pure.
 
 Theory of operation
 ===================
 
-A host that is *elsewhere* is known to live only by what is heard of it: when that is nothing for longer than it may, it is
-lost, whatever its engine believes. Time in which we ourselves did not listen does not count: what it has said meanwhile waits
-for us.
+The controller knows that a host *elsewhere*, on another machine, lives only because messages of it arrive. If none arrives for
+longer than ``lost_after_s``, the host is lost, whatever its engine reports. Time in which the controller itself did not listen
+does not count, because messages wait for it meanwhile.
 
-Beyond `FAN_OUT` hosts the controller need not send everything to each: a host that comes later is told to take its way by one
-of those before it (`Join`), which has room, and is as near to us as possible. When that one is lost its followers come back to
-us by themselves; they are given some time for it.
+With more than `FAN_OUT` hosts, the controller does not send everything to each of them: a later host gets a parent (`Join`), an
+earlier host that relays its messages. The parent has fewer than `FAN_OUT` followers and is as near to the controller as
+possible. If a parent is lost, its followers reconnect to the controller by themselves; they get extra time for that.
 
-Agents of two hosts whose ranks have to do with each other are introduced (`Reach`), once: one of them dials the other. When one
-is gone the other is told (`Part`).
+If ranks of two hosts send messages to each other, the controller introduces their agents once (`Reach`): one of them connects
+to the other. If one host is gone, the other gets a message about it (`Part`).
 
 No engine decides on its own that a host is lost: Ray reports a dead node after 15 s and Slurm after 29 s, missing beats
 after one.
@@ -33,7 +33,7 @@ __all__ = ["Hosts"]
 FAN_OUT = 16
 HOST_DEADLINE_S = 30.0
 RETURN_S = 3.0
-"""How long the followers of a host that was lost have to come back."""
+"""How long the followers of a lost host may take to reconnect, in seconds."""
 
 
 class Hosts(dict[int, HostRecord]):
@@ -50,7 +50,7 @@ class Hosts(dict[int, HostRecord]):
             host: Its number.
             now: The time.
             timeout_s: How long it may take, in seconds; None for `HOST_DEADLINE_S`.
-            lost_after_s: On another machine, after how many seconds of silence it is lost.
+            lost_after_s: For a host on another machine, after how many seconds of silence it is lost.
         """
         record = self[host] = HostRecord(host, deadline=now + (HOST_DEADLINE_S if timeout_s is None else timeout_s))
         if lost_after_s is not None:
@@ -68,8 +68,8 @@ class Hosts(dict[int, HostRecord]):
         """Give up hosts that have been silent for too long.
 
         Args:
-            heard: The hosts that were heard of.
-            for_s: In the last so many seconds, in which we have listened.
+            heard: The hosts that sent something.
+            for_s: In the last so many seconds, in which the controller listened.
         """
         effects = []
         for record in self.listened(heard, for_s):
@@ -79,7 +79,7 @@ class Hosts(dict[int, HostRecord]):
         return effects
 
     def listened(self, heard: Container[int], for_s: float) -> list[HostRecord]:
-        """These hosts were heard of, and we have listened for so many seconds; gives those that are silent for too long."""
+        """Update how long hosts are silent, after listening for ``for_s`` seconds; return those silent for too long."""
         silent = []
         for record in self.values():
             if record.host in heard:
@@ -98,7 +98,7 @@ class Hosts(dict[int, HostRecord]):
     # -- the tree
 
     def place(self, record: HostRecord) -> Join | None:
-        """Find the way of a host that has come up; None if it is the direct one."""
+        """Choose the parent of a host that is up; None if it stays connected directly."""
         if not record.is_elsewhere:
             return None
         room = [
@@ -124,10 +124,10 @@ class Hosts(dict[int, HostRecord]):
             depth += 1
         return depth
 
-    # -- who dials whom
+    # -- connections between hosts
 
     def introduce(self, asking: int, asked: int, peer: Peer) -> list[tuple[int, Reach]]:
-        """A rank of one host has to do with a process of another: (host, what its agent is told)."""
+        """Introduce the hosts of a rank and of a process it sends messages to; returns hosts with messages for their agents."""
         one, other = self[asking], self[asked]
         is_new = frozenset((asking, asked)) not in self._introduced
         self._introduced.add(frozenset((asking, asked)))
@@ -138,7 +138,7 @@ class Hosts(dict[int, HostRecord]):
         return [(asking, Reach(asked, (), (peer,))), (asked, Reach(asking, one.addresses, ()))]
 
     def part(self, gone: int) -> list[tuple[int, Part]]:
-        """A host is gone: (host that has had to do with it, what its agent is told)."""
+        """Forget a host that is gone; returns the hosts that were introduced to it, with messages for their agents."""
         pairs = [pair for pair in self._introduced if gone in pair]
         self._introduced.difference_update(pairs)
         others = {host for pair in pairs for host in pair} | {self[gone].parent}

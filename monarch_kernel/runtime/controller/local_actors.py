@@ -1,4 +1,4 @@
-"""The controller's own process as a place where actors work.
+"""Actors in the controller's own process.
 
 The program's own process is place 0. It serves `this_proc` in a script or notebook, one actor per name
 (`get_or_spawn_controller`), and the service that starts and ends processes for ranks (`actor.process_service`).
@@ -85,28 +85,29 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
         *_FOR_RANKS,
     }
 )
-"""What ranks, and this process itself, may ask of the actors here; the last are refused."""
+"""Messages that ranks and this process itself may send to the actors here; those that only ranks can handle are refused."""
 
 
 class Owner(Asker, Protocol):
-    """What the workplace needs of the runtime."""
+    """The part of the runtime that the actors use."""
 
     faults: Faults
 
     def do(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
+        """Run a function on the I/O thread; calls of one thread run in order."""
         ...
 
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Send an answer to the process that has made its request."""
+        """Send an answer to the process that made the request."""
         ...
 
 
 class ControllerWorkplace(Workplace):
-    """Where the actors of the controller's own process work: those spawned on ``this_proc()``, and those one per name.
+    """Runs the actors of the controller's own process: those spawned on ``this_proc()``, and services that exist once per name.
 
     Attributes:
-        services: numbers of actors that are there for every process -> what makes them, when they are first called.
+        services: Maps the number of a service, an actor that every process can call, to the function that makes its spawn
+            message. The function runs at the first call.
     """
 
     def __init__(self, runtime: Owner, driver: Driver[Any]) -> None:
@@ -116,33 +117,36 @@ class ControllerWorkplace(Workplace):
         self._driver = driver
 
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Send an answer to the process that has made its request; for any thread."""
+        """Send an answer to the process that made the request; for any thread."""
         self._runtime.send_answer(id, packed)
 
     def send_answer_now(self, id: int, packed: Packed) -> None:
-        """The same, with the baton held."""
+        """Send an answer to the process that made the request; for the I/O thread."""
         self._runtime.send_answer(id, packed)
 
     def name(self) -> str:
-        """How to call the process in an error."""
+        """The name of this process in error messages."""
         return "the controller"
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
+        """Run a function on the I/O thread; calls of one thread run in order."""
         self._runtime.do(function)
 
     def watch(self, process: Process) -> None:
-        """Have the supervisor told when a process has ended, as it is of all; with the baton held."""
+        """Report the death of a process to the supervisor, if it has ended already; on the I/O thread.
+
+        The runtime reports later deaths of all processes.
+        """
         death = self._runtime.deaths((process.proc,)).get(process.proc)
         if death is not None:
             self.supervisor.gone(process, death)
 
     def attend(self) -> None:
-        """Something has failed that the program has spawned."""
+        """Report that something the program spawned has failed."""
         self._runtime.faults.call()
 
     def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
-        """Take a message about actors; what ranks alone can do is refused."""
+        """Handle a message about actors; refuse what only ranks can do."""
         if isinstance(message, Unhandled):
             self._runtime.faults.add(message.failure)
         elif isinstance(message, Ping):
@@ -151,7 +155,7 @@ class ControllerWorkplace(Workplace):
             payload, parts = dump(Doing(self.activities()), "what the actors do")
             self.send_answer_now(message.id, pack(Result(message.id, payload), parts))
         elif isinstance(message, _FOR_RANKS):
-            why = "code and variables are for ranks; this is the process of the program itself, which has actors only"
+            why = "code and variables are for ranks; this is the process of the program itself, which has only actors"
             if message.id:
                 self.send_answer_now(message.id, pack(Failed(message.id, describe(RuntimeError(why)))))
         else:
@@ -159,7 +163,7 @@ class ControllerWorkplace(Workplace):
         return True
 
     def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
-        """Make a service that has not been called yet."""
+        """Make a service at its first call."""
         make = self.services.get(message.actor)
         if make is None or message.actor in self.actors:
             super().call_unknown(message, frames)
@@ -168,7 +172,7 @@ class ControllerWorkplace(Workplace):
         super().hear(message, frames, CONTROLLER)
 
     def close(self) -> None:
-        """End the actors, and their threads."""
+        """End the actors and their threads."""
 
         def submit(tell: Callable[[], None]) -> None:
             def item(now: float) -> list[Effect]:

@@ -1,14 +1,14 @@
-"""In which order what comes from a rank is taken: what it writes, and what it says and displays in between. No I/O, no clock.
+"""The order in which output, answers and displays of one rank are handled. No I/O, no clock.
 
 Theory of operation
 ===================
 
-Output comes from the host agent, results and displays come from the rank, on different connections. An answer or a display
-therefore says which marks its rank has set in its streams (`net.wire.marks`). If the agent has not come to them yet it waits,
-and what was written after a display waits for that; each at most `OUTPUT_GRACE_S`, for a mark may be lost with what was
-written.
+Output comes from the host agent; answers and displays come from the rank, on another connection. An answer or a display
+therefore contains the marks that its rank has set in its streams (`net.wire.marks`). If output up to these marks has not
+arrived, the message waits, and output written after a display waits for the display. Each waits at most `OUTPUT_GRACE_S`,
+because a mark can be lost together with output.
 
-The methods are generators: who takes an item may say more by it, before the next is looked for.
+The methods are generators: handling one item can change the state before the next item is chosen.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ OUTPUT_GRACE_S = 0.5
 
 
 class Spoken(Protocol):
-    """A message of a rank that may have written something before.
+    """A message of a rank that may have written output before it.
 
     Attributes:
-        written: The marks in its stdout and stderr up to which that went.
+        written: The marks in the rank's stdout and stderr up to which it had written.
     """
 
     @property
@@ -38,7 +38,7 @@ class Spoken(Protocol):
 
 
 class Said(NamedTuple):
-    """What a rank has said, and until when it may wait for what was written before."""
+    """A message of a rank, and until when it may wait for output that was written before it."""
 
     message: Spoken
     frames: Sequence[Frame]
@@ -46,45 +46,45 @@ class Said(NamedTuple):
 
 
 class OutputOrder:
-    """What has come from one process, and what waits for it."""
+    """Output and messages of one process that have arrived, and those that wait."""
 
     __slots__ = ("_read_to", "_said", "_shown_to", "_withheld")
 
     def __init__(self) -> None:
-        self._read_to = [0, 0]  # the last marks in its streams that have come
+        self._read_to = [0, 0]  # the last marks in its streams that have arrived
         self._shown_to = 0  # the mark of its last display
         self._said: list[Said] = []
-        self._withheld: deque[tuple[OutputChunk, float]] = deque()  # written after a display that has not come
+        self._withheld: deque[tuple[OutputChunk, float]] = deque()  # written after a display that has not arrived
 
     def is_early(self, written: tuple[int, int]) -> bool:
-        """Whether something was written before these marks that has not come."""
+        """Whether output that was written before these marks has not arrived."""
         return written[0] > self._read_to[0] or written[1] > self._read_to[1]
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing that was written waits."""
+        """Whether no output waits."""
         return not self._withheld
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits, so that no time need be told (`due`)."""
+        """Whether nothing waits, so that `due` need not be called."""
         return not self._said and not self._withheld
 
     def hold(self, message: Spoken, frames: Sequence[Frame], now: float) -> None:
-        """Keep what is early."""
+        """Keep a message that is early."""
         self._said.append(Said(message, frames, now + OUTPUT_GRACE_S))
 
     def shown(self, display: Rich) -> None:
-        """A display is taken: what was written after it may follow."""
+        """Note that a display was handled: output written after it may follow."""
         self._shown_to = max(self._shown_to, display.written[0])
 
     def caught_up(self, chunk: OutputChunk) -> None:
-        """What a process has written for another controller was read up to here."""
+        """Note that output for an earlier controller was read up to here."""
         stream = chunk.stream == "stderr"
         self._read_to[stream] = max(chunk.end, self._read_to[stream])
 
     def wrote(self, chunk: OutputChunk, now: float) -> Iterator[Said | OutputChunk]:
-        """It has written something: give what can be taken now."""
+        """Take new output of the process; yields the items that can be handled now."""
         if not chunk.request and self._waits(chunk):
             self._withheld.append((chunk, now + OUTPUT_GRACE_S))
             return
@@ -93,7 +93,7 @@ class OutputOrder:
             yield from self.settle()
 
     def settle(self) -> Iterator[Said | OutputChunk]:
-        """Give what waited for what has come: answers and displays for output, and output for displays."""
+        """Yield items that no longer wait: messages whose output has arrived, and output whose display has."""
         while True:
             still, self._said = self._said, []
             for said in still:
@@ -108,7 +108,7 @@ class OutputOrder:
             yield self._pass(ready[0])
 
     def due(self, now: float) -> Iterator[Said | OutputChunk]:
-        """Give what has waited for long enough."""
+        """Yield items that have waited long enough."""
         if self._said:
             late = [said for said in self._said if said.until <= now]
             if late:
@@ -120,13 +120,13 @@ class OutputOrder:
             yield from self._give_up_displays()
 
     def end(self) -> Iterator[Said | OutputChunk]:
-        """Give all that waits: the process has ended, and no more will come."""
+        """Yield all items that wait: the process has ended, and nothing more will arrive."""
         yield from self._give_up_displays()
         said, self._said = self._said, []
         yield from said
 
     def _waits(self, chunk: OutputChunk) -> bool:
-        """Whether this was written after something was displayed that has not been taken yet."""
+        """Whether this was written after a display that was not handled yet."""
         end = self._read_to[chunk.stream == "stderr"]
         return end > self._shown_to and is_display_mark(end)
 

@@ -1,4 +1,4 @@
-"""Messages and output of ranks in their order, as events for listeners: no I/O, no clock.
+"""Brings messages and output of ranks into order, and makes events for listeners of them: no I/O, no clock.
 
 `output_order` keeps the order of one rank. Here each message waits for its turn, and text gets the request that it belongs to.
 """
@@ -20,7 +20,7 @@ __all__ = ["OutputRouter"]
 
 
 class OutputRouter:
-    """Takes output of host agents, and messages of ranks that may follow output.
+    """Takes output from host agents, and messages of ranks that may follow output.
 
     Args:
         ranks: By number of the process; owned by the caller.
@@ -54,7 +54,7 @@ class OutputRouter:
         effects: list[Effect] = []
         for chunk in (chunk for folded in message.chunks for chunk in folded.of_each()):
             record = self._ranks[chunk.proc]
-            if record.former is not None:  # its successor has not been started
+            if record.former is not None:  # the new process has not been started
                 effects += self._tell(record.former, chunk)
                 continue
             effects += self._take(record, record.order.wrote(chunk, now), now)

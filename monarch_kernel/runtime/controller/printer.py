@@ -1,4 +1,4 @@
-"""Shows what ranks write for nobody in particular: in endpoints, and in code that a script runs."""
+"""Prints output of ranks that no cell collects: of endpoints, and of code that a script runs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["OutputPrinter"]
 
 
 class OutputPrinter:
-    """Collects output for a moment, and prints it with the mesh and the ranks; ranks that wrote the same are one line."""
+    """Collects output for a moment and prints it with the mesh and the ranks; ranks that wrote the same share a line."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[str, int], list[OutputEvent]] = {}
         self._requests: set[int] = set()
 
     def holds(self, request: int) -> bool:
-        """Whether something that a request wrote is not printed yet."""
+        """Whether some output of a request is not printed yet."""
         return request in self._requests
 
     def take(self, event: OutputEvent | RichEvent) -> None:
-        """Take what a rank wrote; of what it displayed there is only the text."""
+        """Take output of a rank; only the text of a display is kept."""
         if isinstance(event, RichEvent):
             text = str(event.data.get("text/plain", ""))
             if not text:
@@ -33,7 +33,7 @@ class OutputPrinter:
         self._requests.add(event.request)
 
     def flush(self) -> None:
-        """Print what was collected."""
+        """Print the collected output."""
         if not self._written:
             return
         written, self._written = self._written, {}

@@ -5,11 +5,11 @@ Theory of operation
 
 Another process can replace a rank that has died (`Processes.heal`). It has the same number, which handles hold, but its own
 record and name on the wire (`Peer`). So a message for the one, or from it, is never taken for a message of the other. To
-replace a live rank, the controller first gives it up (`Processes.retire`). The rank has ended when its host agent says so, and
-only then its successor starts. So two processes of one number never run at the same time.
+replace a live rank, the controller first gives it up (`Processes.retire`). A rank has ended when its host agent says so, and
+only then does its successor start. So two processes of one number never run at the same time.
 
-A rank that is lost answers all that it owes with its death. Other ranks that work on the same request leave their collectives
-at once: no collective with a dead rank ever ends.
+If a rank is lost, its death answers all requests that it has not answered. Other ranks that work on the same request leave
+their collectives at once: no collective with a dead rank ever ends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Processes:
         self._output = output
         self._answer = answer
         self._lost = lost
-        self._coming: set[int] = set()  # processes that may not be up, which alone `tick` looks at
+        self._coming: set[int] = set()  # processes that may not be up; `tick` looks only at these
         self._endings = Endings()
         self._restarts: dict[int, _Mesh] = {}
 
@@ -187,7 +187,7 @@ class Processes:
         return []
 
     def ended(self, message: Lost, now: float) -> list[Effect]:
-        """A host agent reports that a process has ended."""
+        """Handle the report of a host agent that a process has ended."""
         record = self._ranks[message.proc]
         if record.former is not None:
             record.former = None
@@ -205,7 +205,7 @@ class Processes:
         return effects + self._due(now)
 
     def give_up(self, host: int, procs: Sequence[int], log: tuple[str, ...], now: float) -> list[Effect]:
-        """Ranks did not come up in time; those that come up later are ended."""
+        """Give up ranks that did not come up in time; those that come up later are ended."""
         effects: list[Effect] = []
         what = f"the host agent is up, but this rank was not forked from the zygote within {RANK_DEADLINE_S:.0f} s"
         for proc in procs:
@@ -230,7 +230,7 @@ class Processes:
     def host_gone(
         self, host: int, reason: str, log: tuple[str, ...], now: float, etype: str = "HostLost"
     ) -> list[Effect]:
-        """A host agent ended, or was never heard of; its ranks went with it."""
+        """Handle the end of a host agent, or that it never came up; its ranks are lost with it."""
         self._hosts[host].gone = True
         self._hosts[host].end = Failure("lost", etype, reason, last_lines=log)
         effects: list[Effect] = [GiveUp(host), *self._host_requests.host_ended(host)]
@@ -284,7 +284,7 @@ class Processes:
     # -- inside
 
     def _has_ended(self, proc: int) -> bool:
-        """Whether there is no process; an agent that is not up yet has started none."""
+        """Whether the process does not run; an agent that is not up yet has started none."""
         if proc == CONTROLLER_PROC:
             return True
         record = self._ranks[proc]
@@ -299,7 +299,7 @@ class Processes:
             procs = tuple(mesh.procs[rank] for rank in ranks)
             lost = [rank for rank, proc in zip(ranks, procs) if self.is_lost(proc)]
             if lost:  # else the program has healed it meanwhile
-                effects.append(Due(procs, f"ended, for {format_ranks(lost)} died and the mesh is restarted"))
+                effects.append(Due(procs, f"ended, because {format_ranks(lost)} died and the mesh is restarted"))
         return effects
 
     def _lose(
@@ -313,7 +313,7 @@ class Processes:
         *,
         asked: bool = False,
     ) -> list[Effect]:
-        effects = self._output.end(record, now)  # it said so before it died
+        effects = self._output.end(record, now)  # messages from before its death come first
         note = next(filter(None, record.owed.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
         mesh = self._restarts.get(record.spec.proc)

@@ -1,4 +1,4 @@
-"""What the controller knows of each host agent and each rank."""
+"""The controller's records of host agents and ranks."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class HostRecord:
 
     Attributes:
         host: Its number.
-        is_elsewhere: Whether it is on another machine: messages for its ranks go through it.
-        lost_after_s: After how many seconds of silence it is lost.
+        is_elsewhere: Whether it is on another machine, so that messages for its ranks go through it.
+        lost_after_s: After how many seconds of silence it counts as lost.
         silence_s: For how long it has been silent, in seconds.
         addresses: Where other hosts can connect to it.
         parent: The host that relays its messages; 0 for none.
         successor: The host that has replaced it; 0 for none.
-        strangers: Counts the connections that it has refused.
-        software: What it runs.
-        clock: How its time compares with ours.
+        strangers: The number of connections that it has refused.
+        software: The versions that it runs.
+        clock: Its clock compared with the controller's.
         hostname: The name of its machine.
         pid: Its process id.
         cpus: CPU slots.
         gpus: GPUs.
         up: Whether it has said hello.
-        gone: Whether it has ended, or was given up.
+        gone: Whether it has ended, or the controller has given it up.
         end: How it ended.
-        deadline: Until when it has to come up.
+        deadline: When it must be up.
         held: Messages that wait until it is up, in order.
     """
 
@@ -75,29 +75,30 @@ class HostRecord:
 
 @dataclass(slots=True)
 class RankRecord(Recipient):
-    """A rank's process. A process that replaces it has the same number, another incarnation and another record.
+    """A rank's process. A process that replaces it has the same number, but another incarnation and another record.
 
     Attributes:
-        spec: What it was started with.
+        spec: The spec that it was started with.
         host: The number of its host agent.
         pid: Its process id on that host.
         device: Such as ``"cuda:0"``.
-        deadline: Until when it has to come up.
-        is_adopted: Whether it came up under an earlier controller.
+        deadline: When it must be up.
+        is_adopted: Whether an earlier controller started it.
         stopping: Whether the program has stopped it.
         cleans_up: Whether it has actors that clean up when the session ends.
-        has_ended: Whether its host agent has reported its end, or has ended itself; ``death`` can be a decision of ours.
+        has_ended: Whether its host agent has reported its end or has ended itself. ``death`` can be set before, by a
+            decision of the controller.
         is_replaced: Whether another process replaces it, so that its death needs no attention.
-        former: The process that it replaces, until that one has ended. This one starts then.
-        asides: Requests that it has yet to answer and that do not count as work.
-        names: The names in its namespace, with what kind of thing each is.
+        former: The process that it replaces, until that process has ended. Only then does this one start.
+        asides: Requests that it has not answered yet and that do not count as work.
+        names: The names in its namespace, with the kind of each value.
         last_request: The request that it worked on last.
         last_error: The headline of ``failure``; empty if the last request succeeded.
         failure: How the last request failed.
         last_line: The last line that it wrote.
-        order: What it wrote and said, as far as that waits.
-        reading: What its host agent has measured last.
-        address: Where it listens to other ranks.
+        order: Output and messages that wait for their turn.
+        reading: The last measurements of its host agent.
+        address: Where it listens for other ranks.
         watchers: The ranks that get news of it.
     """
 

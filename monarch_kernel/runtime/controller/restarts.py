@@ -1,4 +1,4 @@
-"""When processes that died are replaced by themselves: how often, how soon, and when it is given up. Pure."""
+"""Automatic restarts of processes that died: how often, how soon, and when they are given up. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Restart = Literal["never", "rank", "mesh"]
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """What follows when a rank of a mesh dies.
+    """What to do when a rank of a mesh dies.
 
-    The first restart is at once, the second ``backoff_s`` seconds after the death, and each further one after twice as long.
-    Restarts that are longer ago than ``within_s`` are forgotten.
+    The first restart happens at once, the second ``backoff_s`` seconds after the death, each further one after twice the time.
+    Restarts longer than ``within_s`` ago are forgotten.
 
     Attributes:
-        restart: what is replaced.
-        max_restarts: how many restarts of the same rank (or, with ``mesh``, of the mesh) there may be within ``within_s``.
-        within_s: seconds.
-        backoff_s: the first wait, in seconds.
-        max_backoff_s: the longest wait, in seconds.
+        restart: What is replaced.
+        max_restarts: How many restarts of one rank (or, with ``mesh``, of the mesh) may happen within ``within_s``.
+        within_s: Seconds.
+        backoff_s: The first wait, in seconds.
+        max_backoff_s: The longest wait, in seconds.
 
     Raises:
-        ValueError: it is none of these, or a number is negative.
+        ValueError: ``restart`` is none of these, or a number is negative.
     """
 
     restart: Restart = "never"
@@ -46,12 +46,12 @@ class RestartPolicy:
                 raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
 
     def wait_s(self, nth: int) -> float:
-        """How long the ``nth`` restart within the time waits, counted from 1."""
+        """How long to wait before the ``nth`` restart within ``within_s``, counted from 1."""
         return min(self.max_backoff_s, self.backoff_s * 2.0 ** min(nth - 2, 64)) if nth > 1 else 0.0
 
 
 class Follows(NamedTuple):
-    """What follows from a death: whether there is a restart, and that in words for the user, empty if nothing is to be said."""
+    """The outcome of a death: whether a restart follows, and a text for the user, which may be empty."""
 
     is_restarted: bool
     text: str
@@ -61,23 +61,23 @@ class Restarts:
     """The restarts of one mesh.
 
     Args:
-        policy: what follows when a rank dies.
-        ranks: all of the mesh.
+        policy: What to do when a rank dies.
+        ranks: All ranks of the mesh.
     """
 
     def __init__(self, policy: RestartPolicy, ranks: Iterable[int]) -> None:
         self.policy = policy
         self._ranks = tuple(ranks)
-        self._past: dict[int, deque[float]] = {}  # what is restarted -> when its restarts were due; see `_unit`
+        self._past: dict[int, deque[float]] = {}  # unit -> when its restarts were due; see `_unit`
         self._due: dict[int, float] = {}
 
     @property
     def next_at(self) -> float:
-        """When something is due; infinity if nothing is."""
+        """When the next restart is due; infinity if none is."""
         return min(self._due.values(), default=float("inf"))
 
     def died(self, rank: int, now: float) -> Follows:
-        """A rank has died that nobody had asked to end; gives what follows."""
+        """Return what follows from an unexpected death of a rank."""
         policy = self.policy
         if policy.restart == "never":
             return Follows(False, "")
@@ -90,7 +90,7 @@ class Restarts:
             past.popleft()
         if len(past) >= policy.max_restarts:
             times = f"{len(past)} time{'s' * (len(past) != 1)} within {policy.within_s:g} s"
-            return Follows(False, f"{whole} is not restarted, for that was done {times}")
+            return Follows(False, f"{whole} is not restarted, because it was restarted {times}")
         wait_s = policy.wait_s(len(past) + 1)
         self._due[unit] = now + wait_s
         past.append(now + wait_s)
@@ -104,7 +104,7 @@ class Restarts:
         return self._ranks if units and self.policy.restart == "mesh" else tuple(units)
 
     def forget(self, rank: int) -> None:
-        """A rank is replaced by somebody else's wish: what is planned for it, alone, is done."""
+        """Drop the restart planned for this rank alone: the program replaces it."""
         if self.policy.restart == "rank":
             self._due.pop(rank, None)
 
@@ -112,5 +112,5 @@ class Restarts:
         return rank if self.policy.restart == "rank" else -1
 
     def _told(self, wait_s: float) -> Follows:
-        what = "the mesh is restarted" if self.policy.restart == "mesh" else "another process takes its place"
+        what = "the mesh is restarted" if self.policy.restart == "mesh" else "a new process replaces it"
         return Follows(True, f"{what} in {wait_s:.1f} s" if wait_s > 0.05 else what)

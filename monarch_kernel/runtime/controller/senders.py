@@ -29,7 +29,7 @@ from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
 __all__ = ["Senders"]
 
 _OF_RANKS = (Rich, Names, Meet, CleansUp)
-"""What a rank may say of itself, besides answers and the messages of extensions."""
+"""What a rank may send about itself, besides answers and the messages of extensions."""
 
 
 class Senders:

@@ -30,14 +30,14 @@ OUTPUT_WAIT_S = 0.5
 CLOSE_S = 5.0
 LOG_S = 20.0
 MAX_LOG_NBYTES = 1 << 20
-"""Of a rank on another machine: what is kept there may be more than a network carries at once."""
+"""Limit for the log of one rank on another machine: the file there may be more than a network carries at once."""
 MAX_LOGS_NBYTES = 64 << 20
-"""Of all that are asked together."""
+"""Limit for all logs that are read together."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a host comes from, and another in its place."""
+    """How a host was launched, to launch another in its place."""
 
     launcher: Launcher
     config: AgentConfig
@@ -46,20 +46,20 @@ class Origin:
 
 
 class Session:
-    """All that one controller owns; the directory (mode 0700) holds its socket and logs.
+    """Everything that one controller owns; the directory (mode 0700) holds its socket and logs.
 
     Args:
-        directory: an empty one, if not a new one.
-        token: what ranks and agents must present, if not a new one.
-        epoch: how many controllers they have had.
-        keys: of connections to other machines, if not new ones.
+        directory: An existing empty directory; a new one by default.
+        token: The secret that ranks and agents must present; a new one by default.
+        epoch: How many controllers the ranks and agents have had.
+        keys: Keys of connections to other machines; new ones by default.
     """
 
     def __init__(
         self, directory: Path | None = None, token: str = "", epoch: int = 0, keys: LinkKeys | None = None
     ) -> None:
         self.pid = os.getpid()
-        self._owned = -1  # held as long as the directory is there
+        self._owned = -1  # the lock, held as long as the directory exists
         if directory is None:
             sweep()
             directory, self._owned = make_directory()
@@ -74,15 +74,15 @@ class Session:
         self._launcher = LocalLauncher(self.directory)
         self._local_host: int | None = None
         self._origins: dict[int, Origin] = {}
-        self._held: set[int] = set()  # those that were not given back
+        self._held: set[int] = set()  # hosts that were not given back
         self._launchers: list[Launcher] = []
-        self._port = 0  # where hosts elsewhere connect to
+        self._port = 0  # where hosts on other machines connect to
         self._lock = threading.Lock()
 
     def local_host(self, *, is_idle: bool = False) -> int:
-        """Number of this machine's agent, which is launched if it is not there, or no more.
+        """Number of this machine's agent; launches one if there is none, or it has ended.
 
-        One that is launched ``is_idle`` gets nothing ready for ranks: it looks after what we leave, should we be killed.
+        An agent that is launched ``is_idle`` prepares nothing for ranks: it cleans up if this process is killed.
         """
         with self._lock:
             if self._local_host is None or self.runtime.fleet.is_gone(self._local_host):
@@ -101,19 +101,19 @@ class Session:
         grace_s: float = 10.0,
         is_light: bool = False,
     ) -> tuple[int, ...]:
-        """Have an engine give hosts, each with an agent; returns at once, their numbers.
+        """Launch hosts with an engine, each with an agent; returns their numbers at once.
 
         Args:
-            launcher: of the engine; closed with the session, or when its last host is given back.
-            count: how many hosts.
-            timeout_s: how long they have to come up, in seconds.
-            lost_after_s: after how many seconds of silence a host is lost.
-            grace_s: how long an agent waits for a controller that is silent, in seconds, before it ends all; longer where a
-                host may be silent for longer, so that it does not give up before we do.
-            is_light: whether ranks there come up without torch and IPython.
+            launcher: The launcher of the engine; it is closed with the session, or when its last host is given back.
+            count: How many hosts.
+            timeout_s: How long they may take to come up, in seconds.
+            lost_after_s: After how many seconds of silence a host is lost.
+            grace_s: How long an agent waits for a silent controller, in seconds, before it ends everything. It is longer where
+                a host may be silent for longer, so that the agent does not give up before the controller does.
+            is_light: Whether ranks there start without torch and IPython.
 
         Raises:
-            LaunchError: the engine can't be reached, or will never have that many.
+            LaunchError: The engine can't be reached, or will never have that many hosts.
             MeshDownError: the session was shut down.
         """
         self._look_after()
@@ -128,10 +128,10 @@ class Session:
         return hosts
 
     def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
-        """Have others take the places of hosts that are gone, by those that have given them; gives their numbers by the old.
+        """Replace hosts that are gone, by hosts of the same launchers; maps their numbers to those of the new ones.
 
         Raises:
-            LaunchError: an engine can't be reached, or has none.
+            LaunchError: An engine can't be reached, or has no more hosts.
             MeshDownError: the session was shut down.
         """
         found: dict[int, int] = {}
@@ -142,7 +142,7 @@ class Session:
                 if origin is not None and (successor == host or self.runtime.fleet.is_gone(successor)):
                     try:
                         new = self._another(origin)
-                    except LaunchError:  # a list of hosts may have no other than the one that is gone
+                    except LaunchError:  # a list of hosts may have none but the one that is gone
                         self.runtime.fleet.give_back(successor)
                         new = self._another(origin)
                     self._origins[new] = origin
@@ -154,7 +154,7 @@ class Session:
         return found
 
     def _another(self, origin: Origin) -> int:
-        """Have an engine give one more host, as it has given others."""
+        """Launch one more host in the way of an earlier one."""
         (host,) = self.runtime.fleet.add(
             origin.launcher,
             origin.config.numbered,
@@ -164,7 +164,7 @@ class Session:
         return host
 
     def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
-        """Give hosts back to their engines, with all that runs there; returns when that is done."""
+        """Give hosts back to their engines, with everything that runs there; returns when that is done."""
         ours = [host for host in map(self.runtime.fleet.now, hosts) if host in self._held]
         self.runtime.fleet.release(ours, reason, grace_s)
         for host in ours:
@@ -175,22 +175,22 @@ class Session:
                 launcher.close(CLOSE_S)
 
     def launcher_of(self, host: int) -> Launcher | None:
-        """Who has given a host, or gave one that is given back; None for this machine itself."""
+        """The launcher of a host, even if the host was given back; None for this machine itself."""
         origin = self._origins.get(host)
         return None if origin is None else origin.launcher
 
     def addresses_for(self, host: int) -> tuple[str, ...]:
-        """Where the agent of a host elsewhere connects to; empty if it is dialled."""
+        """The addresses that the agent of a host elsewhere connects to; empty if the controller connects to the agent."""
         origin = self._origins.get(host)
         return () if origin is None else origin.config.addresses
 
     def host_of(self, proc: int) -> int:
-        """The host of a process; if that is this machine, its agent that is there now."""
+        """The host of a process; for a process on this machine, the current agent."""
         host = self.runtime.fleet.host_of(proc)
         return self.runtime.fleet.now(host) if host in self._origins else self.local_host()
 
     def _config_elsewhere(self, lost_after_s: float, grace_s: float = 10.0, *, is_light: bool = False) -> AgentConfig:
-        """What all agents on other machines must know."""
+        """The configuration of agents on other machines."""
         return AgentConfig(
             0,
             self.token,
@@ -203,7 +203,7 @@ class Session:
         )
 
     def _config_here(self, host: int, is_idle: bool) -> AgentConfig:
-        """What this machine's own agent must know."""
+        """The configuration of this machine's own agent."""
         return AgentConfig(
             host,
             self.token,
@@ -218,15 +218,15 @@ class Session:
         )
 
     def _look_after(self) -> None:
-        """See to it that nothing is left on this machine, should we be killed."""
+        """Launch an agent here that cleans up this machine if this process is killed."""
         self.local_host(is_idle=True)
 
     def record_of(self, proc: int, *, is_here: bool) -> str:
-        """The file in which a rank keeps a record of what it runs, elsewhere its name there; empty for none."""
+        """The file in which a rank records what it runs; on another machine, its name there; empty for none."""
         return ""
 
     def logs(self, procs: Sequence[int]) -> list[list[LogRecord]]:
-        """What is kept of the output of ranks; hosts elsewhere are asked, and of those that are gone nothing is left."""
+        """Read the kept output of ranks; reads it from hosts elsewhere by requests, and nothing from hosts that are gone."""
         max_nbytes = min(MAX_LOG_NBYTES, MAX_LOGS_NBYTES // max(1, len(procs)))
         asked = {
             proc: self.runtime.fleet.read_log(host, proc, max_nbytes)
@@ -248,7 +248,7 @@ class Session:
 
 
 class _Current:
-    """The session of this process: what ``this_host()`` means needs no handle, so it is kept here, and only here."""
+    """The session of this process. ``this_host()`` takes no handle, so the session is kept here, and only here."""
 
     def __init__(self) -> None:
         self.session: Session | None = None
@@ -259,7 +259,7 @@ _current = _Current()
 
 
 def current_session() -> Session:
-    """The session of this process; made when it is first asked for."""
+    """The session of this process; made at the first call."""
     with _current.lock:
         if _current.session is None or _current.session.pid != os.getpid():
             _current.session = Session()

@@ -1,8 +1,8 @@
-"""Directories of sessions, in the one for temporary files: those whose owner has ended are removed, if nobody else has.
+"""Session directories in the directory for temporary files; removes those whose owner has ended, if nothing else has.
 
-A session's agent removes its directory when the controller has ended. Where the agent was killed, and then the controller,
-nobody is left for that, and the next session on the machine does it. Who owns a directory holds a lock on a file in it, which
-ends with its process, and with those that it has forked.
+A session's agent removes its directory when the controller has ended. If the agent was killed, and then the controller,
+the next session on the machine removes it. The owner of a directory holds a lock on a file in it. The lock ends with the
+owner's process and its forks.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _OWNER = "owner"
 
 
 def make_directory() -> tuple[Path, int]:
-    """Make a session's directory; gives also the file descriptor that is to be closed when that was removed."""
+    """Make a session's directory; also returns the file descriptor to close once the directory is removed."""
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
     fd = os.open(directory / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
-    os.rename(directory / "new", directory / _OWNER)  # nobody finds it without the lock
+    os.rename(directory / "new", directory / _OWNER)  # another session never finds it without the lock
     return directory, fd
 
 
 def sweep() -> None:
-    """Remove the directories of our sessions whose owner has ended."""
+    """Remove the directories of this user's sessions whose owner has ended."""
     for directory in _candidates():
         with _left(directory) as is_left:
             if is_left:
@@ -39,7 +39,7 @@ def sweep() -> None:
 
 
 def left() -> list[str]:
-    """The directories of our sessions whose owner has ended; nothing is removed."""
+    """List the directories of this user's sessions whose owner has ended; removes nothing."""
     found = []
     for directory in _candidates():
         with _left(directory) as is_left:
@@ -56,13 +56,13 @@ def _candidates() -> list[str]:
 
 @contextlib.contextmanager
 def _left(directory: str) -> Iterator[bool]:
-    """Whether a directory is ours, and nobody has it; it is ours alone meanwhile."""
+    """Whether a directory belongs to this user and has no owner; the lock is held meanwhile."""
     fd = -1
     try:
         is_left = False
         with contextlib.suppress(
             OSError
-        ):  # another user's, or no session's, or it is in use, or another one was quicker
+        ):  # it is another user's, or of no session, or in use, or another process was quicker
             if os.lstat(directory).st_uid == os.getuid():
                 fd = os.open(os.path.join(directory, _OWNER), os.O_RDWR | os.O_NOFOLLOW)
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,20 +1,20 @@
-"""What the controller knows, and what follows from each thing it hears: no I/O, no threads, no clock.
+"""The state of the controller, which turns events into effects. No I/O, no threads, no clock.
 
 Theory of operation
 ===================
 
-Every method takes something that happened and returns the effects: messages to send, requests that are now resolved, events
-to tell the view. Time and ids are arguments. The runtime carries the effects out.
+Every method takes an event and returns its effects: messages to send, requests that resolve, events for the view. Time and ids
+are arguments. The runtime performs the effects.
 
-`runtime.rpc.requests` says how requests resolve. A rank that is lost answers all that it owes with a failure. Answers that no
-request waits for are counted and dropped.
+`runtime.rpc.requests` says how requests resolve. If a rank is lost, a failure answers all requests that it has not answered.
+Answers that no request waits for are counted and dropped.
 
-A rank may be addressed before its process is up: what is sent to it waits here, in order, until it says hello. Hence spawn
-and call need no waiting between them, and order per (controller, rank) is kept. The same holds for host agents.
+The program can use a rank before its process is up: messages to it wait here, in order, until it says hello. So a call need not
+wait for its spawn, and the order per (controller, rank) is kept. The same holds for host agents.
 
-Output comes from the host agent, results and displays come from the rank; `OutputOrder` has them taken in their order.
+Output comes from the host agent; results and displays come from the rank. `OutputOrder` brings them into order.
 
-The host agent and ranks of a mesh that outlived its controller are taken up with `State.attach` (see `Resumption`).
+`State.attach` adopts the host agent and the ranks of a mesh that outlived its controller (see `Resumption`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ ATTACH_RANKS_S = 5.0
 MAX_NAMES = 4_000
 
 _HELD = (Result, Failed, Rich, Output)
-"""What waits until all ranks of an earlier controller have said what they owe, as do messages that extensions handle."""
+"""Messages that wait until all ranks of an earlier controller have reported their open requests; so do those of extensions."""
 
 
 _Handler = Callable[[Any, Sequence[Frame], Peer, float], list[Effect]]
@@ -87,11 +87,11 @@ class State:
     """The controller's state.
 
     Attributes:
-        hosts: by number.
-        ranks: by number of the place; those who are there now, or were last.
-        extensions: the parts of features, by their class.
-        strays: how much was dropped that nobody expected.
-        software: what the controller runs, with which that of other machines has to agree; None to compare nothing.
+        hosts: By number.
+        ranks: By number; the current process, or the last.
+        extensions: The parts of features, by their class.
+        strays: The number of messages that were dropped because nothing expected them.
+        software: The versions that the controller runs, which hosts on other machines must match; None to compare nothing.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class State:
         self._in_order: dict[type, Callable[[RankRecord, Any, float], list[Effect]]] = {
             kind: handle for one in each for kind, handle in one.in_order.items()
         }
-        self._at_ends = [  # few, as each answer to a request passes them
+        self._at_ends = [  # only those that override it, as this runs for each answer
             one.request_ended
             for kind, one in self.extensions.items()
             if kind.request_ended is not Extension.request_ended
@@ -148,7 +148,7 @@ class State:
     # -- for extensions
 
     def owing(self, id: int) -> list[int]:
-        """The processes that have yet to answer a request."""
+        """The processes that have not answered a request yet."""
         return [proc for proc, rank in self.ranks.items() if id in rank.owed]
 
     def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
@@ -170,7 +170,7 @@ class State:
         *,
         lost_after_s: float | None = None,
     ) -> list[Effect]:
-        """Take up host agents and their ranks, which another controller has started; ``lost_after_s`` as for `Hosts.add`."""
+        """Adopt host agents and ranks that another controller has started; ``lost_after_s`` as for `Hosts.add`."""
         effects: list[Effect] = []
         peers: list[Peer] = []
         for host, specs in hosts.items():
@@ -184,13 +184,13 @@ class State:
         return effects + [Send(peer, self._resumption.packed) for peer in peers]
 
     def spawn_again(self, id: int, record: SpawnRecord, procs: Sequence[int], now: float) -> list[Effect]:
-        """Have processes that replace others make an actor that was there."""
+        """Have new processes spawn an actor that the processes before them had."""
         dead = [proc for proc in record.procs if self.ranks[proc].death is not None]
         packed = self.requests.respawn_log.again(record, id, procs, dead)
         return self.request(id, procs, packed, record.note, now)
 
     def host_actors(self) -> list[Effect]:
-        """Be asked like a rank: the controller's own process has actors."""
+        """Let requests reach the actors in the controller's own process, as if it were a rank."""
         if CONTROLLER_PROC not in self.ranks:
             spec = RankSpec(CONTROLLER_PROC, 0, 1, 0, 1, (), "this process", "cpu", 0, {}, "", ())
             record = RankRecord(spec, host=0, up=True, peer=CONTROLLER)
@@ -198,7 +198,7 @@ class State:
         return []
 
     def answer_to(self, proc: int, packed: Packed) -> list[Effect]:
-        """Answer a request that a rank has made of an actor here."""
+        """Answer a request that a rank has sent to an actor here."""
         record = self.ranks.get(proc)
         return [] if record is None or record.death is not None else [Send(record.peer, packed)]
 
@@ -214,8 +214,8 @@ class State:
         is_cell: bool = False,
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> list[Effect]:
-        """Ask ranks for one answer each; arguments as for `Requests.request`."""
-        if not self.ranks.keys() >= set(procs):  # of a session that is over
+        """Request one answer from each of these ranks; arguments as for `Requests.request`."""
+        if not self.ranks.keys() >= set(procs):  # they belong to a session that is over
             unknown = Failure("stopped", "NotSent", "there is no such process in this session")
             return [Resolve(id, [unknown] * len(procs), True)]
         keepers = procs if is_cell and procs and self.ranks[procs[0]].spec.record else ()
@@ -226,9 +226,9 @@ class State:
         ]
 
     def ask(self, id: int, procs: Sequence[int], packed: Packed, now: float) -> list[Effect]:
-        """Ask ranks something that they answer at once, whatever they are busy with, and that does not count as work.
+        """Request something that ranks answer at once, even if they are busy, and that does not count as work.
 
-        Ranks that are not up answer that they are not.
+        For ranks that are not up, a failure answers.
         """
         self.requests.add(id, Pending(procs))
         effects: list[Effect] = []
@@ -245,7 +245,7 @@ class State:
         return effects
 
     def interrupt_ranks(self, procs: Iterable[int], *, abort: bool = False) -> list[Effect]:
-        """Interrupt whatever these ranks run or have queued; an idle rank is not touched."""
+        """Interrupt all requests that these ranks run or have queued; idle ranks are left alone."""
         effects: list[Effect] = []
         for proc in procs:
             record = self.ranks[proc]
@@ -266,7 +266,7 @@ class State:
     # -- what happens
 
     def heard(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
-        """A message of an authenticated peer arrived; what that peer has no business to say is counted and dropped."""
+        """Handle a message of an authenticated peer; messages that it may not send are counted and dropped."""
         if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
             rank = self._connected.get(peer)
             if rank is not None and self._resumption is None:
@@ -290,7 +290,7 @@ class State:
         return self._handlers[type(message)](message, frames, peer, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed: call this a few times a second."""
+        """Do what is due; call this a few times a second."""
         effects: list[Effect] = []
         if self._resumption is not None:
             effects += [Send(peer, self._resumption.packed) for peer in self._resumption.asks(now)]
@@ -307,13 +307,13 @@ class State:
     # -- inside
 
     def _refusal(self, host: HostRecord) -> str:
-        """Why a host that has come can't be used; empty if it can."""
+        """Say why a new host can't be used; empty if it can."""
         if not host.is_elsewhere or host.software is None or self.software is None:
             return ""
         return refusal(self.software, host.software)
 
     def _rename(self, incarnations: Iterable[tuple[int, int]]) -> list[Effect]:
-        """Expect those who are there now, and not those who were there when the mesh was described to us."""
+        """Expect the current incarnations, which may be newer than those in the description of the mesh."""
         assert self._resumption is not None
         effects: list[Effect] = []
         for proc, incarnation in incarnations:
@@ -367,7 +367,7 @@ class State:
         return effects + resolved
 
     def _go_on(self, now: float) -> list[Effect]:
-        """Go on with what was resumed, if all have said what they have or the time is up."""
+        """Resume work if all ranks have reported their open requests, or the time is up."""
         resumption = self._resumption
         assert resumption is not None
         if not resumption.is_due(now):
@@ -376,7 +376,7 @@ class State:
         effects: list[Effect] = []
         for cell in cells:
             pending = self.requests.add(cell.id, Pending(cell.procs, is_cell=True, keepers=cell.procs))
-            if self.requests.dead:  # they may wait in a collective for one that died meanwhile
+            if self.requests.dead:  # others may wait in a collective for a rank that died meanwhile
                 pending.failed_at = now
             effects.append(cell)
         effects.append(Attached(tuple(proc_of(peer) for peer in resumption.waiting if is_rank(peer))))
@@ -406,7 +406,7 @@ class State:
 
     def _heard_host_hello(self, message: HostHello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         host = self.hosts[message.host]
-        if host.gone:  # it was given back before it came
+        if host.gone:  # it was given back before it came up
             return [Send(peer, pack(Goodbye()))]
         host.up, host.hostname, host.pid = True, message.hostname, message.pid
         host.cpus, host.gpus = message.cpus, message.gpus
@@ -417,7 +417,7 @@ class State:
         effects = self._rename(message.incarnations) if self._resumption is not None else []
         for rank in self.ranks.values():
             if rank.host == message.host and not rank.up and not rank.is_adopted:
-                rank.deadline = now + RANK_DEADLINE_S  # until now there was nobody to start it
+                rank.deadline = now + RANK_DEADLINE_S  # until now no host agent could start it
         held, host.held = host.held, []
         if (join := self.hosts.place(host)) is not None:
             held.insert(0, pack(join))
@@ -450,7 +450,7 @@ class State:
         return []
 
     def _process_lost(self, record: RankRecord, now: float) -> list[Effect]:
-        """Tell the parts that keep something of a process."""
+        """Call the parts that keep something of a process."""
         effects: list[Effect] = []
         if self._resumption is not None:
             self._resumption.heard(record.peer)

@@ -1,4 +1,4 @@
-"""Failures that no actor has handled: the program is told, on a thread of its own."""
+"""Reports failures that no actor has handled to the program, on a separate thread."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Faults", "show_fault"]
 _log = logging.getLogger(__name__)
 
 TOGETHER_S = 0.02
-"""How long to wait, in seconds, for what fails at the same time; that is told as one."""
+"""How long to wait, in seconds, for failures at the same time; they are reported together."""
 
 
 def show_fault(failure: MeshFailure) -> None:
-    """Write a failure that nobody has handled to stderr."""
+    """Write an unhandled failure to stderr."""
     sys.stderr.write(f"unhandled failure: {failure.report()}\n")
     sys.stderr.flush()
 
 
 class Faults:
-    """Hands failures to whoever is told of those that nobody has handled, one at a time.
+    """Passes unhandled failures to a handler, one at a time.
 
-    Whoever is told may do what the thread that drives the transport must not: take long, ask ranks. What it raises is logged.
+    The handler may do what the I/O thread must not: take long, and send requests to ranks. Its exceptions are logged.
 
     Args:
-        take: gives the next failure of what the program has spawned, or None.
+        take: Returns the next failure of what the program has spawned, or None.
 
     Attributes:
-        tell: who is told.
+        tell: The handler.
     """
 
     def __init__(self, take: Callable[[], MeshFailure | None]) -> None:
@@ -45,7 +45,7 @@ class Faults:
         self._is_due = False
 
     def call(self) -> None:
-        """There is a failure to be taken."""
+        """Schedule a report: there is a failure to take."""
         with self._lock:
             if self._is_due:
                 return
@@ -56,20 +56,20 @@ class Faults:
         timer.start()
 
     def add(self, failure: MeshFailure) -> None:
-        """A failure of something that is not the program's own."""
+        """Report a failure of something that the program has not spawned itself."""
         self._others.append(failure)
         self.call()
 
     def tell_all(self) -> None:
-        """Tell what there is."""
+        """Report all failures that there are."""
         with self._one_at_a_time:
             with self._lock:
                 self._is_due = False
             while (failure := self._next()) is not None:
                 try:
                     self.tell(failure)
-                except Exception:  # of the user's; it must not hide the next one
-                    _log.exception("whoever is told of unhandled failures failed")
+                except Exception:  # of the user's handler; it must not hide the next failure
+                    _log.exception("the handler of unhandled failures failed")
 
     def _next(self) -> MeshFailure | None:
         try:

@@ -1,4 +1,4 @@
-"""Snapshots of meshes, ranks and hosts, for all who show them."""
+"""Snapshots of meshes, ranks and hosts for views."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOT_HEARD = "HostNotHeard"
 
 
 def host_views(records: Mapping[int, HostRecord], hosts: Sequence[int]) -> tuple[HostView, ...]:
-    """Hosts as they are now, each with a name of its own: several agents of one machine are told apart by their numbers."""
+    """Hosts as they are now, each with a unique name: agents on one machine are distinguished by their numbers."""
     former = {record.successor: record.hostname for record in list(records.values()) if record.successor}
     views = [_host_view(host, records.get(host)) for host in hosts]
-    # One that is coming counts as who was there before: others keep their names meanwhile.
+    # A host that is starting counts under the name of the host it replaces, so that others keep their names meanwhile.
     names = Counter(view.name or former.get(view.number, "") for view in views)
     return tuple(
         replace(view, name=f"{view.name}#{view.number}") if view.name and names[view.name] > 1 else view
@@ -30,7 +30,7 @@ def host_views(records: Mapping[int, HostRecord], hosts: Sequence[int]) -> tuple
 
 
 def _host_view(host: int, record: HostRecord | None) -> HostView:
-    if record is None:  # it was just asked for
+    if record is None:  # it was just requested
         return HostView(host, "", "starting")
     if not record.gone:
         return HostView(host, record.hostname, "up" if record.up else "starting")
@@ -55,14 +55,14 @@ def mesh_view(
     """A mesh as it is now.
 
     Args:
-        name: of the mesh.
-        axes: their sizes.
-        ranks: in their order; None for one that was just asked for.
-        hosts: all, by number.
-        engine_of: gives who has given a host, by its number; None for this machine itself.
-        now: the time.
-        age_s: how long ago the mesh was made, in seconds.
-        strangers: how many connections the controller has refused.
+        name: The name of the mesh.
+        axes: The sizes of its axes.
+        ranks: In order; None for a rank that was just requested.
+        hosts: All hosts, by number.
+        engine_of: Returns the name of the engine of a host, by the host's number; None for this machine itself.
+        now: The time.
+        age_s: How long ago the mesh was made, in seconds.
+        strangers: How many connections the controller has refused.
     """
     numbers = dict.fromkeys(record.host for record in ranks if record is not None)
     on = {view.number: view for view in host_views(hosts, tuple(numbers))}
@@ -73,7 +73,7 @@ def mesh_view(
         else:
             rows.append(_rank_view(rank, point, record, on[record.host].name, now))
     where = _where(on, engine_of)
-    if where:  # else nobody can connect
+    if where:  # else no other machine can connect
         counts = [("", strangers), *((view.name, hosts[host].strangers) for host, view in on.items())]
         where["strangers"] = tuple((name, count) for name, count in counts if count)
     return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **where)
@@ -81,7 +81,7 @@ def mesh_view(
 
 @lru_cache(maxsize=16)
 def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """All places of a mesh, in the order of its ranks; the same every time that it is looked at."""
+    """All points of a mesh, in the order of its ranks; cached, because views ask for them often."""
     return tuple(product(*([(axis, coord) for coord in range(size)] for axis, size in axes)))
 
 
@@ -97,7 +97,7 @@ def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord
         now - record.busy_since if activity else 0.0,
         host,
         record.pid,
-        record.device or record.spec.device.replace("auto", ""),  # the host has yet to say which
+        record.device or record.spec.device.replace("auto", ""),  # the host has not reported which yet
         reading.rss_nbytes,
         reading.cpu_percent,
         record.last_error,
@@ -110,7 +110,7 @@ def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord
 
 
 def _where(hosts: Mapping[int, HostView], engine_of: Callable[[int], str | None]) -> dict[str, Any]:
-    """What a view of a mesh on these hosts says of them: who has given them, how many they are, which are lost."""
+    """The part of a mesh's view about its hosts: their engines, how many there are, and which are lost."""
     by_host = {host: engine_of(host) for host in hosts}
     engines = dict.fromkeys(engine for engine in by_host.values() if engine is not None)
     if not engines:

@@ -150,13 +150,13 @@ def test_ranks_are_restarted_automatically(notebook: Notebook) -> None:
         notebook.ok("%%remote e\nimport os; x = rank")
         cell = notebook.run("%%remote e[1]\nos._exit(3)")
         assert "exit code 3" in cell.error
-        assert "another process takes its place" in cell.error
+        assert "a new process replaces it" in cell.error
         assert "%mesh heal" not in cell.error, "there is nothing to do"
         cell = notebook.run("%%remote e\nimport torch, os; y = torch.ones(1); torch.distributed.all_reduce(y); int(y)")
         assert cell.plain == "[0-1] 2"
         assert notebook.ok("%%remote e[0]\nx").plain == "[0] 0"
         cell = notebook.run("%%remote e[1]\nos._exit(3)")
-        assert "it is not restarted, for that was done 1 time within 300 s" in cell.error
+        assert "it is not restarted, because it was restarted 1 time within 300 s" in cell.error
         assert "%mesh heal e puts new processes in place of [1]" in cell.error
     finally:
         notebook.ok("%mesh down e")

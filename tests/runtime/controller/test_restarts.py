@@ -78,14 +78,14 @@ def test_the_first_is_at_once_and_the_next_ever_later() -> None:
         now = restarts.next_at
         assert restarts.due(now) == (2,)
     assert waits == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert restarts.died(2, now).text == "it is not restarted, for that was done 6 times within 300 s"
+    assert restarts.died(2, now).text == "it is not restarted, because it was restarted 6 times within 300 s"
     assert restarts.due(now + 1000) == ()
 
 
 def test_what_is_long_ago_does_not_count() -> None:
     restarts = Restarts(RestartPolicy("rank", max_restarts=1, within_s=10.0), RANKS)
     for now in (0.0, 11.0, 22.0):
-        assert restarts.died(1, now).text == "another process takes its place"
+        assert restarts.died(1, now).text == "a new process replaces it"
         assert restarts.due(now) == (1,)
     assert "not restarted, for that was done 1 time within 10 s" in restarts.died(1, 23.0).text
 
@@ -106,7 +106,7 @@ def test_a_mesh_is_restarted_once_for_all_that_die_meanwhile() -> None:
     assert restarts.died(3, 2.0).text == "the mesh is restarted in 2.0 s"
     assert restarts.due(3.9) == ()
     assert restarts.due(4.0) == RANKS
-    assert restarts.died(1, 5.0).text == "the mesh is not restarted, for that was done 2 times within 300 s"
+    assert restarts.died(1, 5.0).text == "the mesh is not restarted, because it was restarted 2 times within 300 s"
 
 
 def test_one_that_somebody_has_replaced_is_not_replaced_again() -> None:
