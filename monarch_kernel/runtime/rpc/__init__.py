@@ -1,1 +1,1 @@
-"""What one process asks of others: requests, the numbers they have, and what is not answered yet."""
+"""Requests between processes: their numbers, their answers, and those that are not answered yet."""

@@ -1,4 +1,4 @@
-"""What a rank answers to a request."""
+"""Answers of ranks to requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Answer", "Value"]
 
 
 class Value(NamedTuple):
-    """A rank's successful answer: a pickled value, its buffers, and how it looks."""
+    """A rank's successful answer: a pickled value, its buffers, and its representations for display."""
 
     payload: Payload
     frames: Sequence[Frame]

@@ -1,4 +1,4 @@
-"""What meshes of processes and actors need of whoever carries their requests: the controller, or a rank that asks others."""
+"""The interface that meshes use to send requests: implemented by the controller, and by ranks that call others."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Asker(Owner, Protocol):
     """Carries requests to processes, and their answers back.
 
     Attributes:
-        ports: those that this process has open.
-        stores: the stores of torch.distributed that it keeps.
-        lendings: the memory that it has lent to others.
-        meters: count what it carries.
-        roads: to memory that others have lent.
-        shared: what handles of one actor share, by its number.
+        ports: The open ports of this process.
+        stores: The stores of torch.distributed that it keeps.
+        lendings: The memory that it has exported to other processes.
+        meters: Counters of what it sends and receives.
+        roads: Data paths to memory that others have exported.
+        shared: State that the handles of one actor share, by the actor's number.
     """
 
     ports: PortTable
@@ -51,23 +51,23 @@ class Asker(Owner, Protocol):
         quiet: bool = False,
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
-        """Ask processes for one answer each; if one of them is dead nobody is asked.
+        """Request one answer from each process; if one of them is dead, nothing is sent.
 
         Args:
-            procs: whom to ask.
-            make: gives the message for a request id, or one for each process.
-            note: what they do meanwhile, in the user's words.
-            finish: makes the future's result of the answers.
-            rank: for a future of one rank.
-            quiet: whether nothing is written for it.
-            spawned: the actor that it makes, and what gives the message for processes that come in place of others.
+            procs: The processes to ask.
+            make: Makes the message for a request id, or one for each process.
+            note: What the processes do meanwhile, in the user's words.
+            finish: Makes the future's result from the answers.
+            rank: The flat rank, for a future of one rank.
+            quiet: Whether no output belongs to the request.
+            spawned: The actor that the request makes, and what makes the message for processes that replace these.
         """
         ...
 
     def ask(
         self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
-        """Ask processes something that they answer at once, whatever they are busy with; arguments as for `request`."""
+        """Request something that processes answer at once, even if they are busy; arguments as for `request`."""
         ...
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
@@ -75,37 +75,37 @@ class Asker(Owner, Protocol):
         ...
 
     def tell_all(self, packed: Packed) -> None:
-        """Send all processes that are known a message that has no answer."""
+        """Send all known processes a message that has no answer."""
         ...
 
     def actor_ended(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        """Note that an actor that was spawned here has died, in a process that lives; on the I/O thread."""
         ...
 
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
-        """Those that come in place of these processes are not to have an actor."""
+        """Do not make an actor again in processes that replace these."""
         ...
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
-        """Which of these processes are known to be dead or stopped, and how they ended."""
+        """Those of these processes that are known to be dead or stopped, and how they ended."""
         ...
 
     def waiting_for(self, id: int) -> Sequence[int]:
-        """The processes that have yet to answer a request; with the baton held."""
+        """The processes that have not answered a request yet; on the I/O thread."""
         ...
 
     def submit(self, do: Callable[[], object]) -> None:
-        """Have something done with the baton held, soon."""
+        """Run a function on the I/O thread, soon."""
         ...
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
-        """Say that a mesh of actors is about to be spawned in these processes: its owner is told when one of them fails."""
+        """Register a mesh of actors before it is spawned: its owner gets a message when one of the actors fails."""
         ...
 
     def stopped(self, actor: int, procs: Sequence[int]) -> None:
-        """Say that actors are about to be stopped in these processes, which is then no failure."""
+        """Note that actors are about to be stopped in these processes, so that their end is no failure."""
         ...
 
     def new_number(self) -> int:
-        """A number for a new actor or port, which says that this process has made it."""
+        """Return a number for a new actor or port; it contains the number of this process."""
         ...

@@ -1,31 +1,33 @@
-"""Finds actors that wait for each other in a circle: no I/O, no threads, no clock.
+"""Finds actors that wait for each other in a cycle: no I/O, no threads, no clock.
 
 Theory of operation
 ===================
 
 Edge chasing, for requests that need all answers (Chandy, Misra and Haas, "Distributed Deadlock Detection", 1983, the AND
-model). Nobody has the whole picture, and nobody needs it. An endpoint that waits for a request while it can do nothing else is
-a *wait*. A wait that lasts sends a probe after its request, to every process that owes it an answer. There the request *stands*
-somewhere: an actor runs it, or it is queued behind one that the actor runs. If that endpoint waits, too, the probe goes on, to
-where the request stands that it waits for; if not, the probe ends there. A probe that comes to the wait which sent it has been
-around a circle, and its path names all that is on it.
+model). No process has the whole picture, and none needs it. An endpoint that waits for a request and can do nothing else
+meanwhile is a *wait*. A wait that lasts sends a probe after its request, to every process that has not answered it. There the
+request *stands* somewhere: an actor runs it, or it is queued behind an endpoint that the actor runs. If that endpoint waits,
+too, the probe goes on to where the request that it waits for stands; if not, the probe ends there. A probe that arrives at the
+wait that sent it has been around a cycle, and its path names every endpoint on the cycle.
 
-Why there are no false alarms: a process passes a probe on only while the request is unanswered here, and what must end first
-waits. So when a probe has come around, each link of its path held when it passed. A link ends only by an answer, which needs
-the next link to end before, and so on around to the wait that has just found itself still waiting: none can have ended.
+Why there are no false alarms: a process passes a probe on only while the request is unanswered here, and the endpoint that
+must end first waits. So when a probe has come around, each link of its path held when it passed. A link ends only by an
+answer, which needs the next link to end before, and so on around to the wait that has just found itself still waiting: none
+can have ended.
 
-Why none is missed: a probe travels behind its request, on the same link. Of the waits on a circle one is the last to send its
-probes, and by then all others wait. (What loses its last chance in a race is found by the next round of probes.)
+Why no deadlock is missed: a probe travels behind its request, on the same link. Of the waits on a cycle, one is the last to
+send its probes, and by then all others wait. (If a probe is lost in a race, the next round of probes finds the cycle.)
 
-A request that is answered through a port is owed by whoever has the port, and who that is nobody knows: while its endpoint
-runs it stands nowhere. What is queued behind that endpoint does wait for it.
+A request that is answered through a port is owed by the holder of the port, and no process knows which that is: while its
+endpoint runs, the request stands nowhere. Requests queued behind that endpoint do wait for it.
 
-A wait that ends by itself, since it was given a timeout, is part of no circle: it is not known here.
+A wait with a timeout ends by itself, so it is part of no cycle and not known here.
 
-A probe that runs into a circle which it has not come from would go around for ever: a wait passes each probe on once.
+A probe that runs into a cycle that it did not start from would go around forever. So a wait passes each probe on only once.
 
-Whoever is told may wait for the same again, for the others on the circle may give way. Such a wait is known here at once, and
-sends its first probe a period later: else it would be the first to find the circle each time, and the others never learn of it.
+A caller that gets the error may wait for the same request again, because another endpoint on the cycle may give way. Such a
+wait is known here at once, but sends its first probe a period later. Otherwise it would be the first to find the cycle each
+time, and the other endpoints would never learn of it.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ _MAX_STEPS = 16
 
 
 class Standing(NamedTuple):
-    """Where a request stands in the process that was asked.
+    """Where a request stands in the process that received it.
 
     Attributes:
-        what: the endpoint that is wanted, and where.
-        behind: the endpoint that has to end first; empty if the request runs.
-        waits: what the endpoint waits for that runs now, by the numbers of the waits; empty if it goes on.
+        what: The endpoint that is called, and where.
+        behind: The endpoint that has to end first; empty if the request runs.
+        waits: The numbers of the waits of the endpoint that runs now; empty if it does not wait.
     """
 
     what: str
@@ -56,21 +58,21 @@ class Standing(NamedTuple):
 
 
 class PassOn(NamedTuple):
-    """Effect: send a probe to the processes that owe an answer."""
+    """Effect: send a probe to the processes that have not answered."""
 
     procs: Sequence[int]
     probe: Probe
 
 
 class Circle(NamedTuple):
-    """Effect: a wait can never end; ``path`` names what is on the circle, from the endpoint that waits back to its actor."""
+    """Effect: a wait can never end; ``path`` names the endpoints on the cycle, from the one that waits back to its actor."""
 
     wait: int
     path: tuple[tuple[str, str], ...]
 
 
 class _Wait:
-    """An endpoint that waits for a request; ``seen`` are the probes that it has passed on: wait they came from -> round."""
+    """An endpoint that waits for a request; ``seen`` maps the wait that a probe came from to the last round passed on."""
 
     __slots__ = ("request", "round", "seen")
 
@@ -81,10 +83,10 @@ class _Wait:
 
 
 class Deadlocks:
-    """What one process knows: its waits that have lasted for a while.
+    """The waits of one process that have lasted for a while.
 
     Args:
-        owing: gives the processes that have yet to answer a request of this one.
+        owing: Returns the processes that have not answered a request of this one.
     """
 
     def __init__(self, owing: Callable[[int], Sequence[int]]) -> None:
@@ -95,12 +97,12 @@ class Deadlocks:
         return len(self._waits)
 
     def probe(self, wait: int, request: int, where: str) -> list[PassOn]:
-        """A wait lasts: send probes; to be called again from time to time.
+        """Send probes for a wait that lasts; call this again from time to time.
 
         Args:
-            wait: its number, which no other has, in whatever process.
-            request: what it waits for.
-            where: the endpoint that waits, and where.
+            wait: Its number, unique among all processes.
+            request: The request that it waits for.
+            where: The endpoint that waits, and where.
         """
         self.waits(wait, request)
         known = self._waits[wait]
@@ -108,16 +110,16 @@ class Deadlocks:
         return self._pass_on(known, wait, known.round, ((where, ""),))
 
     def waits(self, wait: int, request: int) -> None:
-        """A wait is to pass on the probes of others."""
+        """Pass probes of others on at this wait."""
         known = self._waits.setdefault(wait, _Wait(request))
-        known.request = request  # of several, one after the other
+        known.request = request  # a wait for several requests takes them one after the other
 
     def ended(self, wait: int) -> None:
-        """A wait is over."""
+        """Forget a wait that is over."""
         self._waits.pop(wait, None)
 
     def heard(self, probe: Probe, standing: Standing | None) -> list[PassOn | Circle]:
-        """A probe has come for a request that stands here; None if it does not, or not any more."""
+        """Handle a probe for a request; ``standing`` is None if the request does not stand here, or no longer."""
         if standing is None:
             return []
         path = (*probe.path, (standing.what, standing.behind))
@@ -140,7 +142,7 @@ class Deadlocks:
 
 
 def describe_circle(path: Sequence[tuple[str, str]]) -> str:
-    """A circle in words: ``a.f -> b.g -> a.h (behind a.f)``; the middle of a long one is left out."""
+    """Describe a cycle: ``a.f -> b.g -> a.h (behind a.f)``; leaves out the middle of a long one."""
     steps = [what if not behind else f"{what} (behind {behind})" for what, behind in path]
     if len(steps) > _MAX_STEPS:
         half = _MAX_STEPS // 2

@@ -1,4 +1,4 @@
-"""One class for what is not there yet, for threads and for asyncio."""
+"""Futures of requests, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for 
 
 
 class Owner(Protocol):
-    """What a future needs of what drives it."""
+    """The interface of the runtime that resolves a future."""
 
     @property
     def asker(self) -> Any:
-        """The `Asker` for handles in the answers: the one that carries the requests; None for that of the process."""
+        """The `Asker` for handles in the answers: the one that carries the request; None for the default of this process."""
         ...
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        """Wait until ``waiter`` is ready; False if the time is up. It may be set ready when nothing has come for it."""
+        """Wait until ``waiter`` is ready; False if the time is up. It may become ready although no answer has arrived."""
         ...
 
     def interrupt(self, id: int, *, abort: bool = False) -> None: ...
@@ -45,7 +45,7 @@ class Owner(Protocol):
 
 
 class _Nobody:
-    """Owner of a future that was over when it was made."""
+    """Owner of a future that was resolved when it was made."""
 
     asker = None
 
@@ -69,19 +69,19 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) ->
     try:
         loop.call_soon_threadsafe(function)
     except RuntimeError:
-        pass  # the loop was closed, and whoever waited there waits no more
+        pass  # the loop was closed, so nothing waits there any more
 
 
 class Future(Generic[T]):
-    """The answer to a request; may be read many times and from several threads.
+    """The answer to a request; can be read many times and from several threads.
 
     Args:
-        owner: the runtime that drives the wait.
-        id: of the request.
-        finish: makes the result of the ranks' answers, or raises; called once, by the first reader.
-        rank: flat rank that answers, where there is one.
-        note: what the ranks do meanwhile, in the user's words.
-        procs: who is asked.
+        owner: The runtime that resolves it.
+        id: The number of the request.
+        finish: Makes the result from the ranks' answers, or raises; called once, by the first reader.
+        rank: The flat rank that answers, if it is one rank.
+        note: What the ranks do meanwhile, in the user's words.
+        procs: The processes that were asked.
     """
 
     __slots__ = (
@@ -123,15 +123,15 @@ class Future(Generic[T]):
         self._done = False
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._callbacks: list[Callable[[], None]] | None = None  # made when it is needed: futures may be many
+        self._callbacks: list[Callable[[], None]] | None = None  # made when needed: there may be many futures
         self._lock = threading.Lock()
         self._is_halted = False
-        self._was_told = False  # that the answers can't come, where it was waited for: it may be waited for again
-        self._waiter: Waiter | None = None  # of whoever would attend to ranks that stop in the debugger
+        self._was_told = False  # a wait got the error that no answers can come; the caller may wait again
+        self._waiter: Waiter | None = None  # of the thread that would attend to ranks that stop in the debugger
 
     @classmethod
     def resolved(cls, value: T) -> Future[T]:
-        """A future that is over."""
+        """A future with a result."""
 
         def finish(answers: Sequence[Answer]) -> T:
             return value
@@ -148,35 +148,34 @@ class Future(Generic[T]):
 
     @property
     def owner(self) -> Owner:
-        """What drives the wait."""
+        """The runtime that resolves the future."""
         return self._owner
 
     @property
     def finish(self) -> Callable[[Sequence[Answer]], T]:
-        """How the result is made; of a future that nobody has read."""
+        """What makes the result; only for a future that was not read."""
         assert self._finish is not None
         return self._finish
 
     def read_with(self, finish: Callable[[Sequence[Answer]], Any]) -> Future[Any]:
-        """Have the result made in another way; for a future that nobody has read."""
+        """Make the result in another way; only for a future that was not read."""
         self._finish = finish
         return self
 
     def done(self) -> bool:
-        """Whether the answers are in."""
+        """Whether all answers have arrived."""
         return self._done
 
     def get(self, timeout: float | None = None, *, warn_after_s: float | None = WARN_AFTER_S) -> T:
         """Wait for the result; an interrupt of the wait also reaches the ranks.
 
         Args:
-            timeout: seconds; the future stays good when it is over.
-            warn_after_s: if the wait takes longer, it is shown on stderr who has not answered, and what they do; None for
-                never.
+            timeout: Seconds; the future stays usable afterwards.
+            warn_after_s: After so many seconds, show on stderr which ranks have not answered, and what they do; None for never.
 
         Raises:
-            TimeoutError: no answer within ``timeout``.
-            MonarchError: what the ranks answered instead of a result.
+            TimeoutError: No answer within ``timeout``.
+            MonarchError: The error that the ranks answered instead of a result.
         """
         if not self._done:
             self._wait(timeout, warn_after_s)
@@ -186,15 +185,15 @@ class Future(Generic[T]):
             return self._value  # type: ignore[return-value]
         try:
             if isinstance(error, MonarchError):
-                raise error.with_traceback(None)  # how it was made here says nothing
+                raise error.with_traceback(None)  # where it was made here does not help the user
             raise error
         finally:
-            del self, error  # else the error, by way of this frame, would keep itself and what its callers have
+            del self, error  # else the error would keep itself alive through this frame, with all objects of its callers
 
     result = get
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and give the error that `get` would raise, or None."""
+        """Wait, and return the error that `get` would raise, or None."""
         if not self._done:
             try:
                 self._wait(timeout)
@@ -204,7 +203,7 @@ class Future(Generic[T]):
         return self._error
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the answers are in; False if the time is up. An interrupt stays here, the ranks go on."""
+        """Wait until all answers have arrived; False if the time is up. An interrupt ends only the wait; the ranks go on."""
         if self._done:
             return True
         waiter = Waiter()
@@ -215,26 +214,26 @@ class Future(Generic[T]):
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._owner.wait(waiter, left):
                     break
-                waiter.ready = False  # for one that was woken for something else
+                waiter.ready = False  # it may have been woken for another reason
             return self._done
         finally:
-            with suppress(ValueError):  # it was called
+            with suppress(ValueError):  # it was called, and removed
                 (self._callbacks or []).remove(waiter.set)
 
     def interrupt(self, *, abort: bool = False) -> None:
-        """Interrupt the ranks that have not answered; the future ends when they say so.
+        """Interrupt the ranks that have not answered; the future ends when they answer.
 
         Args:
-            abort: whether to abort the process groups of ranks that do not stop otherwise.
+            abort: Whether to abort the process groups of ranks that do not stop otherwise.
         """
         self._owner.interrupt(self.id, abort=abort)
 
     def cancel(self) -> None:
-        """End the wait for everybody and interrupt the ranks; nothing happens if the answers are in."""
+        """End the wait for all callers and interrupt the ranks; does nothing if all answers have arrived."""
         self._owner.cancel(self.id)
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call something quick when the answers are in, perhaps on another thread; at once if they are."""
+        """Call a quick function when all answers have arrived, perhaps on another thread; at once if they have."""
         with self._lock:
             if self._callbacks is None:
                 self._callbacks = []
@@ -243,7 +242,7 @@ class Future(Generic[T]):
             self._call_back()
 
     def as_asyncio(self) -> asyncio.Future[T]:
-        """A future of the running event loop; who cancels it interrupts the ranks, as who cancels a task that awaits this."""
+        """A future of the running event loop; cancelling it, or a task that awaits it, interrupts the ranks."""
         loop = asyncio.get_running_loop()
         theirs: Awaited[T] = Awaited(self, loop)
         stop_watching = self._watch(theirs, loop)
@@ -289,7 +288,7 @@ class Future(Generic[T]):
         return self.get(0)
 
     def _watch(self, awaited: Awaited[Any], loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-        """Tell the owner if something is awaited for long; gives what ends that."""
+        """Report to the owner if an await lasts long; returns a function that stops this."""
         wait: Wait | None = None
         timer: asyncio.TimerHandle
         begun = time.monotonic()
@@ -324,14 +323,14 @@ class Future(Generic[T]):
         return stop
 
     def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
-        """For the runtime: the answers are in."""
+        """For the runtime: all answers have arrived."""
         self._answers = answers
         self.in_step = in_step
         self._done = True
         self._call_back()
 
     def halt(self) -> None:
-        """For the runtime: a rank stands still in the debugger, and whoever waits may attend to it."""
+        """For the runtime: a rank has stopped in the debugger, and the thread that waits may attend to it."""
         self._is_halted = True
         waiter = self._waiter
         if waiter is not None:
@@ -345,7 +344,7 @@ class Future(Generic[T]):
         self._call_back()
 
     def _call_back(self) -> None:
-        """Call each callback once, even if one is added on another thread at this moment: each is taken before its call."""
+        """Call each callback once, even if another thread adds one at this moment: each is removed before its call."""
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
@@ -353,11 +352,11 @@ class Future(Generic[T]):
                 return
             try:
                 callback()
-            except Exception:  # it must not stop the loop, which serves others
+            except Exception:  # it must not stop the I/O loop, which serves others
                 _log.exception("a callback of %r failed", self)
 
     def _settle(self) -> None:
-        """Make the result of the answers, once."""
+        """Make the result from the answers, once."""
         with self._lock:
             if self._finish is not None:
                 try:
@@ -379,7 +378,7 @@ class Future(Generic[T]):
             raise TimeoutError(f"no answer within {timeout} s; the request goes on")
 
     def _wait_and_attend(self, timeout: float | None, warn_after_s: float | None) -> bool:
-        """Wait for the answers; the clock stands still while somebody attends to ranks that have stopped."""
+        """Wait for the answers; the clock stands still while the owner attends to ranks that have stopped."""
         waiter = self._waiter = Waiter()
         self.add_done_callback(waiter.set)
         wait: Wait | None = None
@@ -397,7 +396,7 @@ class Future(Generic[T]):
                 if patience is not None:
                     patience = max(0.0, patience - passed_s)
                 is_halted, self._is_halted, waiter.ready = self._is_halted, False, False
-                if self._done:  # perhaps just before it was halted
+                if self._done:  # perhaps just before the halt
                     break
                 if is_halted:
                     if wait is not None:
@@ -423,14 +422,14 @@ class Future(Generic[T]):
             self._waiter = None
             if wait is not None:
                 wait.over = True
-            with suppress(ValueError):  # it was called
+            with suppress(ValueError):  # it was called, and removed
                 (self._callbacks or []).remove(waiter.set)
 
 
 def as_they_come(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
-    """Give futures of one owner in the order in which they resolve; an interrupt of a wait reaches the ranks of all others.
+    """Yield futures of one owner in the order in which they resolve; an interrupt of a wait reaches the ranks of all others.
 
-    For the last one is waited as for one that is alone: if that is in vain, it is told.
+    The wait for the last one is like a wait for a single future: if it lasts, the owner reports it.
     """
     left = dict.fromkeys(futures)
     arrived: deque[Future[T]] = deque()

@@ -1,4 +1,4 @@
-"""What the answers of ranks come to: a mesh of values, or an error."""
+"""Turns the answers of ranks into a mesh of values, or an error."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def gather(
     """Make a function that turns the answers of a region's ranks into a mesh of values, or raises.
 
     Args:
-        region: where the answers come from, in order.
-        what: what was asked, in the user's words.
-        error: raised if ranks failed; a `SupervisionError` if one was lost or had been stopped.
-        read: gives the value of an answer.
-        base: the mesh as spawned, if errors are to name the ranks there, and not within the region.
+        region: Where the answers come from, in order.
+        what: The request, in the user's words.
+        error: Raised if ranks failed; a `SupervisionError` if a rank was lost or stopped.
+        read: Returns the value of an answer.
+        base: The mesh as spawned, if errors should name its ranks, and not those within the region.
     """
 
     def point_of(index: int) -> Point:
@@ -55,16 +55,16 @@ def gather(
 
 
 def read_value(answer: Value) -> Any:
-    """Unpickle what a rank answered."""
+    """Unpickle the answer of a rank."""
     return load(answer.payload, answer.frames)
 
 
 class CellResult:
-    """What a cell gave on one rank.
+    """The result of a cell on one rank.
 
     Attributes:
-        value: of its last expression; None unless it was asked for.
-        bundle: how the value looks: MIME type -> data; empty if there is nothing to show.
+        value: The value of its last expression; None unless it was requested.
+        bundle: The representations of the value for display: MIME type -> data; empty if there is nothing to show.
     """
 
     __slots__ = ("bundle", "value")
@@ -81,6 +81,6 @@ def check_type(what: str, value: object, expected: type) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse what can be no variable of a rank."""
+    """Refuse a name that can't be a variable of a rank."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name!r} is no variable name; a mesh takes mesh['x'] for a variable, mesh[0:2] for a slice")

@@ -1,7 +1,7 @@
-"""Which asker a handle belongs to that is opened here: a mesh or port that came as an argument or as a result.
+"""Handles, such as meshes and ports, and the `Asker` that an unpickled handle sends its requests through.
 
-Handles travel as numbers. Where one is opened it is given the asker through which its requests go: that of the answer it came
-in (a controller may have several), or else the one of the process (a rank has one).
+Handles travel as numbers. A handle that is unpickled gets the `Asker` of the answer that it came in (a controller may have
+several), or else that of the process (a rank has one).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HandleT = TypeVar("HandleT", bound="Handle")
 
 
 class Handle:
-    """What means the same wherever it is: a copy of it is itself."""
+    """An object that means the same in every process, and that is its own copy."""
 
     def __copy__(self: HandleT) -> HandleT:
         return self
@@ -28,12 +28,12 @@ class Handle:
 
 
 class _Home:
-    """What this process is to a session: what a handle means needs no argument, so it is kept here, and only here.
+    """The session of this process. Handles have no argument for it, so it is kept here, and only here.
 
     Attributes:
-        asker: carries its requests.
-        place: itself, as a mesh of one process.
-        loops: that its code is in, where they can be steered from elsewhere.
+        asker: Sends the requests of this process.
+        place: This process, as a mesh of one process.
+        loops: The live loops that its code runs.
     """
 
     def __init__(self) -> None:
@@ -43,14 +43,14 @@ class _Home:
 
 
 HOME = _Home()
-"""Set once, by a rank when it starts."""
+"""A rank sets it once, when it starts."""
 
 _opening: ContextVar[Any] = ContextVar("monarch_kernel_opening", default=None)
 
 
 @contextlib.contextmanager
 def opened_for(asker: Any) -> Iterator[None]:
-    """Handles that are unpickled within belong to this `Asker`; None stands for that of the process."""
+    """Handles that are unpickled within belong to this `Asker`; None is that of the process."""
     token = _opening.set(asker)
     try:
         yield
@@ -67,7 +67,7 @@ def opener() -> Any:
     """The `Asker` for a handle that is being unpickled.
 
     Raises:
-        RuntimeError: this process belongs to no session.
+        RuntimeError: This process belongs to no session.
     """
     asker = _opening.get() or HOME.asker
     if asker is None:

@@ -1,28 +1,28 @@
-"""Who has spawned whom, as one process knows it, and to whom a failure goes: no I/O, no threads, no clock.
+"""Tracks which actors one process has spawned, and which owner gets a failure: no I/O, no threads, no clock.
 
 Theory of operation
 ===================
 
 Each process has one `Family`. It knows two things: the *children*, meshes of actors that this process's actors or its program
-have spawned; and the *hosted* actors, those that live here, each with the process of its owner. A child and its owner are
-in different families unless they share a process, and these families only know what messages tell them.
+have spawned; and the *hosted* actors, which live here, each with the process of its owner. A child and its owner are
+in different families unless they share a process, and a family knows of others only from messages.
 
-An actor ends in one of two ways. *Stopped*: somebody has asked for it. *Failed*: an exception without anybody to answer to, a
-child's failure that it did not handle, or the death of its process. In every case what it has spawned is stopped, and so on
-down the tree, for each child that is stopped does the same in its own process. What failed is told to the owner's process
-(`TellOwner`); the death of a process is told by the transport to every process that has something to do with it.
+An actor ends in one of two ways. *Stopped*: the program or an actor requested it. *Failed*: by an exception that no caller
+receives, by a child's failure that it did not handle, or by the death of its process. In every case its children are stopped,
+and so on down the tree, because each stopped child does the same in its own process. A failure is reported to the owner's
+process (`TellOwner`); the transport reports the death of a process to every process that watches it.
 
-So an owner may hear of one end twice: from the actor, and from the death of its process. Only the first counts, for a place
-of a child is either there or gone. The failures of a child that nobody has looked at yet are one `MeshFailure`: four ranks
-that fail together are handled once. `Attend` asks the owner to look, which it does when it can (`take`). If it does not
-handle what it has taken it ends, with that as the cause (`ended`), and its own owner is told: a failure goes up until
-somebody handles it, or as far as the program.
+So an owner may learn of one end twice: from the actor, and from the death of its process. Only the first report counts, because
+an actor of a child is either alive or not. The failures of a child that its owner has not looked at yet are one `MeshFailure`:
+four ranks that fail together are handled once. `Attend` asks the owner to look, which it does when it can (`take`). If it does
+not handle a failure, it ends, with that as the cause (`ended`), and its own owner gets the failure: it goes up until an owner
+handles it, or as far as the program.
 
-When a process dies there is nobody left to stop what its actors had spawned elsewhere. So whoever hosts an actor watches the
-process of its owner (`Watch`), and ends the actor with it (`EndOrphan`).
+If a process dies, nothing is left to stop the actors that its actors had spawned elsewhere. So a process that hosts an actor
+watches the process of the owner (`Watch`), and ends the actor with it (`EndOrphan`).
 
-A failure ends in exactly one of these ways: an owner takes it; its owner ends before that, of whatever cause, and with the
-owner all that it has; or the owner has stopped the mesh before it heard of it.
+A failure ends in exactly one of these ways: an owner takes it; its owner ends before that, for any cause, together with
+all its children; or the owner has stopped the mesh before the failure arrived.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from monarch_kernel.errors import Failure, MeshFailure
 __all__ = ["PROGRAM", "Attend", "Effect", "EndOrphan", "Family", "Process", "Stop", "TellOwner", "Watch"]
 
 PROGRAM = 0
-"""The owner of what no actor has spawned."""
+"""The owner of meshes that the program, and no actor, has spawned."""
 
 
 class Process(NamedTuple):
-    """A process: its place in the session, and how many have been there before it."""
+    """A process: its number in the session, and how many processes had this number before it."""
 
     proc: int
     incarnation: int = 0
 
 
 class Attend(NamedTuple):
-    """Effect: have an owner look at what has failed, by `Family.take`, as soon as it can."""
+    """Effect: ask an owner to look at failures, by `Family.take`, as soon as it can."""
 
     owner: int
 
@@ -61,7 +61,7 @@ class Stop(NamedTuple):
 
 
 class TellOwner(NamedTuple):
-    """Effect: tell a process that an actor which it has spawned is over; without a failure it was stopped."""
+    """Effect: report to a process that an actor it has spawned is over; without a failure, the actor was stopped."""
 
     process: Process
     actor: int
@@ -70,14 +70,14 @@ class TellOwner(NamedTuple):
 
 
 class EndOrphan(NamedTuple):
-    """Effect: end an actor that lives here; `Family.ended` is called when it has ended."""
+    """Effect: end an actor that lives here; its end calls `Family.ended`."""
 
     actor: int
     reason: str
 
 
 class Watch(NamedTuple):
-    """Effect: have the family told when this process is gone, at once if it is."""
+    """Effect: report to the family when this process is gone, at once if it is gone already."""
 
     process: Process
 
@@ -89,8 +89,8 @@ Effect = Attend | EndOrphan | Stop | TellOwner | Watch
 class _Child:
     """A mesh of actors that was spawned here.
 
-    ``ranks`` maps each process to the flat rank there. ``alive`` has those where the actor is not over, and the incarnation of
-    the process that has it: None until it is known, when the message that makes the actor is still held.
+    ``ranks`` maps each process to the flat rank there. ``alive`` maps the processes whose actor is not over to their
+    incarnation, which is None while the message that makes the actor is still held.
     """
 
     actor: int
@@ -103,7 +103,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _News:
-    """What has failed of one child, and has not been looked at."""
+    """Failures of one child that its owner has not looked at."""
 
     child: _Child
     reports: dict[int, Failure] = field(default_factory=dict)
@@ -111,14 +111,14 @@ class _News:
 
 
 class Family:
-    """What one process knows of who has spawned whom."""
+    """The meshes that one process has spawned, and the actors that it hosts."""
 
     def __init__(self) -> None:
         self._children: dict[int, _Child] = {}
         self._of_owner: dict[int, dict[int, _Child]] = {}  # owner -> its children
         self._hosted: dict[int, Process] = {}  # actor that lives here -> process of its owner
-        self._orphans: set[int] = set()  # those of them that have been told to end
-        self._news: dict[int, list[_News]] = {}  # owner -> what has failed, and has not been looked at
+        self._orphans: set[int] = set()  # hosted actors that have a message to end
+        self._news: dict[int, list[_News]] = {}  # owner -> failures that it has not looked at
         self._up: dict[int, int] = {}  # process -> its incarnation, as last heard
 
     @property
@@ -128,19 +128,19 @@ class Family:
 
     @property
     def hosted(self) -> Mapping[int, Process]:
-        """Actors that live here -> the process of their owner."""
+        """Actors that live here, each with the process of its owner."""
         return self._hosted
 
     def has_news(self, owner: int) -> bool:
-        """Whether an owner has something to look at."""
+        """Whether an owner has failures to look at."""
         return owner in self._news
 
     # -- what is spawned here
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any = None) -> list[Effect]:
-        """An actor of this process, or its program, has spawned a mesh of actors in these processes, by flat rank.
+        """Register a mesh of actors that an actor of this process, or its program, spawns in these processes, by flat rank.
 
-        ``mesh`` is what the owner has of it, for the failures that it is told.
+        ``mesh`` is the owner's handle, which the owner gets with failures.
         """
         if owner != PROGRAM and owner not in self._hosted:
             return [Stop(actor, tuple(procs), "its owner ended")]  # a moment ago
@@ -151,7 +151,7 @@ class Family:
         return []
 
     def refused(self, actor: int, deaths: Mapping[int, Failure]) -> list[Effect]:
-        """A mesh is not made at all, because some of its processes are dead."""
+        """Handle a mesh that is not made at all, because some of its processes are dead."""
         child = self._children.get(actor)
         if child is None:
             return []
@@ -160,14 +160,14 @@ class Family:
         return [effect for proc in procs for effect in self._failed(child, proc, deaths.get(proc, not_made), None)]
 
     def respawned(self, actor: int, proc: int) -> list[Effect]:
-        """An actor of a mesh that was spawned here was made anew, in the process that has taken its old one's place."""
+        """Note that an actor of a mesh spawned here was made again, in the process that replaces the former one."""
         child = self._children.get(actor)
         if child is not None and proc in child.ranks:
             child.alive[proc] = self._up.get(proc)
         return []
 
     def stopped(self, actor: int, procs: Iterable[int] | None = None) -> list[Effect]:
-        """The owner has stopped a mesh that it had spawned, or its part in these processes: that no longer fails."""
+        """Note that the owner stops a mesh, or its actors in these processes: their end is no longer a failure."""
         child = self._children.get(actor)
         if child is None:
             return []
@@ -181,18 +181,18 @@ class Family:
     def child_ended(
         self, actor: int, process: Process, failure: Failure | None = None, cause: MeshFailure | None = None
     ) -> list[Effect]:
-        """An actor that was spawned here says that it is over; without a failure somebody has stopped it."""
+        """Handle the report that an actor spawned here is over; without a failure, it was stopped."""
         child = self._children.get(actor)
         if child is None or child.alive.get(process.proc, -1) not in (None, process.incarnation):
-            return []  # it is known, or was one that has been replaced
+            return []  # it is known, or is of a process that was replaced
         if failure is None:
             return self.stopped(actor, [process.proc])
         return self._failed(child, process.proc, failure, cause)
 
     def take(self, owner: int) -> MeshFailure | None:
-        """Give what has failed longest ago of what an owner has spawned, for it to handle; None if there is nothing more.
+        """Return the oldest failure of the meshes that an owner has spawned, for it to handle; None if there are no more.
 
-        An owner that does not handle it has failed, too: `ended`, with what was taken as the cause.
+        An owner that does not handle it must fail, too: `ended`, with this failure as the cause.
         """
         news = self._news.get(owner)
         if news is None:
@@ -205,37 +205,37 @@ class Family:
     # -- what lives here
 
     def hosts(self, actor: int, owner: Process) -> list[Effect]:
-        """An actor is made here, for an owner in that process."""
+        """Register an actor that is made here, for an owner in another process or this one."""
         self._hosted[actor] = owner
         return [Watch(owner)]
 
     def ended(self, actor: int, failure: Failure | None = None, cause: MeshFailure | None = None) -> list[Effect]:
-        """An actor that lives here is over: stopped, or by a failure, which may be that of a child (``cause``)."""
+        """Handle the end of an actor that lives here: it was stopped, or failed, perhaps because of a child (``cause``)."""
         owner = self._hosted.pop(actor, None)
         if owner is None:
             return []
         effects = self.owner_ended(actor, "its owner has failed" if failure else "its owner ended")
         cause = None if cause is None else cause.without_mesh()
-        if actor in self._orphans:  # there is nobody to tell
+        if actor in self._orphans:  # its owner's process is gone
             self._orphans.remove(actor)
             return effects
         return [*effects, TellOwner(owner, actor, failure, cause)]
 
     def owner_ended(self, owner: int, reason: str) -> list[Effect]:
-        """Whoever spawned these children is over, and so are they."""
+        """Stop the children of an owner that is over."""
         self._news.pop(owner, None)
         effects: list[Effect] = []
         for child in list(self._of_owner.get(owner, {}).values()):
             effects.append(
                 Stop(child.actor, tuple(child.ranks), reason)
-            )  # those that failed answer until they are stopped
+            )  # actors that failed still answer until they are stopped
             self._forget(child)
         return effects
 
     # -- other processes
 
     def process_up(self, process: Process) -> list[Effect]:
-        """A process is there; all that were in its place before it are gone."""
+        """Note that a process is up; all former processes of its number are gone."""
         proc, incarnation = process
         effects: list[Effect] = []
         if incarnation:
@@ -248,7 +248,7 @@ class Family:
         return effects
 
     def process_gone(self, process: Process, death: Failure) -> list[Effect]:
-        """A process is gone: it has died, or was stopped, which is no failure."""
+        """Handle the end of a process: it has died, or was stopped, which is no failure."""
         if self._up.get(process.proc, -1) <= process.incarnation:
             self._up.pop(process.proc, None)
         return self._gone(process, death, held=True)
@@ -256,7 +256,7 @@ class Family:
     # -- inside
 
     def _gone(self, process: Process, death: Failure, *, held: bool) -> list[Effect]:
-        """What follows for children in a process, and for actors here whose owners were in it."""
+        """Fail children in a process that is gone, and end actors here whose owners were in it."""
         proc, incarnation = process
         effects: list[Effect] = []
         for child in list(self._children.values()):
@@ -282,7 +282,7 @@ class Family:
         is_first = owner not in self._news
         news = self._news.setdefault(owner, [])
         found = next((each for each in news if each.child is child and rank not in each.reports), None)
-        if found is None:  # or this rank has failed twice, with another process in its place
+        if found is None:  # or this rank has failed twice, before and after it was replaced
             found = _News(child)
             news.append(found)
         found.reports[rank] = failure

@@ -5,10 +5,10 @@ Theory of operation
 
 `Peers` is to a rank what `runtime.controller.state` is to the controller. Before a rank first sends something to a process, it
 sends `Meet` to the controller, once. The controller answers with `PeerNews` when that process is up, and again when it has
-ended or was replaced. Requests made before that wait here, in order. So the controller says which processes live, and requests
-and answers go straight from rank to rank.
+ended or was replaced. Requests made before that wait here, in order. So the controller reports which processes live, and
+requests and answers go straight from rank to rank.
 
-`runtime.rpc.requests` says how requests resolve. A process that ends answers all that it owes with its death.
+`runtime.rpc.requests` says how requests resolve. If a process ends, its death answers all requests that it has not answered.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Peers:
         self.requests = Requests(self._peers)
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
-        """Return how those of the processes ended that have."""
+        """Return those of these processes that have ended, and how."""
         found = {proc: self._peers[proc].death for proc in procs if proc in self._peers}
         return {proc: death for proc, death in found.items() if death is not None}
 
@@ -132,7 +132,7 @@ class Peers:
     # -- what happens
 
     def answered(self, proc: int, message: Result | Failed, frames: Sequence[Frame], now: float) -> list[PeerEffect]:
-        """A process has answered."""
+        """Handle the answer of a process."""
         answer: Answer = message.failure if isinstance(message, Failed) else Value(message.payload, frames, {})
         known = self._peers.get(proc)
         if known is not None:
@@ -142,7 +142,7 @@ class Peers:
         return self._answer(message.id, proc, answer, now)
 
     def news(self, news: PeerNews, now: float) -> list[PeerEffect]:
-        """A process is up, or has ended."""
+        """Handle the news that a process is up, or has ended."""
         known = self._peers.setdefault(news.proc, _Peer())
         if news.incarnation < known.incarnation:
             return []
@@ -165,7 +165,7 @@ class Peers:
         return effects
 
     def controller_is_new(self, now: float) -> list[PeerEffect]:
-        """A new controller replaces the last one. It owes us no answer, and needs to know which processes we have met."""
+        """Handle a new controller. It will not answer earlier requests, and it needs to know which processes we have met."""
         effects: list[PeerEffect] = []
         for proc, known in self._peers.items():
             if proc == CONTROLLER_PROC:
@@ -192,9 +192,9 @@ class Peers:
         return effects
 
     def _lose(self, news: PeerNews, known: _Peer, now: float) -> list[PeerEffect]:
-        """A process has ended. If the news is that a process is up, that one replaces it.
+        """Handle the end of a process. If the news is that a process is up, that process replaces it.
 
-        Processes that work on a request that it owes an answer leave their collectives now: no collective with it ever ends.
+        Other processes that work on a request it has not answered leave their collectives now: no collective with it ever ends.
         """
         death = news.death
         effects: list[PeerEffect] = [Disconnect(known.peer)] if known.up else []

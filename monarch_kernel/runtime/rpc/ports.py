@@ -1,4 +1,4 @@
-"""Where what is sent to a process through its ports arrives."""
+"""The open ports of a process, and what takes the messages that arrive at them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PortTable:
     """The ports that a process has open.
 
     Attributes:
-        strays: messages to ports that are not open, or no more.
+        strays: The number of messages to ports that are not open, or no longer.
     """
 
     def __init__(self) -> None:
@@ -26,15 +26,15 @@ class PortTable:
         return len(self._takers)
 
     def open(self, number: int, take: Callable[[Answer], None]) -> None:
-        """Have what arrives at a port handed to something quick, on the thread that drives the transport."""
+        """Pass messages that arrive at a port to a quick function, on the I/O thread."""
         self._takers[number] = take
 
     def close(self, number: int) -> None:
-        """Take no more; what arrives is dropped."""
+        """Close a port; later messages to it are dropped."""
         self._takers.pop(number, None)
 
     def hear(self, message: PortSend, frames: Sequence[Frame]) -> None:
-        """Something has arrived."""
+        """Handle a message to a port."""
         take = self._takers.get(message.port)
         if take is None:
             self.strays += 1

@@ -3,11 +3,11 @@
 Theory of operation
 ===================
 
-The controller (`runtime.controller.state`) and each rank that asks others (`runtime.rpc.peer_requests`) have one table of
+The controller (`runtime.controller.state`) and each rank that calls others (`runtime.rpc.peer_requests`) have one table of
 `Requests`. A request has an id and goes to some processes, its `Recipient`s. Each of them owes one answer: a value or a
-failure. A request resolves once, when the last answer is in. The owner of the table answers for a recipient that ends, and for
-all of them when the caller cancels. `Requests.answer` returns None for an answer that no request waits for. So every future
-ends exactly once.
+failure. A request resolves once, when the last answer is in. If a recipient ends, the owner of the table answers for it; if the
+caller cancels, the owner answers for all recipients. `Requests.answer` returns None for an answer that no request waits for.
+So every future ends exactly once.
 
 A recipient can be addressed before its process is up. Its messages wait in `Recipient.held`, in order.
 
@@ -209,7 +209,7 @@ class Requests:
 
         Args:
             id: The request.
-            procs: Whom to ask; each is a known recipient.
+            procs: The processes to ask; each is a known recipient.
             packed: The message, or one for each process.
             note: What the processes do meanwhile, in the user's words.
             now: The time.

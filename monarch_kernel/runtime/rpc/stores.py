@@ -1,4 +1,4 @@
-"""Stores of torch.distributed that a process keeps for others: keys and values, and the requests that wait for keys. No I/O."""
+"""Stores of torch.distributed that a process keeps for others: keys and values, and requests that wait for keys. No I/O."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Store:
-    """Keys and values; ``waiting`` has the requests that wait, by their ids, and ``wanted`` their ids by the keys they lack."""
+    """Keys and values. ``waiting`` maps ids to requests that wait, ``wanted`` maps keys to the ids that wait for them."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[int, _Waiting] = field(default_factory=dict)
     wanted: dict[str, list[int]] = field(default_factory=dict)
 
     def put(self, key: str, value: bytes) -> Answers:
-        """Set a key; gives the answers to requests that now have all their keys."""
+        """Set a key; returns the answers to requests that now have all their keys."""
         self.values[key] = value
         answers: Answers = []
         for id in self.wanted.pop(key, ()):
@@ -47,7 +47,7 @@ class _Store:
         return answers
 
     def answer_waiting(self, call: StoreCall) -> tuple[int, Packed]:
-        """The answer to a request whose keys are all there."""
+        """Make the answer to a request whose keys are all set."""
         if call.operation == "wait":
             return _answer(call.id, None)
         missing = next((key for key in call.keys if key not in self.values), None)
@@ -59,7 +59,7 @@ class _Store:
 class StoreTable:
     """The stores that a process keeps.
 
-    Any thread may open one; the thread that drives the transport does all else.
+    Any thread may open a store; only the I/O thread does the rest.
     """
 
     def __init__(self) -> None:
@@ -89,12 +89,12 @@ class StoreTable:
         self._stores[name] = _Store()
 
     def close(self, name: str) -> Answers:
-        """Drop a store; gives the answers to requests that wait in it."""
+        """Drop a store; returns the answers to requests that wait in it."""
         store = self._stores.pop(name, None)
         return [] if store is None else [_refuse_closed(id, name) for id in store.waiting]
 
     def hear(self, call: StoreCall) -> Answers:
-        """Carry out a request; gives the answers to it, unless it has to wait, and to others that waited for it."""
+        """Perform a request; returns the answer, unless it has to wait, and answers to requests that waited for its key."""
         store = self._stores.get(call.store)
         if store is None:
             return [_refuse_closed(call.id, call.store)]
@@ -138,7 +138,7 @@ def _append(store: _Store, call: StoreCall) -> Answers:
 
 
 def _compare_set(store: _Store, call: StoreCall) -> Answers:
-    """As torch's ``TCPStore``: a key that is missing is set if an empty value is expected."""
+    """Do as torch's ``TCPStore``: set a missing key if an empty value is expected."""
     (key,), (expected, desired) = call.keys, call.values
     known = store.values.get(key)
     if known == expected or (known is None and not expected):

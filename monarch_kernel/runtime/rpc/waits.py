@@ -1,11 +1,12 @@
-"""Waits for futures, as far as somebody else has to know of them: those that last.
+"""Waits for futures that last long, and that the owner of the future must know of.
 
-A wait that is over soon costs nothing more than it would without this. One that lasts longer than `PATIENCE_S` is a `Wait`: its
-owner is told (`Owner.linger`), and may end it with an error.
+A short wait costs nothing extra. A wait that lasts longer than `PATIENCE_S` is a `Wait`: it is reported to its owner
+(`Owner.linger`), which may end it with an error.
 
-What an async endpoint waits for is not told by anybody: it is read off its task. A task that waits for a future of ours, for
-another task or for all of several (``asyncio.gather``) needs them; of anything else (a sleep, an event, the first of several,
-what has a timeout around it, or is gathered with any of these) we do not know what ends it.
+An async endpoint does not report what it waits for: `futures_needed_by` reads it off its task. A task that waits for a future
+of ours, for another task, or for all of several (``asyncio.gather``), needs them. If it waits for anything else (a sleep, an
+event, the first of several, anything with a timeout around it, or a gather that includes one of these), we do not know what
+ends the wait.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from typing import Any, Protocol, TypeVar
 __all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
 
 PATIENCE_S = 0.2
-"""A wait that lasts longer is looked at."""
+"""The owner gets a report of a wait that lasts longer, in seconds."""
 
 WARN_AFTER_S = 60.0
-"""After a longer wait it is shown who has not answered."""
+"""After a longer wait, in seconds, the processes that have not answered are shown."""
 
 T = TypeVar("T")
 
 
 class Pending(Protocol):
-    """A future of ours, as far as it matters here."""
+    """The attributes of a future that matter here."""
 
     id: int
     note: str
@@ -35,27 +36,27 @@ class Pending(Protocol):
     rank: int | None
 
     def done(self) -> bool:
-        """Whether the answers are in."""
+        """Whether all answers have arrived."""
         ...
 
 
 class Wait:
-    """A wait for a future that lasts.
+    """A wait for a future that lasts long.
 
     Args:
-        future: what is waited for.
-        wake: has the thread or loop that waits look at ``error`` and ``news``.
-        ends_by_itself: whether it was given a timeout.
-        is_awaited: whether an event loop goes on meanwhile; else a thread stands still.
-        warn_after_s: after how many seconds it is to be shown who has not answered; None for never, and once it is done.
-        is_anew: whether an earlier wait for the same future was ended with an error; False once its owner has seen to it.
+        future: The future.
+        wake: Makes the thread or loop that waits look at ``error`` and ``news``.
+        ends_by_itself: Whether it has a timeout.
+        is_awaited: Whether an event loop goes on meanwhile; else a thread is blocked.
+        warn_after_s: After how many seconds to show the processes that have not answered; None for never, and once it is done.
+        is_anew: Whether an earlier wait for the same future was ended with an error; its owner sets it to False once it knows.
 
     Attributes:
-        lasts_s: for how long, in seconds, when its owner was told last.
-        error: what ends it; None until something does.
-        news: what is to be shown where it waits.
-        over: whether it has ended.
-        number: by which others know it; 0 for those that nobody needs to know.
+        lasts_s: For how long it had lasted at the last report to its owner, in seconds.
+        error: The error that ends it; None until there is one.
+        news: The text to show where it waits.
+        over: Whether it has ended.
+        number: Its number for other processes; 0 if they do not need to know of it.
     """
 
     __slots__ = (
@@ -95,24 +96,24 @@ class Wait:
         self.number = 0
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error, which is raised where it waits; the future stays as it is. For any thread."""
+        """End the wait with an error, which is raised where it waits; the future stays as it is. For any thread."""
         self.error = error
         self.wake()
 
     def tell(self, text: str) -> None:
-        """Have something shown where it waits. For any thread."""
+        """Show a text where it waits. For any thread."""
         self.news = text
         self.wake()
 
     def show_news(self) -> None:
-        """Show it; for the thread or loop that waits."""
+        """Print the text; for the thread or loop that waits."""
         news, self.news = self.news, ""
         if news and not self.over:
             print(news, file=sys.stderr, flush=True)
 
 
 class Awaited(asyncio.Future[T]):
-    """What an event loop waits for in place of a future of ours."""
+    """The asyncio future that an event loop waits for in place of a future of ours."""
 
     def __init__(self, future: Pending, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -120,7 +121,7 @@ class Awaited(asyncio.Future[T]):
 
 
 def futures_needed_by(task: asyncio.Task[Any]) -> set[Pending]:
-    """The futures without which a task can't go on; also for another thread than that of its loop, which goes on meanwhile."""
+    """The futures without which a task can't go on. May run on another thread than the task's loop, which goes on meanwhile."""
     return _needed_by(task, {})
 
 
@@ -141,17 +142,17 @@ def _needed_by(one: asyncio.Future[Any], known: dict[asyncio.Task[Any], set[Pend
         if not child.done():
             needed = _needed_by(child, known)
             if not needed:
-                return set()  # it may raise, and then the others are not waited for
+                return set()  # it may raise, and then gather does not wait for the others
             found |= needed
     return found
 
 
 def _has_timeout(task: asyncio.Task[Any]) -> bool:
     if sys.version_info < (3, 11):
-        return False  # there a timeout has a task of its own
+        return False  # there a timeout has a separate task
     timers: Any = getattr(task.get_loop(), "_scheduled", ())
     for timer in list(timers):
-        owner = getattr(timer._callback, "__self__", None)  # asyncio has no other way to ask
+        owner = getattr(timer._callback, "__self__", None)  # asyncio has no public way to ask
         if isinstance(owner, asyncio.Timeout) and not timer.cancelled() and getattr(owner, "_task", None) is task:
             return True
     return False
