@@ -122,7 +122,7 @@ def test_the_warning_says_which_call_is_queued(procs: ProcMesh, go: Path) -> Non
     first.get(LONG_S)
     head, line = shown[0].splitlines()
     assert head.endswith("from [1] of 3")
-    assert line.startswith("  [1] waits its turn, for the actor is at ")
+    assert line.startswith("  [1] waits its turn: the actor is at ")
 
 
 def test_the_warning_of_a_call_of_one_actor_names_its_rank(procs: ProcMesh, go: Path) -> None:
@@ -195,7 +195,7 @@ def test_the_warning_names_a_process_that_does_not_respond(procs: ProcMesh, go: 
     wait_until_started(go, 0, 1, 2)
     with showing(go) as shown:
         answers.get(LONG_S, warn_after_s=0.3)
-    assert "[0-2] does not say what it does" in shown[0]
+    assert "[0-2] can't say what it does" in shown[0]
 
 
 def test_fast_calls_and_calls_without_a_warning_show_nothing(procs: ProcMesh, go: Path) -> None:

@@ -1,4 +1,4 @@
-"""pdb on ranks: code that stops at a breakpoint or after an error, and the prompts of the program for it.
+"""pdb on ranks: code stops at a breakpoint or after an error, and the user answers its prompts in the notebook.
 
 Each executor of a rank keeps the exception of its last request, with its frames, until the next request starts
 (`Executor.kept`). `PostMortem` opens pdb on it, as a request of that executor. `DebugInput` uses the lane of `Interrupt`.

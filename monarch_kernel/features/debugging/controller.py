@@ -1,4 +1,4 @@
-"""The controller's part of debugging: which requests stand still at a prompt of pdb, and the lines that they get."""
+"""The controller's part of debugging: the requests that wait at a prompt of pdb, and the lines that they get."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["DebugPrompts", "DebuggingExtension"]
 
 @register
 class DebuggingExtension(Extension):
-    """Knows where ranks wait for a line of input of their debugger.
+    """Tracks where ranks wait for a line of input for their debugger.
 
     Attributes:
-        attendant: Asks the user what the ranks of a future should do, and returns when none of them waits. None where there is
-            no user to ask: breakpoints are skipped.
+        attendant: Asks the user what the ranks of a future should do, and returns when none of them waits. None if there is
+            no user to ask; then breakpoints are skipped.
     """
 
     def __init__(self, core: Core) -> None:
@@ -54,7 +54,7 @@ class DebuggingExtension(Extension):
         return self._end(stop, PassOver(stop.request, stop.turn, why))
 
     def adopting(self) -> None:
-        self.attendant = lambda future: None  # what has stopped waits for the program that attaches
+        self.attendant = lambda future: None  # code that has stopped waits for the program that attaches
 
     def awaited(self, future: Future[Any]) -> None:
         if self.attendant is not None:
@@ -64,7 +64,7 @@ class DebuggingExtension(Extension):
         stops = self._stops.get(proc)
         if (
             stops and id not in self.core.ranks[proc].owed
-        ):  # else the caller has cancelled it, and the rank has yet to end it
+        ):  # else the caller has cancelled it, and the rank has not ended it yet
             stops.pop(id, None)
         return []
 
@@ -90,7 +90,7 @@ class DebuggingExtension(Extension):
         stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
         stops[id] = stop
         if self.attendant is None:
-            return self.skip(stop, "only in a notebook is there somebody to ask")
+            return self.skip(stop, "code can stop only in a notebook, where a user can answer the prompt")
         return [Halt(id), Tell(stop)]
 
     def _continued(self, record: RankRecord, message: Continued, now: float) -> list[Effect]:
@@ -120,11 +120,11 @@ class DebugPrompts:
         self._extension = runtime.extension(DebuggingExtension)
 
     def attend(self, attendant: Callable[[Future[Any]], None] | None) -> None:
-        """Have this function ask the user when a thread waits for a future whose ranks have stopped; None for no user."""
+        """Call this function when a thread waits for a future whose ranks have stopped, to ask the user; None for no user."""
         self._extension.attendant = attendant
 
     def stops(self, procs: Sequence[int] | None = None, request: int = 0) -> list[StopEvent]:
-        """List what stands still in the debugger, by rank: on these processes or on all, for one request or for any."""
+        """List the stops, by rank: on these processes or on all, for one request or for any."""
         return self._extension.stops(procs, request)
 
     def answer(self, stop: StopEvent, line: str) -> None:

@@ -1,17 +1,18 @@
-"""pdb on a rank: its commands are run here, in the thread of the code that is looked at; its prompt is in the notebook.
+"""pdb on a rank: its commands run here, in the thread of the code that it debugs; its prompt is in the notebook.
 
-Theory of operation. ``breakpoint()`` and ``pdb.set_trace()`` make a `RankPdb`, whose input and output are a `_Console`:
-where pdb wants a line the console sends `Stopped`, with all that pdb has said, and the thread sleeps until `DebugInput`
-comes, which whoever drives the socket hands over. So nothing reads standard input, and the other ranks go on, or wait in
-a collective. The same console serves post-mortems.
+Theory of operation. ``breakpoint()`` and ``pdb.set_trace()`` make a `RankPdb`, whose input and output are a `_Console`.
+When pdb wants a line, the console sends `Stopped`, with all output of pdb, and the thread sleeps until the I/O thread receives
+`DebugInput`. So nothing reads standard input, and the other ranks go on, or wait in a collective. The same console
+serves post-mortems.
 
-Whether somebody can be asked is known to the controller alone, which may answer with `PassOver`: then the code says why,
-and goes on. Here only that is passed over which no prompt could be opened for: threads that run no request of ours,
-forked children, and broadcasts, which nobody can interrupt.
+Only the controller knows whether there is a user to ask. If there is none, it answers with `PassOver`: then the rank prints the
+reason, and the code goes on. The rank itself skips only breakpoints for which it can open no prompt: in threads that run no
+request of ours, in forked children, and in broadcasts, which can't be interrupted.
 
-An interrupt, like all that has a lane of its own, finds the thread asleep in its console, and is raised there. pdb would
-take KeyboardInterrupt for the end of a command; ours lets it through, for it means the cell. Code is traced only until
-it returns to what called it (`RankPdb.dispatch_return`, `RankDebugger.end`), so nobody steps into our machinery.
+An interrupt is handled out of band: it finds the thread asleep in its console, and is raised there. pdb would take
+KeyboardInterrupt for the end of a command; this one lets it through, because it is for the cell. Code is traced only until
+it returns to its caller in this package (`RankPdb.dispatch_return`, `RankDebugger.end`), so a user does not step into our
+code.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _MAX_TEXT = 200_000
 _COROUTINE = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _SKIPPED = ("monarch_kernel", "monarch_kernel.*", "IPython.*", "traitlets.*")
 _REFUSED = {
-    "interact": "it would read standard input, which a rank has not; write !statement, or %%remote in a cell",
+    "interact": "it would read standard input, which a rank does not have; write !statement, or %%remote in a cell",
     "run": "run the cell again",
     "restart": "run the cell again",
     "debug": "use step",
@@ -54,7 +55,7 @@ _REFUSED = {
 
 @register
 class RankDebugger:
-    """Stops the user's code on this rank for a person to look at it; installs itself as the rank's debugger."""
+    """Stops the user's code on this rank at a prompt; installs itself as the rank's debugger."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -75,7 +76,7 @@ class RankDebugger:
     # -- for the rank
 
     def interrupt(self, id: int) -> bool:
-        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        """Raise KeyboardInterrupt in the code of a request, if it waits at a prompt; returns whether it does."""
         with self._lock:
             question = self._asked.pop(id, None)
         if question is None:
@@ -85,7 +86,7 @@ class RankDebugger:
         return True
 
     def _hear(self, message: DebugInput | PassOver, _: Sequence[Frame]) -> None:
-        """Hand a line that was typed to the code that waits for it."""
+        """Pass a typed line to the code that waits for it."""
         with self._lock:
             question = self._asked.get(message.id)
             if question is None or question.stopped.turn != message.turn:
@@ -113,7 +114,7 @@ class RankDebugger:
                 self._rank.driver.send(CONTROLLER, pack(again))
 
     def _list_errors(self, message: ListErrors, _: Sequence[Frame]) -> None:
-        """Answer with the errors that are kept for a post-mortem, the oldest first."""
+        """Answer with the errors that are kept for a post-mortem, oldest first."""
         found = []
         for executor in (self._rank.main, *list(self._rank.actors.values())):
             kept = executor.kept
@@ -125,12 +126,12 @@ class RankDebugger:
         self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 
     def post_mortem(self, executor: Executor, kept: Kept) -> None:
-        """Let a person look at a failed request, until they leave."""
+        """Let the user look at a failed request, until they leave the prompt."""
         assert kept.error.__traceback__ is not None
         RankPdb(console=_Console(self, executor)).look_at(kept.error.__traceback__)
 
     def end(self) -> None:
-        """This thread leaves the user's code: trace it no longer."""
+        """Stop tracing this thread, which leaves the user's code."""
         sys.settrace(None)
         frame: FrameType | None = sys._getframe()
         while frame is not None:
@@ -140,7 +141,7 @@ class RankDebugger:
     # -- for user code
 
     def _on_breakpoint(self, *args: Any, header: str | None = None, **options: Any) -> None:
-        """What ``breakpoint()`` and ``pdb.set_trace()`` do."""
+        """Replaces ``breakpoint()`` and ``pdb.set_trace()``."""
         frame = sys._getframe(1)
         console = self._new_console()
         if console.refused:
@@ -151,7 +152,7 @@ class RankDebugger:
         RankPdb(console=console).set_trace(frame)
 
     def _on_post_mortem(self, t: Any = None) -> None:
-        """What ``pdb.post_mortem()`` and ``pdb.pm()`` do."""
+        """Replaces ``pdb.post_mortem()`` and ``pdb.pm()``."""
         error = sys.exc_info()[1] if t is None else t
         trace = getattr(error, "__traceback__", error)
         if not isinstance(trace, TracebackType):
@@ -163,7 +164,7 @@ class RankDebugger:
             RankPdb(console=console).look_at(trace)
 
     def _new_console(self) -> _Console:
-        """A console for this thread; ``refused`` says why it can't be used."""
+        """Make a console for this thread; ``refused`` says why it can't be used."""
         if os.getpid() != self._pid:
             return _Console(self, None, "this is a child process of the rank")
         thread = threading.get_ident()
@@ -173,18 +174,18 @@ class RankDebugger:
         return _Console(self, None, "only a cell or an endpoint can stop, not a thread that it has started")
 
     def pass_over(self, frame: FrameType, why: str) -> None:
-        """Say that code goes on where it should have stopped."""
+        """Print that code goes on where it should have stopped."""
         code = frame.f_code
         where = _place(code.co_filename, frame.f_lineno, code.co_name)
-        print(f"breakpoint at {where} was passed over: {why}", file=sys.stderr)
+        print(f"breakpoint at {where} was skipped: {why}", file=sys.stderr)
 
     # -- for consoles
 
     def ask(self, executor: Executor, stopped: Stopped) -> _Question:
-        """Send what the debugger has said, and wait for a line.
+        """Send the debugger's output, and wait for a line.
 
         Raises:
-            KeyboardInterrupt: the request is to end instead.
+            KeyboardInterrupt: The request must end instead.
         """
         question = _Question(stopped)
         with self._lock:
@@ -202,15 +203,15 @@ class RankDebugger:
         return question
 
     def send(self, message: Message) -> None:
-        """Tell the controller."""
+        """Send the controller a message."""
         self._rank.driver.submit(pack(message))
 
     def next_turn(self) -> int:
-        """A number for a prompt."""
+        """Return a number for a prompt."""
         return next(self._turns)
 
     def marks(self) -> tuple[int, int]:
-        """Mark what the program has written so far."""
+        """Mark the output of the program so far."""
         return self._rank.marks()[0]
 
 
@@ -226,12 +227,12 @@ class _Question:
 
 
 class _Console(io.TextIOBase):
-    """Standard input and output of a debugger.
+    """The standard input and output of a debugger.
 
     Attributes:
-        executor: the one whose code is looked at.
-        where: the line that comes next.
-        refused: why nobody can be asked; empty if somebody may be.
+        executor: The executor whose code is debugged.
+        where: The line that comes next.
+        refused: Why no user can be asked; empty if perhaps one can.
     """
 
     def __init__(self, debugger: RankDebugger, executor: Executor | None, refused: str = "") -> None:
@@ -244,16 +245,16 @@ class _Console(io.TextIOBase):
         self._is_running = True
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, text: str, /) -> int:
-        """Keep what the debugger says until it asks."""
+        """Keep the debugger's output until it asks for a line."""
         self._said.append(text)
         return len(text)
 
     def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
-        """Ask for a line; the unfinished last line of what was said is the prompt."""
+        """Ask for a line; the unfinished last line of the output is the prompt."""
         text, newline, prompt = self._take().rpartition("\n")
         if self.executor is None or self.refused:
             return "continue\n"
@@ -267,9 +268,9 @@ class _Console(io.TextIOBase):
         return "continue\n" if question.refused else question.line
 
     def leave(self) -> None:
-        """The code goes on."""
+        """Report that the code goes on."""
         said = self._take()
-        if said.strip():  # nobody shows it any more at the prompt
+        if said.strip():  # no prompt will show it
             print(said.rstrip("\n"), file=sys.__stdout__)
         if not self._is_running:
             self._is_running = True
@@ -284,7 +285,7 @@ _Pdb = pdb.Pdb
 
 
 class RankPdb(_Pdb):
-    """pdb that talks through a console, sees nothing of our machinery, and lets interrupts through."""
+    """pdb that talks through a console, hides this package's code, and lets interrupts through."""
 
     new_console: Callable[[], _Console]
 
@@ -295,7 +296,7 @@ class RankPdb(_Pdb):
         self._outermost: FrameType | None = None
 
     def look_at(self, trace: TracebackType) -> None:
-        """Open a prompt where something failed, until it is left."""
+        """Open a prompt where an error was raised, until the user leaves it."""
         self.reset()
         self.interaction(None, trace)
         self.console.leave()
@@ -311,7 +312,7 @@ class RankPdb(_Pdb):
         super().set_trace(frame, **options)
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Leave when the outermost frame returns: what called it is none of the user's code."""
+        """Leave when the outermost frame returns: its caller is not the user's code."""
         again = super().dispatch_return(frame, arg)
         if frame is self._outermost and not frame.f_code.co_flags & _COROUTINE:
             self.set_continue()
@@ -323,7 +324,7 @@ class RankPdb(_Pdb):
         """Stop where a function returns."""
         try:
             super().user_return(frame, return_value)
-        finally:  # in a cell pdb's own variable would be one of the user's
+        finally:  # in a cell, pdb's own variable would appear among the user's
             frame.f_globals.pop("__return__", None)
 
     def user_exception(self, frame: FrameType, exc_info: Any) -> None:
@@ -334,15 +335,15 @@ class RankPdb(_Pdb):
             frame.f_globals.pop("__exception__", None)
 
     def setup(self, f: FrameType | None, tb: TracebackType | None) -> Any:
-        """Look at a frame, or a traceback."""
+        """Select a frame, or a traceback."""
         done = super().setup(f, tb)
         self.console.where = _where(self.stack[: self.curindex + 1])
         return done
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[tuple[FrameType, int]], int]:
-        """The stack, from the user's own code on, to where it led to a debugger."""
+        """The stack from the user's own code to the call of the debugger."""
         stack, index = super().get_stack(f, t)
-        if f is None:  # what was interrupted at a prompt failed there
+        if f is None:  # code that was interrupted at a prompt failed there
             stack = _without_debugger(stack) or stack
             index = min(index, len(stack) - 1)
         first = next((i for i, (frame, _) in enumerate(stack) if _is_users(frame)), 0)
@@ -350,12 +351,12 @@ class RankPdb(_Pdb):
         return stack[first:], index - first
 
     def set_continue(self) -> None:
-        """Run on."""
+        """Continue."""
         super().set_continue()
         self.console.leave()
 
     def set_quit(self) -> None:
-        """Raise BdbQuit in the code that is looked at."""
+        """Raise BdbQuit in the code that is debugged."""
         super().set_quit()
         self.console.leave()
 
@@ -382,7 +383,7 @@ class RankPdb(_Pdb):
 
 
 def _no_input(prompt: object = "", /) -> str:
-    """Say, also where no cell has run and IPython is not in use, why nobody can be asked."""
+    """Replace `input` even if no cell has run and IPython is not in use."""
     from monarch_kernel.runtime.worker.ipython_shell import no_input
 
     return no_input(prompt)

@@ -276,7 +276,7 @@ class Fleet:
         self._ids = itertools.count(next_host)
 
     def close(self, timeout_s: float) -> None:
-        """Give all hosts back, after they were told to end."""
+        """Give all hosts back, after each got a message to end."""
         for host in list(self._handles):
             self._begin_to_close(host, timeout_s)
         self.settle()

@@ -188,7 +188,7 @@ class Future(Generic[T]):
                 raise error.with_traceback(None)  # where it was made here does not help the user
             raise error
         finally:
-            del self, error  # else the error would keep itself alive through this frame, with all objects of its callers
+            del self, error  # else the error would keep itself alive through this frame, with its callers' objects
 
     result = get
 

@@ -63,8 +63,8 @@ class Peers:
     """The requests of a rank, and the processes that it has met.
 
     Args:
-        proc: The number of its own process.
-        name: Its own name on the wire.
+        proc: The number of the rank's process.
+        name: The rank's name on the wire.
         numbers: Makes ids of requests that repeat a spawn.
 
     Attributes:

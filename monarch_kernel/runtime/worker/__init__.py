@@ -1,1 +1,1 @@
-"""A rank: the process that runs the user's cells and actors."""
+"""The worker of a rank: the process that runs the user's cells and actors."""

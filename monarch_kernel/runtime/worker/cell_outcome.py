@@ -1,4 +1,4 @@
-"""What a cell comes to, whichever shell has run it."""
+"""Outcomes of cells, for all shells that run cells."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["CellOutcome", "followed_by_semicolon", "forget_last_error", "set_las
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What a cell came to.
+    """The outcome of a cell.
 
     Attributes:
-        value: value of the last expression, also where a ``;`` keeps it from being shown; None if there is none.
-        bundle: the representations of that value by MIME type, as Jupyter sends them; empty if it is not to be shown.
-        failure: why the cell ended early, or None.
-        metadata: what goes with ``bundle``, by MIME type.
+        value: The value of the last expression, even if a ``;`` keeps it from being shown; None if there is none.
+        bundle: The representations of that value by MIME type, as Jupyter sends them; empty if it is not shown.
+        failure: Why the cell ended early, or None.
+        metadata: The metadata of ``bundle``, by MIME type.
     """
 
     value: Any = None
@@ -37,7 +37,7 @@ def set_last_error(error: BaseException) -> None:
 
 
 def forget_last_error() -> None:
-    """Drop what `set_last_error` has kept."""
+    """Drop the error that `set_last_error` has kept."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)

@@ -1,22 +1,21 @@
-"""What runs the user's cells inside a rank, in the shell that is there.
+"""Runs the user's cells on a rank, in IPython's shell.
 
-Theory of operation. `CellShell.run` does not go through the ``run_cell`` of IPython's shell: it uses the same input
-transformers, compiler flags and events, but compiles a cell as one unit (so a cell with an error in its syntax runs
-nothing), returns the failure instead of printing it, and keeps no history. Magics that run code (``%%capture``,
-``%run``) still go through ``run_cell``; what that wants to print as a traceback is kept by the shell, and fails the
-cell.
+Theory of operation. `CellShell.run` does not use ``run_cell`` of IPython's shell. It uses the same input transformers, compiler
+flags and events, but compiles a cell as one unit (so a cell with a syntax error runs nothing), returns the failure instead of
+printing it, and keeps no history. Magics that run code (``%%capture``, ``%run``) still use ``run_cell``; if that wants to
+print a traceback, the shell keeps the error, and the cell fails.
 
 Everything here happens in the main thread of the rank. A cell is interrupted by a signal whose handler raises
-KeyboardInterrupt there. One that arrives just before the thread blocks (in ``sleep``, in the event loop) is handled
-only when that call returns, so whoever interrupts repeats the signal until the handler has run.
+KeyboardInterrupt there. If the signal arrives just before the thread blocks (in ``sleep``, in the event loop), the handler
+runs only when that call returns. So the sender of an interrupt repeats the signal until the handler has run.
 
 Invariants:
 
 1. ``run`` always returns a `CellOutcome`, for ``SystemExit`` and ``KeyboardInterrupt`` too.
-2. Between two runs nothing but the namespace, ``_`` and the last error keeps a user's object alive; the last error
-   (for a post-mortem) is dropped when the next run starts. There is no output cache: it would hold tensors.
-3. What was printed has left this process's buffers before ``run`` returns.
-4. ``close`` cancels what cells left running, then gives the process back as it was.
+2. Between two runs only the namespace, ``_`` and the last error keep a user's object alive. The last error (for a post-mortem)
+   is dropped when the next run starts. There is no output cache: it would hold tensors.
+3. Printed text has left this process's buffers before ``run`` returns.
+4. ``close`` cancels tasks that cells left running, then undoes all changes to the process.
 """
 
 from __future__ import annotations
@@ -51,22 +50,22 @@ _INLINE_BACKEND = "module://matplotlib_inline.backend_inline"
 
 
 class CellShell:
-    """Runs cells in one namespace, which is the rank's ``__main__``; there is one such shell in a process.
+    """Runs cells in one namespace, which is the rank's ``__main__``; a process has at most one such shell.
 
     Args:
-        namespace: names that cells find defined.
-        publish: called with the data and metadata of each ``display``, figure and the like. Where a cell updates or
+        namespace: Names that cells find defined.
+        publish: Called with the data and metadata of each ``display``, figure and the like. If a cell updates or
             clears what it displayed, ``metadata["monarch_kernel"]`` says so: ``display_id``, ``update``,
             ``clear_output`` (True: with the next output).
-        main: the module that cells before have had; left out, a new one.
-        raise_if_struck: raises KeyboardInterrupt if the cell has been interrupted.
+        main: The module of earlier cells; by default a new one.
+        raise_if_struck: Raises KeyboardInterrupt if the cell has been interrupted.
 
     Attributes:
-        namespace: the names that cells see and define.
-        hidden: those in it that IPython put there.
+        namespace: The names that cells see and define.
+        hidden: The names in it that IPython put there.
 
     Raises:
-        RuntimeError: if the process has an IPython shell already.
+        RuntimeError: This process has an IPython shell already.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class CellShell:
         prepare(main)
         shell = InteractiveShell.instance()
         if not isinstance(shell, RankShell) or shell.emit is not None:
-            raise RuntimeError("this process has an IPython shell already; cells need a process of their own")
+            raise RuntimeError("this process has an IPython shell already; cells need a separate process")
         if importlib.util.find_spec("matplotlib_inline") is not None:
             os.environ.setdefault("MPLBACKEND", _INLINE_BACKEND)
         self._shell = shell
@@ -101,8 +100,8 @@ class CellShell:
         """Run a cell.
 
         Args:
-            code: what the user wrote; IPython's syntax is understood.
-            number: number of the cell, which names its code in tracebacks: ``<remote cell [number]>``.
+            code: The user's text; may contain IPython's syntax.
+            number: The number of the cell, which names its code in tracebacks: ``<remote cell [number]>``.
         """
         self._forget()
         shell = self._shell
@@ -111,28 +110,28 @@ class CellShell:
         try:
             value, bundle, metadata = self._run(code, name)
             flush()
-        except BaseException as error:  # the border of the process: whatever a cell raises is its outcome
+        except BaseException as error:  # the border of the process: any exception of a cell is its outcome
             return self._failed(error, name)
         if shell.shown:
             return self._failed(shell.shown[0], name)
         return CellOutcome(value, bundle, None, metadata)
 
     def show(self, value: Any, is_quiet: bool, name: str) -> CellOutcome:
-        """What a cell comes to that was run elsewhere, and has this value."""
+        """Return the outcome of a cell that ran elsewhere and has this value."""
         self._forget()
         shell = self._shell
         try:
             shell.remember(value)
             bundle, metadata = ({}, {}) if is_quiet else shell.represent(value)
             flush()
-        except BaseException as error:  # the border of the process: the user's own representations may raise anything
+        except BaseException as error:  # the border of the process: the user's representations may raise anything
             return self._failed(error, name)
         if shell.shown:
             return self._failed(shell.shown[0], name)
         return CellOutcome(value, bundle, None, metadata)
 
     def close(self) -> None:
-        """Cancel what cells left running and give the process back as it was; the namespace stays as it is."""
+        """Cancel tasks that cells left running, and undo all changes to the process; the namespace stays as it is."""
         self._forget()
         if self._loop is not None:
             tasks = asyncio.all_tasks(self._loop)
@@ -153,15 +152,15 @@ class CellShell:
         source = _transformed(shell, code)
         shell.sources.keep(name, _as_written(code, source))
         if code.startswith("%%"):
-            shell.sources.keep("<timed exec>", code.partition("\n")[2])  # what %%time calls the body of its cell
-        # Only what all versions take: the further arguments differ.
+            shell.sources.keep("<timed exec>", code.partition("\n")[2])  # %%time names the body of its cell so
+        # Only the arguments that all versions take.
         info = ExecutionInfo(code, False, False, True, None)
         info.transformed_cell = source
         result = ExecutionResult(info)
         shell.events.trigger("pre_execute")
         shell.events.trigger("pre_run_cell", info)
         try:
-            self._raise_if_struck()  # IPython shows what a hook raises, and goes on
+            self._raise_if_struck()  # IPython would show an exception of a hook, and go on
             units, last_is_value, quiet = _compiled(shell, source, name)
             value = self._executed(units)
             if not last_is_value:
@@ -204,7 +203,7 @@ class CellShell:
         try:
             value = loop.run_until_complete(task)
         except KeyboardInterrupt as interrupt:
-            # The signal came while the loop slept or ran another task. Its traceback shows the loop; the one of the
+            # The signal arrived while the loop slept or ran another task. Its traceback shows the loop; that of the
             # cancelled task shows where the user's code waited. A task may refuse to be cancelled: do not wait forever.
             task.cancel()
             loop.run_until_complete(asyncio.wait({task}, timeout=_CANCEL_S))
@@ -218,7 +217,7 @@ class CellShell:
     # Failures.
 
     def _failed(self, error: BaseException, name: str) -> CellOutcome:
-        # A post-mortem starts at the user's code, and our frames are not kept alive by the error.
+        # A post-mortem must start at the user's code, and the error must not keep our frames alive.
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename != name:
             trace = trace.tb_next
@@ -239,7 +238,7 @@ class CellShell:
         return CellOutcome(failure=failure)
 
     def _forget(self) -> None:
-        """Drop the last error, which holds its frames and so their tensors."""
+        """Drop the last error, which keeps its frames and so their tensors alive."""
         self._shell.shown.clear()
         self._shell.pages.clear()
         if self._shell.last_execution_result is not None:  # of a nested cell
@@ -260,10 +259,10 @@ async def _awaited(units: list[types.CodeType], namespace: dict[str, Any]) -> An
 
 
 async def _caught(coroutine: Coroutine[Any, Any, Any], errors: list[BaseException]) -> Any:
-    """Await a coroutine, and put its error aside: a task that holds it is in a cycle with the frames of the error."""
+    """Await a coroutine, and put its error aside: a task that holds its error is in a cycle with the error's frames."""
     try:
         return await coroutine
-    except BaseException as error:  # raised again by whoever runs the loop
+    except BaseException as error:  # the caller that runs the loop raises it again
         errors.append(error)
 
 
@@ -312,7 +311,7 @@ def _compiled(shell: RankShell, source: str, name: str) -> tuple[list[types.Code
         parts.append((ast.Module(body, []), "exec"))
     if isinstance(value, ast.Expr):
         parts.append((ast.Expression(value.value), "eval"))
-    # All units before any is run: a cell with `return` in its last line does nothing, rather than all but that.
+    # Compile all units before any runs: a cell with `return` in its last line must do nothing, rather than all but that.
     with compiler.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
         return [compiler(part, name, how) for part, how in parts], value is not None, quiet
 

@@ -1,4 +1,4 @@
-"""A rank as one that asks other processes: carries out what `runtime.rpc.peer_requests` decides, over the rank's transport.
+"""The client of a rank: sends its requests to other processes, and performs the effects of `runtime.rpc.peer_requests`.
 
 Theory of operation
 ===================
@@ -51,24 +51,24 @@ __all__ = ["RankAsker", "RankItem"]
 T = TypeVar("T")
 
 RankItem = Packed | Callable[[], object]
-"""What a rank submits to its driver: a message for the controller, or something to do with the baton held."""
+"""An item that a rank submits to its driver: a message for the controller, or a function to run on the I/O thread."""
 
 RELEASE_EVERY_S = 1.0
 
 
 class RankAsker:
-    """Asks other processes for what runs on a rank, and says hello to them.
+    """Sends requests to other processes for the code on a rank, and says hello to them.
 
     Args:
-        spec: of the rank.
-        driver: of its transport.
-        transport: connected to the controller.
-        hello: what it says of itself.
+        spec: The spec of the rank.
+        driver: The driver of its transport.
+        transport: The transport, which is connected to the controller.
+        hello: The message that introduces the rank to others.
 
     Attributes:
-        refused: messages of peers that did not present the token.
-        on_linger: is told of waits that last.
-        shared: what handles of one actor share, by its number.
+        refused: The number of messages of peers that did not present the token.
+        on_linger: Called with waits that last.
+        shared: State that the handles of one actor share, by the actor's number.
     """
 
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
@@ -87,7 +87,7 @@ class RankAsker:
         self._numbers: Iterator[int] = numbers(spec.incarnation, spec.proc)
         self._state = Peers(spec.proc, name, self._numbers)
         self._futures: dict[int, Future[Any]] = {}
-        self._askers: dict[int, Peer] = {spec.proc: name}  # those that have said hello, and we ourselves
+        self._askers: dict[int, Peer] = {spec.proc: name}  # the peers that have said hello, and this rank itself
         self._admitted: set[Peer] = {name}
         self._for_news: list[tuple[Peer, Callable[[], None]]] = []
         self._is_releasing = False
@@ -97,7 +97,7 @@ class RankAsker:
     # -- for any thread
 
     def new_number(self) -> int:
-        """A number for a new actor or port, which says that this process has made it."""
+        """Return a number for a new actor or port; it contains the number of this process."""
         return next(self._numbers)
 
     def request(
@@ -111,7 +111,7 @@ class RankAsker:
         quiet: bool = False,
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
-        """Ask processes for one answer each; if one of them is dead nobody is asked."""
+        """Request one answer from each process; if one of them is dead, nothing is sent."""
         id = next(self._numbers)
         future = self._futures[id] = Future(self, id, finish, rank, note, procs)
         packed = make(id)
@@ -123,7 +123,7 @@ class RankAsker:
     def ask(
         self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
-        """Ask processes something that they answer at once, whatever they are busy with."""
+        """Request something that processes answer at once, even if they are busy."""
         return self.request(procs, make, "", finish, quiet=True)
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
@@ -131,7 +131,7 @@ class RankAsker:
         self._driver.submit(lambda: self._perform(self._state.tell(procs, packed)))
 
     def tell_all(self, packed: Packed) -> None:
-        """Send nobody anything: only the controller knows all there are."""
+        """Do nothing: only the controller knows all processes."""
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         """Wait until ``waiter`` is ready, driving the transport meanwhile."""
@@ -142,7 +142,7 @@ class RankAsker:
 
     @property
     def asker(self) -> RankAsker:
-        """Itself: handles in the answers ask through it."""
+        """This object: handles in the answers send their requests through it."""
         return self
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
@@ -154,48 +154,48 @@ class RankAsker:
         self._driver.submit(lambda: self._perform(self._state.cancel(id, time.monotonic())))
 
     def attend(self, future: Future[Any]) -> None:
-        """Nothing: whoever asks from a rank is not asked about what stands still in the debugger."""
+        """Do nothing: only the program attends to ranks that have stopped in the debugger."""
 
     def linger(self, wait: Wait) -> float | None:
-        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         return self.on_linger(wait)
 
     def waiting_for(self, id: int) -> Sequence[int]:
-        """The processes that have yet to answer a request; with the baton held."""
+        """The processes that have not answered a request yet; on the I/O thread."""
         return self._state.requests.waiting_for(id)
 
     def submit(self, do: Callable[[], object]) -> None:
-        """Have something done with the baton held, soon."""
+        """Run a function on the I/O thread, soon."""
         self._driver.submit(do)
 
     def actor_ended(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here has died, in a process that lives; with the baton held."""
+        """Note that an actor that was spawned here has died, in a process that lives; on the I/O thread."""
         self._state.requests.respawn_log.ended(actor, proc)
 
     def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
-        """Those that come in place of these processes are not to have an actor."""
+        """Do not make an actor again in processes that replace these."""
         self._driver.submit(lambda: self._state.requests.respawn_log.forget(procs, actor))
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
-        """Which of these processes are known to have ended, and how."""
+        """Those of these processes that are known to have ended, and how."""
         return self._state.deaths(procs)
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
-        """Say that a mesh of actors is about to be spawned in these processes."""
+        """Register a mesh of actors before it is spawned in these processes."""
         assert self.supervisor is not None
         self.supervisor.spawned(actor, name, owner, procs, mesh)
 
     def stopped(self, actor: int, procs: Sequence[int]) -> None:
-        """Say that actors are about to be stopped in these processes."""
+        """Note that actors are about to be stopped in these processes."""
         assert self.supervisor is not None
         self.supervisor.stopped(actor, procs)
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def watch(self, process: Process) -> None:
-        """Have the supervisor told when a process has ended; at once if it has."""
+        """Report to the supervisor when a process has ended; at once if it has."""
         proc = process.proc
-        if proc == CONTROLLER_PROC:  # we end with it, or it has a successor
+        if proc == CONTROLLER_PROC:  # this rank ends with it, or another controller replaces it
             return
         self._perform(self._state.meet(proc))
         death = self._state.deaths((proc,)).get(proc)
@@ -205,7 +205,7 @@ class RankAsker:
             self.supervisor.gone(process, death)
 
     def hear_news(self, news: PeerNews) -> None:
-        """The controller says that a process is up, or has ended."""
+        """Handle the controller's news that a process is up, or has ended."""
         self._perform(self._state.news(news, time.monotonic()))
         if self.supervisor is not None:
             process = Process(news.proc, news.incarnation)
@@ -222,19 +222,19 @@ class RankAsker:
             self.when_met(peer, then)
 
     def controller_is_new(self) -> None:
-        """Another controller has taken the last one's place."""
+        """Handle a new controller that replaces the last one."""
         self._transport.forget(CONTROLLER)
         self._perform(self._state.controller_is_new(time.monotonic()))
 
     def when_met(self, peer: Peer, then: Callable[[], None]) -> None:
-        """Do something when all is sent that a peer is sent as soon as it is known to be up; at once if that is nothing."""
+        """Call a function once all messages that wait for a peer to be up are sent; at once if there are none."""
         if peer != CONTROLLER and self._state.is_ahead(proc_of(peer), incarnation_of(peer)):
             self._for_news.append((peer, then))
         else:
             then()
 
     def admit(self, peer: Peer, hello: Hello) -> None:
-        """A peer presents the token, under its own name; or does not, and is not heard."""
+        """Admit a peer that presents the token under its own name; messages of others are dropped."""
         if hello.token != self._token or proc_of(peer) != hello.proc:
             self.refused += 1
             return
@@ -246,15 +246,15 @@ class RankAsker:
             self._askers[hello.proc] = peer
 
     def is_admitted(self, peer: Peer) -> bool:
-        """Whether a peer has presented the token, or is one that we have connected to."""
+        """Whether a peer has presented the token, or this rank has connected to it."""
         return peer in self._admitted
 
     def answered(self, peer: Peer, message: Result | Failed, frames: Sequence[Frame]) -> None:
-        """A process has answered a request of ours."""
+        """Handle the answer of a process to a request of this rank."""
         self._perform(self._state.answered(proc_of(peer), message, frames, time.monotonic()))
 
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Answer a request of a peer's."""
+        """Answer a request of a peer."""
         peer = self._askers.get(made_by(id))
         if peer is not None:
             self._driver.send(peer, packed)

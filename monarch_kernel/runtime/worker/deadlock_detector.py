@@ -1,8 +1,8 @@
-"""Finds circles of waiting actors, as far as they go through one process: carries out what `runtime.rpc.deadlock` decides.
+"""Finds cycles of waiting actors, as far as they go through this process: performs the effects of `runtime.rpc.deadlock`.
 
-A wait comes here when it lasts (`Owner.linger`), in the thread that waits. If that is one of an actor's, in an endpoint of its
-own, probes are sent after the request, again every `PROBE_EVERY_S`; the rest happens with the baton held. So an answer can't
-come, and an endpoint can't begin to wait, while a probe is handled.
+The thread that waits reports a wait that lasts (`Owner.linger`). If it is an actor's thread, in one of its endpoints, the
+detector sends probes after the request, again every `PROBE_EVERY_S`. The rest happens on the I/O thread. So no answer can
+arrive, and no endpoint can start to wait, while it handles a probe.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _MAX_CALLS = 256
 
 
 class Place(Protocol):
-    """What this needs of the process."""
+    """The part of the process that the detector uses."""
 
     asker: Asker
 
     def executors(self) -> list[Executor]:
-        """All that work."""
+        """All executors of the process."""
         ...
 
     def name(self) -> str:
-        """How to call the process in an error."""
+        """The name of the process in error messages."""
         ...
 
 
 class _Waiting:
-    """A wait of an actor's: ``task`` is the endpoint's, if it is async."""
+    """A wait of an actor; ``task`` is that of the endpoint, if it is async."""
 
     __slots__ = ("executor", "message", "task", "wait")
 
@@ -52,7 +52,7 @@ class _Waiting:
         self.task = task
 
     def holds(self) -> bool:
-        """Whether the endpoint can't go on before the answer has come."""
+        """Whether the endpoint can't go on before the answer arrives."""
         wait = self.wait
         if wait.over or wait.error is not None or wait.future.done():
             return False
@@ -60,7 +60,7 @@ class _Waiting:
 
 
 class Circles:
-    """The waits of a process that last."""
+    """The waits of a process that last, and the probes for them."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -68,20 +68,20 @@ class Circles:
         self._waiting: dict[int, _Waiting] = {}
 
     def linger(self, wait: Wait) -> float | None:
-        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         if wait.ends_by_itself:
             return None
         me = threading.get_ident()
         executor = next((each for each in self._place.executors() if each.thread_id == me), None)
         if executor is None:
-            return None  # of the program itself, or a thread of the user's: nobody can wait for it
+            return None  # the thread of the program, or one of the user's: no actor can wait for it
         self._place.asker.submit(lambda: self._probe(wait, executor))
         return PROBE_EVERY_S
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def hear(self, probe: Probe) -> None:
-        """A probe has come."""
+        """Handle a probe."""
         self._forget()
         self._perform(self._deadlocks.heard(probe, self._standing(probe.request)))
 
@@ -112,7 +112,7 @@ class Circles:
                 self._waiting[effect.wait].wait.fail(DeadlockError(describe_circle(effect.path)))
 
     def _forget(self) -> None:
-        """Forget what is over."""
+        """Forget waits that are over."""
         for number in [number for number, each in self._waiting.items() if each.wait.over or each.wait.future.done()]:
             del self._waiting[number]
             self._deadlocks.ended(number)
@@ -122,24 +122,24 @@ class Circles:
             for message, task in _running(executor):
                 if message.id == request:
                     if isinstance(message, Call) and executor.takes_port(message.method):
-                        return None  # whoever has the port may answer before the endpoint goes on
+                        return None  # the holder of the port may answer before the endpoint goes on
                     return Standing(self._describe(executor, message), "", self._waits(executor, task))
             for message, _ in list(executor.mailbox):
                 if getattr(message, "id", 0) == request:
                     first = _in_the_way(executor) or self._holding_up(executor)
                     if first is None:
-                        return None  # it is about to begin
+                        return None  # it is about to start
                     behind = _short(executor, first[0])
                     return Standing(self._describe(executor, message), behind, self._waits(executor, first[1]))
         return None
 
     def _holding_up(self, executor: Executor) -> tuple[Any, None] | None:
-        """What has the thread of an executor stand still."""
+        """Return the message that blocks the thread of an executor."""
         each = (each for each in self._waiting.values() if each.executor is executor and each.task is None)
         return next(((one.message, None) for one in each if one.holds()), None)
 
     def _waits(self, executor: Executor, task: asyncio.Task[Any] | None) -> list[int]:
-        """What an endpoint waits for that runs now: by itself, or because its whole thread stands still."""
+        """List the waits of an endpoint that runs now: its own, or those that block its whole thread."""
         return [
             number
             for number, each in self._waiting.items()
@@ -151,7 +151,7 @@ class Circles:
 
 
 def _running(executor: Executor) -> list[tuple[Any, asyncio.Task[Any] | None]]:
-    """What an executor runs, with its task if it has one."""
+    """List the messages that an executor runs, with their tasks if they have one."""
     found: list[tuple[Any, asyncio.Task[Any] | None]] = [(call.message, call.task) for call in list(executor.calls)]
     message = executor.taken[0]
     if message is not None and all(message is not each for each, _ in found):
@@ -160,7 +160,7 @@ def _running(executor: Executor) -> list[tuple[Any, asyncio.Task[Any] | None]]:
 
 
 def _in_the_way(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | None:
-    """What an executor runs before it takes the next message; None if it is about to take it."""
+    """Return the message that an executor finishes before it takes the next; None if it is about to take that."""
     message = executor.taken[0]
     if message is None:
         return None
@@ -169,7 +169,7 @@ def _in_the_way(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | No
 
 
 def _who_waits(wait: Wait, executor: Executor) -> _Waiting | None:
-    """The endpoint of an executor that a wait belongs to; None if it is none's, or that may go on without."""
+    """Return the endpoint of an executor that a wait belongs to; None if there is none, or it may go on without the answer."""
     calls = list(executor.calls)[:_MAX_CALLS]
     if wait.is_awaited:
         needing = (call for call in calls if wait.future in futures_needed_by(call.task))

@@ -1,4 +1,4 @@
-"""What a new rank sets for itself, before any user code runs."""
+"""Sets up the process of a new rank, before any user code runs."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from monarch_kernel.net.wire.messages import RankSpec
 __all__ = ["path_here", "settle"]
 
 _INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
-"""What belongs to an interpreter: its library, and what is installed for it."""
+"""Matches paths that belong to an interpreter: its library, and packages installed for it."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def settle(spec: RankSpec) -> None:
-    """Give this process, a fork of the zygote, the environment, directory, threads and randomness of its own."""
+    """Set up the environment, directory, threads and random seeds of this process, a fork of the zygote."""
     os.environ.update(spec.env)
     _keep_freed_memory()
     is_elsewhere = not spec.threads
     share = spec.threads or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size)
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(share)).partition(",")[0]
     if is_elsewhere:
-        with contextlib.suppress(OSError):  # then it stays where the engine has started the agent
+        with contextlib.suppress(OSError):  # then it stays in the directory where the engine has started the agent
             os.chdir(spec.cwd)
         sys.path[:] = path_here(spec.sys_path, sys.path, os.path.exists)
     else:
         os.chdir(spec.cwd)
         sys.path[:] = spec.sys_path
     torch = sys.modules.get("torch")
-    if torch is not None:  # its thread pool has read OMP_NUM_THREADS in the zygote already
+    if torch is not None:  # its thread pool read OMP_NUM_THREADS in the zygote
         torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else share)
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
-        numpy_random.seed()  # as Python does for its own: else all ranks go on with the zygote's stream
+        numpy_random.seed()  # as Python does for `random`; else all ranks continue the zygote's stream
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep memory that is freed for what is allocated next, unless the user has told it what to keep (mallopt(3)).
+    """Make glibc keep freed memory for later allocations, unless the user has configured this (mallopt(3)).
 
-    By itself it gives the tensors of a training step back to the kernel, which has to clear memory for those of the next one.
+    By default it gives the tensors of a training step back to the kernel, which has to clear memory for those of the next step.
     """
     told = [*os.environ, *os.environ.get("GLIBC_TUNABLES", "").split(":")]
     if any(name.startswith(("MALLOC_", "glibc.malloc.")) for name in told):
         return
     with contextlib.suppress(AttributeError):  # a libc without mallopt
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the most that it takes; what is larger is given back at once, as before
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the maximum; larger blocks are still given back at once
         mallopt(_M_TRIM_THRESHOLD, 128 << 20)
 
 
 def path_here(theirs: Sequence[str], ours: Sequence[str], exists: Callable[[str], bool]) -> list[str]:
-    """The path of a rank on a host that may have another interpreter than the controller, and other files.
+    """The import path of a rank on a host that may have another interpreter than the controller, and other files.
 
-    It is the host's own, and before it, or behind it, the folders of the controller's that are no interpreter's and that are
-    here, too, where the machines share a file system.
+    It is the host's own path, with folders of the controller's path before and behind it: those that belong to no interpreter
+    and exist here, too, because the machines share a file system.
 
     Args:
         theirs: ``sys.path`` of the controller.
-        ours: of this process.
-        exists: whether there is such a file or folder here.
+        ours: ``sys.path`` of this process.
+        exists: Whether a file or folder exists here.
     """
     first: list[str] = []
     last: list[str] = []

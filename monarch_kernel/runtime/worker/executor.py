@@ -1,4 +1,4 @@
-"""An executor: a mailbox and the one thread that empties it, where an interrupt may strike the user's code and nothing else."""
+"""Executors: a mailbox and the one thread that empties it. Interrupts reach the user's code there, and no other code."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLo
 Handler = Callable[[Any, Sequence[Frame]], None]
 
 BROADCAST = -1
-"""Stands for the request that has no number, where one is interrupted."""
+"""Marks a request without a number as the one that is interrupted."""
 
 
 class _Called:
-    """Stands in a mailbox for a call of `Executor.look`."""
+    """Marks a call of `Executor.look` in a mailbox."""
 
     id = 0
 
@@ -38,7 +38,7 @@ CALLED = _Called()
 
 
 class Kept(NamedTuple):
-    """How a request failed, and the exception with its frames."""
+    """A failed request, and the exception with its frames."""
 
     request: int
     failure: Failure
@@ -46,10 +46,10 @@ class Kept(NamedTuple):
 
 
 class Debugger(Protocol):
-    """What stops the user's code for a person to look at it."""
+    """The interface of the debugger, which stops the user's code for a person to look at it."""
 
     def interrupt(self, id: int) -> bool:
-        """Raise KeyboardInterrupt in the code of a request, if that waits at a prompt; says whether it does."""
+        """Raise KeyboardInterrupt in the code of a request, if it waits at a prompt; returns whether it does."""
         ...
 
     def post_mortem(self, executor: Executor, kept: Kept) -> None:
@@ -57,12 +57,12 @@ class Debugger(Protocol):
         ...
 
     def end(self) -> None:
-        """This thread leaves the user's code: trace it no longer."""
+        """Stop tracing this thread, which leaves the user's code."""
         ...
 
 
 class Driving(Protocol):
-    """What an executor needs of the driver of its process's transport."""
+    """The part of the transport's driver that an executor uses."""
 
     @property
     def is_forked(self) -> bool:
@@ -70,7 +70,7 @@ class Driving(Protocol):
         ...
 
     def serve(self, waiter: Waiter) -> None:
-        """Set a thread's waiter ready, and leave the baton to that thread."""
+        """Set a thread's waiter ready, and pass the I/O lock to that thread."""
         ...
 
     def wait(self, waiter: Waiter, timeout_s: float | None = None, *, patient: bool = False) -> bool:
@@ -79,7 +79,7 @@ class Driving(Protocol):
 
 
 class Owner(Protocol):
-    """What an executor needs of the process that it works in."""
+    """The part of its process that an executor uses."""
 
     driving: Driving
     debugger: Debugger | None
@@ -97,10 +97,10 @@ class OnLoop(Protocol):
     """A call that runs on the event loop of an executor.
 
     Attributes:
-        message: what it handles.
-        task: where it runs.
-        overlaps: whether the next message is taken meanwhile.
-        work: the coroutine that says where it is.
+        message: The message that it handles.
+        task: The task that runs it.
+        overlaps: Whether the executor takes the next message meanwhile.
+        work: The coroutine, whose frames say where it is.
     """
 
     message: Call
@@ -109,7 +109,7 @@ class OnLoop(Protocol):
     work: Any
 
     def strike(self) -> None:
-        """Interrupt it; from any thread."""
+        """Interrupt the call; from any thread."""
         ...
 
 
@@ -117,12 +117,12 @@ class Executor:
     """A mailbox and the thread that empties it, one message at a time.
 
     Attributes:
-        calls: what runs on its event loop, if it has one.
-        takes_port: whether an endpoint is answered through a port, perhaps before it ends, perhaps by another actor.
-        attend: has the actor look at what has failed of what it has spawned; with the baton held.
-        look: does so on this thread: between two messages, or while the code of one waits for something.
-        strikes: what interrupts each request that does not run in this thread alone, but on its event loop.
-        retire: has the actor end, because its process does; with the baton held. Gives the thread, if that cleans up.
+        calls: The calls on its event loop, if it has one.
+        takes_port: Whether an endpoint is answered through a port, perhaps before it ends, perhaps by another actor.
+        attend: Makes the actor look at failures of what it has spawned; on the I/O thread.
+        look: Looks at them, on this thread: between two messages, or while the code of one waits for something.
+        strikes: Functions that interrupt requests that run not in this thread alone, but on its event loop.
+        retire: Makes the actor end, because its process does; on the I/O thread. Returns the thread, if that cleans up.
     """
 
     def __init__(self, rank: Owner, name: str) -> None:
@@ -153,7 +153,7 @@ class Executor:
 
     @property
     def in_user_code(self) -> bool:
-        """Whether an interrupt may strike."""
+        """Whether an interrupt may reach this thread."""
         return self._thread.in_user_code
 
     @in_user_code.setter
@@ -162,18 +162,18 @@ class Executor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it works on something, also on what nobody waits for."""
+        """Whether it works on something, even if nothing waits for the result."""
         return self.taken[0] not in (None, CALLED) or bool(self.calls)
 
     def post(self, message: Message, frames: Sequence[Frame]) -> None:
-        """File a message; for the thread that drives the socket."""
+        """Put a message into the mailbox; on the I/O thread."""
         self.mailbox.append((message, frames))
         if not self.current or not self.waiter.leads:
             self._rank.driving.serve(self.waiter)
-        # else it works, and looks into the mailbox when it is done
+        # else it works, and looks into the mailbox afterwards
 
     def run(self) -> None:
-        """Empty the mailbox until it is over; drive the socket while it is empty."""
+        """Empty the mailbox until the executor is over; drive the transport while the mailbox is empty."""
         self.thread_id = self._thread.ident = threading.get_ident()
         working.set(self)
         ACTOR_THREAD.set(self._thread)
@@ -189,7 +189,7 @@ class Executor:
                         self._look()
                     else:
                         self.handlers[type(message)](message, frames)
-                except KeyboardInterrupt as error:  # struck between the user's code and our own handling of it
+                except KeyboardInterrupt as error:  # it was raised between the user's code and our own handling of it
                     self._rank.fail(self, self.current, error)
                 except Exception as error:
                     self._rank.fail(self, self.current, error)
@@ -204,7 +204,7 @@ class Executor:
                     traceback.print_exc()
 
     def call(self) -> None:
-        """Have `look` called by this thread as soon as that can be, before what is in the mailbox; with the baton held."""
+        """Make this thread call `look` as soon as possible, before the next message; on the I/O thread."""
         self._is_called = True
         self.mailbox.appendleft((CALLED, ()))
         if not self.current:
@@ -214,10 +214,10 @@ class Executor:
             waits_for.set()
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        """Wait, in code that this thread runs; it returns early when it was called meanwhile."""
+        """Wait, in code that this thread runs; returns early if `call` was used meanwhile."""
         before, self._waits_for = self._waits_for, waiter
         try:
-            self._look()  # it was called before it could be seen that this waits
+            self._look()  # `call` may have come before this wait was visible
             ready = self._rank.driving.wait(waiter, timeout_s)
             self._look()
             return ready or waiter.ready
@@ -233,7 +233,7 @@ class Executor:
                 self._is_looking = False
 
     def begin_next(self) -> bool:
-        """Take the next message, into ``taken``; False if an interrupt has just taken it away.
+        """Take the next message, into ``taken``; False if an interrupt has just removed it.
 
         ``current`` is set before the message leaves the mailbox: an interrupt finds it in one place or the other.
         """
@@ -248,7 +248,7 @@ class Executor:
 
     @contextlib.contextmanager
     def user_code(self) -> Any:
-        """Where an interrupt may strike."""
+        """Context in which an interrupt may reach this thread."""
         self.in_user_code = True
         try:
             yield
@@ -257,22 +257,22 @@ class Executor:
 
     @contextlib.contextmanager
     def own_code(self) -> Iterator[None]:
-        """Where no interrupt strikes, in the midst of the user's code: one that comes is raised when this is over."""
+        """Context without interrupts, in the midst of the user's code; an interrupt that arrives is raised at its end."""
         self.in_user_code = False
         yield
         self.raise_if_struck()
         self.in_user_code = True
 
     def came_back(self, error: BaseException | None) -> None:
-        """The user's code has returned or raised: in a process that it has forked this is the end.
+        """Handle the return of the user's code, or its exception: a process that it has forked ends here.
 
-        That must not go on as a second copy of this one, which would answer for it.
+        Such a fork must not go on as a second copy of this process, which would answer in its name.
         """
         if self._rank.driving.is_forked:
             _end_fork(error)
 
     def leave_user_code(self) -> None:
-        """From here on no interrupt strikes, not even one that is on its way to this thread."""
+        """Accept no more interrupts, not even one that is on its way to this thread."""
         self.in_user_code = False
         self.came_back(sys.exc_info()[1])
         if self.is_traced:
@@ -281,10 +281,10 @@ class Executor:
             self._thread.take_back()
 
     def raise_if_struck(self) -> None:
-        """Raise what an interrupt has not, which came when no user code ran.
+        """Raise an interrupt that arrived while no user code ran.
 
         Raises:
-            KeyboardInterrupt: there was one, of what runs now.
+            KeyboardInterrupt: There was one, for the request that runs now.
         """
         if self.interrupted and self.interrupted == (self.current or BROADCAST):
             raise KeyboardInterrupt
@@ -299,13 +299,13 @@ class Executor:
         self._rank.reply(message.id, output=True)
 
     def end_tracing(self) -> None:
-        """Have the debugger forget the thread, which is about to leave the user's code."""
+        """Make the debugger stop tracing this thread, which is about to leave the user's code."""
         self.is_traced = False
         if self._rank.debugger is not None:
             self._rank.debugger.end()
 
     def strike_all(self) -> None:
-        """Raise KeyboardInterrupt in whatever it works on, or cancel that, also what nobody waits for."""
+        """Raise KeyboardInterrupt in everything that it works on, or cancel it, even if nothing waits for the result."""
         calls = list(self.calls)
         for call in calls:
             call.strike()
@@ -314,12 +314,12 @@ class Executor:
             self.strike_thread()
 
     def strike_thread(self) -> None:
-        """Raise KeyboardInterrupt in this executor's thread, if that runs user code."""
+        """Raise KeyboardInterrupt in this executor's thread, if it runs user code."""
         self._thread.strike()
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """End a process that was forked, as Python ends one whose program has returned or raised this."""
+    """End a forked process as Python ends a program that has returned, or raised this."""
     code: Any = 0
     with contextlib.suppress(Exception):
         if isinstance(error, SystemExit):
@@ -336,4 +336,4 @@ def _end_fork(error: BaseException | None) -> NoReturn:
 
 
 working: ContextVar[Executor | None] = ContextVar("monarch_kernel_working", default=None)
-"""The executor whose thread this is; set by the thread itself."""
+"""The executor of this thread; set by the thread itself."""

@@ -1,8 +1,8 @@
-"""What features add to a rank.
+"""Extensions: the parts that features add to a rank.
 
-The module of a feature's part registers what installs it: a function of the `Rank`, or a class that takes it. Most of them add
-handlers of messages (`Rank.extend`). What is registered before the process is a rank, as in the zygote, takes part in each rank
-that is forked later. What is registered later, such as by the ``bootstrap`` of a mesh, is installed at once.
+A feature's module registers a function of the `Rank`, or a class that takes it, which installs the feature. Most of them add
+handlers of messages (`Rank.extend`). A feature that is registered before the process is a rank, as in the zygote, is part of
+each rank that is forked later. A feature registered later, such as by the ``bootstrap`` of a mesh, is installed at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Install = TypeVar("Install", bound=Callable[[Rank], object])
 
 
 class _Registry:
-    """What this process installs, in the order in which it was registered."""
+    """The features of this process, in the order of registration."""
 
     def __init__(self) -> None:
         self._rank: Rank | None = None
@@ -39,11 +39,11 @@ _registry = _Registry()
 
 
 def register(install: Install) -> Install:
-    """Add a feature to this process when it becomes a rank, or now if it is one; a decorator."""
+    """Decorator: install a feature when this process becomes a rank, or now if it is one."""
     _registry.add(install)
     return install
 
 
 def install_all(rank: Rank) -> None:
-    """Make this process a rank with all features that are registered."""
+    """Make this process a rank with all registered features."""
     _registry.install(rank)

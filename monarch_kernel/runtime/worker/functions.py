@@ -1,4 +1,4 @@
-"""Calls a function that the controller has sent, in the process of the rank's namespace."""
+"""Calls functions that the controller sends, with the rank's namespace."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from monarch_kernel.net.wire.messages import Payload
 __all__ = ["APPLIED_IN", "Applier", "run_bootstrap"]
 
 APPLIED_IN: ContextVar[dict[str, Any]] = ContextVar("monarch_kernel_applied_in")
-"""The namespace of the rank, for functions of ours that an `Applier` calls."""
+"""The namespace of the rank, for functions of this package that an `Applier` calls."""
 
 
 def run_bootstrap(data: bytes) -> None:
-    """Call the function that a `RankSpec` brings along, and wait for it if it is async.
+    """Call the function in a `RankSpec`, and wait for it if it is async.
 
     Raises:
-        BaseException: whatever it raises.
+        BaseException: Any exception of the function.
     """
     function, sources = load_bytes(data)
     for file, text in sources.items():
@@ -39,10 +39,10 @@ def run_bootstrap(data: bytes) -> None:
 
 
 class Applier:
-    """Calls functions; a name that a function did not bring along is looked up in the namespace.
+    """Calls functions; names that a function did not bring along are looked up in the namespace.
 
     Args:
-        namespace: the names that cells see and define.
+        namespace: The names that cells see and define.
     """
 
     def __init__(self, namespace: dict[str, Any]) -> None:
@@ -50,10 +50,10 @@ class Applier:
         self._sources: tuple[str, ...] = ()
 
     def call(self, payload: Payload, frames: Sequence[Frame]) -> Any:
-        """Call what an `Apply` holds, and give its result.
+        """Call the function in an `Apply`, and return its result.
 
         Raises:
-            BaseException: whatever the function raises.
+            BaseException: Any exception of the function.
         """
         shared, args = load(payload, frames)
         function, sources = load(Payload(b"", len(shared)), shared)
@@ -66,7 +66,7 @@ class Applier:
             APPLIED_IN.reset(token)
 
     def _keep(self, sources: dict[str, str]) -> None:
-        """Let tracebacks show the lines of the function, until the next one comes."""
+        """Let tracebacks show the lines of the function, until the next function is called."""
         for file in self._sources:
             linecache.cache.pop(file, None)
         self._sources = tuple(sources)
@@ -74,7 +74,7 @@ class Applier:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
 
     def _lend(self, function: Any) -> None:
-        """Add the rank's variables to those that came with the function, which go first."""
+        """Add the rank's variables to the function's globals, which take precedence."""
         while isinstance(function, functools.partial):
             function = function.func
         if isinstance(function, FunctionType) and function.__globals__.get("__name__") == "__main__":

@@ -1,15 +1,15 @@
 """IPython's shell of a rank: without a terminal, threads or files.
 
-Theory of operation. `RankShell` is IPython's shell with everything taken out that belongs to a person at a terminal:
-history and profile on disk, prompts, colours, input, printed tracebacks. It gives cells their magics, ``!cmd``,
-display formatters and hooks, and it is the shell that ``get_ipython()`` finds. It shows nothing itself: displays are
-published, and an error that IPython wants to print as a traceback is kept for whoever runs the cell.
+Theory of operation. `RankShell` is IPython's shell without the parts for a person at a terminal: history and profile on disk,
+prompts, colours, input, printed tracebacks. It gives cells their magics, ``!cmd``, display formatters and hooks, and
+``get_ipython()`` returns it. It shows nothing itself: displays are published, and if IPython wants to print an error as a
+traceback, the shell keeps the error for the caller that runs the cell.
 
 Invariants:
 
-1. What was printed has left this process's buffers before what was displayed after it is published.
-2. There is no output cache, and of the text of cells only the latest is kept: neither grows with the number of cells.
-3. ``close`` puts back what the shell replaced in the process: ``sys.modules["__main__"]``, ``input``, hooks.
+1. Text printed before a display has left this process's buffers before the display is published.
+2. There is no output cache, and only the text of the latest cells is kept: neither grows with the number of cells.
+3. ``close`` restores what the shell replaced in the process: ``sys.modules["__main__"]``, ``input``, hooks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _COMMAND_GRACE_S = 1.0
 _STOP_S = 0.2
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 _NO_STDIN = (
-    "{0} cannot ask anyone on a rank: ranks run in parallel and have no keyboard. "
+    "{0} does not work on a rank: ranks run in parallel and have no keyboard. "
     'Ask in a local cell and push the answer, such as trainers["answer"] = {1} for a mesh named trainers.'
 )
 
@@ -65,7 +65,7 @@ _NO_STDIN = (
 class _Sources:
     """The text of the last cells, in `linecache`, for tracebacks and ``inspect.getsource``.
 
-    Cells that define something are counted apart: a thousand one-line cells must not cost the model its source.
+    Cells that define something are counted separately: a thousand one-line cells must not drop the source of the model.
     """
 
     def __init__(self) -> None:
@@ -95,14 +95,14 @@ class _RankCompiler(CachingCompiler):
         self.sources = _Sources()
 
     def cache(self, transformed_code: str, number: int = 0, raw_code: str | None = None) -> str:
-        """Name and keep the code of a nested cell (``%%capture`` and the like); the base class keeps all of them."""
+        """Name and keep the code of a nested cell (``%%capture`` and the like); the base class would keep all of them."""
         name = self.get_code_name(transformed_code, transformed_code, number)
         self.sources.keep(name, transformed_code)
         return name
 
 
 class _RankDisplayHook(DisplayHook):
-    """What ``sys.displayhook`` is: shows values that are not the cell's own, as displays."""
+    """The ``sys.displayhook``: shows values that are not the cell's own, as displays."""
 
     shell: Any
 
@@ -143,7 +143,7 @@ class _RankExit(ExitAutocall):
 
 
 class RankShell(InteractiveShell):
-    """IPython's shell, which shows nothing itself: displays go to ``emit``, errors are kept in ``shown``."""
+    """IPython's shell, which shows nothing itself: displays go to ``emit``, errors to ``shown``."""
 
     compiler_class = Type(_RankCompiler)
     displayhook_class = Type(_RankDisplayHook)
@@ -168,7 +168,7 @@ class RankShell(InteractiveShell):
 
     @property
     def db(self) -> dict[str, Any]:
-        """What ``%cd`` and aliases remember; elsewhere it is on disk, where all ranks would share it."""
+        """Data that ``%cd`` and aliases remember. IPython keeps it on disk, where all ranks would share it."""
         return self._memory
 
     @db.setter
@@ -187,14 +187,14 @@ class RankShell(InteractiveShell):
         """Use no directory: ranks that start together would fight for it."""
 
     def init_profile_dir(self, profile_dir: object) -> None:
-        """Use a profile that is nowhere, for the same reason."""
+        """Use a profile without a directory, for the same reason."""
         self.profile_dir = ProfileDir()
 
     def init_prompts(self) -> None:
-        """Set no prompts: libraries take ``sys.ps1`` for a person at a prompt, and Lightning then refuses to run."""
+        """Set no prompts: libraries take ``sys.ps1`` for an interactive session, and Lightning then refuses to run."""
 
     def init_virtualenv(self) -> None:
-        """Leave ``sys.path`` as whoever started this process made it."""
+        """Leave ``sys.path`` as the process that started this one has set it."""
 
     def init_display_formatter(self) -> None:
         super().init_display_formatter()  # type: ignore[no-untyped-call]
@@ -214,23 +214,23 @@ class RankShell(InteractiveShell):
             self._last = names["_"] = value
 
     def represent(self, value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Give a value's representations by MIME type, and their metadata."""
+        """Return a value's representations by MIME type, and their metadata."""
         before = len(self.shown)
         data, metadata = self.display_formatter.format(value)
-        if "text/plain" in data:  # a broken _repr_html_ is said, but the value can be shown
+        if "text/plain" in data:  # the error of a broken _repr_html_ is printed, but the value can be shown
             for error in self.shown[before:]:
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
         return encoded(data), metadata
 
     def take_pages(self) -> dict[str, Any]:
-        """Give what was to be shown in a pager (``x?`` and the like), which a rank has not, as a value is shown."""
+        """Return pages for a pager (``x?`` and the like), which a rank does not have, as the representation of a value."""
         text = "\n".join(self.pages)
         self.pages.clear()
         return {"text/plain": text} if text else {}
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Keep an error that IPython wants to print; ``%tb`` prints the last one."""
+        """Keep an error that IPython wants to print as a traceback; ``%tb`` prints the last one."""
         error = exc_tuple[1] if exc_tuple else sys.exc_info()[1]
         if error is None:
             print(
@@ -246,7 +246,7 @@ class RankShell(InteractiveShell):
         self.showtraceback()
 
     def system(self, cmd: str) -> None:
-        """Run a command of the system's shell, whose output goes where the rank's goes."""
+        """Run a command in the system's shell; its output goes where the rank's output goes."""
         captured = not _writes_to_fd_1(sys.stdout)
         status, text = _command(self.var_expand(cmd, depth=1), captured)  # type: ignore[no-untyped-call]
         if captured:
@@ -254,7 +254,7 @@ class RankShell(InteractiveShell):
         self._set_exit_code(cmd, status)
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
-        """Run a command of the system's shell and give its output."""
+        """Run a command in the system's shell and return its output."""
         status, text = _command(self.var_expand(cmd, depth=depth + 1), True)  # type: ignore[no-untyped-call]
         if getattr(self, "system_raise_on_error", False):
             self._set_exit_code(cmd, status)
@@ -266,7 +266,7 @@ class RankShell(InteractiveShell):
             raise subprocess.CalledProcessError(status, cmd)
 
     def open(self, publish: Publish) -> None:
-        """Make this the shell of the process, for its life: actors and callbacks may use what cells can use, too."""
+        """Make this the shell of the process for good: actors and callbacks may use what cells can use, too."""
         self.emit = publish
         self.save_sys_module_state()  # type: ignore[no-untyped-call]
         self.init_sys_modules()  # type: ignore[no-untyped-call]
@@ -276,7 +276,7 @@ class RankShell(InteractiveShell):
         getpass.getpass = no_getpass
 
     def close(self) -> None:
-        """Undo what the shell did to the process."""
+        """Undo the shell's changes to the process."""
         getpass.getpass = self._getpass
         self.display_trap.__exit__(None, None, None)
         self.builtin_trap.__exit__(None, None, None)
@@ -291,9 +291,9 @@ class RankShell(InteractiveShell):
 
 
 def prepare(main: types.ModuleType | None = None) -> None:
-    """Make the shell of this process, if there is none, without using it; its cells have the module ``main``, or a new one.
+    """Make the shell of this process, if there is none, without using it; its cells run in the module ``main``, or a new one.
 
-    It takes 15 ms: a process from which ranks are forked does this once, for all of them.
+    It takes 15 ms: the process from which ranks are forked does this once, for all of them.
     """
     if InteractiveShell.initialized():
         return
@@ -317,7 +317,7 @@ def prepare(main: types.ModuleType | None = None) -> None:
     for name in ("__", "___"):
         main.__dict__.pop(name, None)
     shell.builtin_trap.auto_builtins["input"] = no_input
-    # What is made at first use is then made here, too.
+    # Do here once what happens at first use.
     shell.transform_cell("x = 1")  # type: ignore[no-untyped-call]
     shell.represent(1)
 
@@ -330,17 +330,17 @@ def _page(shell: RankShell, data: Any, start: int = 0, screen_lines: int = 0) ->
 
 
 def no_input(prompt: object = "", /) -> str:
-    """What ``input`` is on a rank."""
+    """Replaces ``input`` on a rank."""
     raise StdinNotImplementedError(_NO_STDIN.format("input()", "input(...)"))
 
 
 def no_getpass(prompt: str = "Password: ", stream: object = None, **_: object) -> str:
-    """What ``getpass.getpass`` is on a rank."""
+    """Replaces ``getpass.getpass`` on a rank."""
     raise StdinNotImplementedError(_NO_STDIN.format("getpass()", "getpass.getpass()"))
 
 
 def flush() -> None:
-    """Empty the buffers of what was printed."""
+    """Flush the buffers of printed text."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # None, broken or closed by the cell
             stream.flush()
@@ -354,12 +354,12 @@ def _writes_to_fd_1(stream: Any) -> bool:
 
 
 def _command(command: str, captured: bool) -> tuple[int, str]:
-    """Run a shell command; an interrupt ends it and all that it started."""
+    """Run a shell command; an interrupt ends it and all processes that it started."""
     flush()
     shell = os.environ.get("SHELL", "")
     process = None
     try:
-        with _interrupts_later():  # one while the process starts would lose it
+        with _interrupts_later():  # an interrupt while the process starts would lose it
             process = subprocess.Popen(
                 command,
                 shell=True,
@@ -382,7 +382,7 @@ def _command(command: str, captured: bool) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold back interrupts of the main thread until the block has ended."""
+    """Hold back interrupts of the main thread until the block ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -397,8 +397,8 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    # The command is in the rank's process group, so that it ends with the rank; so its processes are found by descent,
-    # and stopped until all are known, since one that goes on may start another.
+    # The command is in the rank's process group, so that it ends with the rank. So its processes are found by descent, and
+    # stopped until all are known, because one that runs may start another.
     family: list[psutil.Process] = []
     with contextlib.suppress(psutil.NoSuchProcess):
         found = [psutil.Process(process.pid)]
@@ -406,7 +406,7 @@ def _end(process: subprocess.Popen[str]) -> None:
             for member in found:
                 _signal(member, signal.SIGSTOP)
             family += found
-            # A process between fork and exec may keep its parent from stopping, which then starts nothing either.
+            # A process between fork and exec may keep its parent from stopping; the parent then starts nothing either.
             deadline = time.monotonic() + _STOP_S
             while time.monotonic() < deadline and not all(map(_is_stopped, family)):
                 os.sched_yield()
@@ -429,4 +429,4 @@ def _is_stopped(process: psutil.Process) -> bool:
 
 def _signal(process: psutil.Process, signum: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        process.send_signal(signum)  # and not os.kill(): another process may have the number by now
+        process.send_signal(signum)  # not os.kill(): another process may have the number now

@@ -1,10 +1,10 @@
-"""What runs the cells of a light rank: plain Python, without IPython, until a cell needs that.
+"""Runs the cells of a light rank as plain Python, without IPython, until a cell needs that.
 
-Theory of operation. IPython takes ten megabytes and a twentieth of a second of each rank, which is nothing beside torch,
-and far too much for a thousand ranks that have neither. Most cells are plain Python, and need nothing of it. So a cell is
-compiled as such; if that fails (magics, ``!cmd``, ``await``), or if it names what IPython provides, a `CellShell` takes
-over: in the same namespace, for this cell and all that follow. It also takes over to show a value that is more than a
-number or a short text. A cell runs once, here or there, and what it leaves is the same.
+Theory of operation. IPython takes ten megabytes and a twentieth of a second of each rank. This is nothing beside torch, but
+far too much for a thousand ranks that have neither. Most cells are plain Python and need none of it. So a cell is
+compiled as such. If that fails (magics, ``!cmd``, ``await``), or if the cell names something that IPython provides, a
+`CellShell` takes over in the same namespace, for this cell and all later ones. It also takes over to show a value that is more
+than a number or a short text. A cell runs once, in one of the two, and its effects are the same.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _KEPT_SOURCES = 500
 _MAX_SHOWN = 200
 _PLAIN = (bool, int, float, complex, str, bytes)
 _OF_IPYTHON = re.compile(r"i?python|display|input|getpass|matplotlib|exit|quit|_\b|\bIn\b|\bOut\b", re.IGNORECASE)
-"""What a cell may mention that IPython provides, or changes; to find it where it is not only costs memory."""
+"""Matches names that IPython provides or changes; a match in another sense only costs memory."""
 
 
 class LightShell:
     """Runs cells in one namespace, which is the rank's ``__main__``.
 
     Args:
-        namespace: names that cells find defined.
-        publish: for displays, as `CellShell` takes it.
-        own_code: holds interrupts off, while it is entered: a package of which half is imported is good for nothing.
-        raise_if_struck: as `CellShell` takes it.
+        namespace: Names that cells find defined.
+        publish: For displays; see `CellShell`.
+        own_code: Context that holds back interrupts: a package that is imported by half can't be used.
+        raise_if_struck: See `CellShell`.
 
     Attributes:
-        namespace: the names that cells see and define.
-        hidden: those in it that are not the user's.
+        namespace: The names that cells see and define.
+        hidden: The names in it that are not the user's.
     """
 
     def __init__(
@@ -107,25 +107,25 @@ class LightShell:
             if type(value) in _PLAIN and len(shown := repr(value)) <= _MAX_SHOWN:
                 self.namespace["_"] = value
                 return CellOutcome(value, {} if is_quiet else {"text/plain": shown})
-        except BaseException as error:  # the border of the process: whatever a cell raises is its outcome
+        except BaseException as error:  # the border of the process: any exception of a cell is its outcome
             return CellOutcome(failure=self._failed(error, name))
-        return self._take_over().show(value, is_quiet, name)  # only IPython knows how it looks
+        return self._take_over().show(value, is_quiet, name)  # only IPython knows its representations
 
     def close(self) -> None:
-        """Give the process back as it was, as far as IPython has changed it."""
+        """Undo changes to the process, as far as IPython made them."""
         if self._full is not None:
             self._full.close()
 
     # One cell.
 
     def _names_a_command(self, units: list[types.CodeType]) -> bool:
-        """Whether a cell is a lone name that nobody has defined, such as ``ls``: a magic or an alias, perhaps."""
+        """Whether a cell is only a name that is not defined, such as ``ls``: perhaps a magic or an alias."""
         unit = units[-1]
         alone = len(units) == 2 and not units[0].co_names and len(unit.co_names) == 1 and len(unit.co_code) <= 8
         return alone and unit.co_names[0] not in self.namespace and not hasattr(builtins, unit.co_names[0])
 
     def _take_over(self) -> CellShell:
-        """Have IPython run what comes, where this has got to."""
+        """Continue with IPython, in the same namespace."""
         with self._own_code():
             from monarch_kernel.runtime.worker.cell_shell import CellShell
 
@@ -138,7 +138,7 @@ class LightShell:
         return full
 
     def _keep(self, name: str, text: str) -> None:
-        """Remember the text of the last cells, for tracebacks and ``inspect.getsource``."""
+        """Keep the text of the last cells, for tracebacks and ``inspect.getsource``."""
         linecache.cache[name] = (len(text), None, [line + "\n" for line in text.rstrip("\n").split("\n")], name)
         self._sources.pop(name, None)
         self._sources[name] = None
@@ -168,7 +168,7 @@ class LightShell:
 
 
 def _compiled(code: str, name: str) -> tuple[list[types.CodeType], bool]:
-    """Compile a cell: what is executed, what gives its value, if it ends in an expression, and whether a ``;`` hides that."""
+    """Compile a cell; returns units to execute, the last of which gives the value, if any, and whether a ``;`` hides that."""
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     is_quiet = last is not None and followed_by_semicolon(code, last)

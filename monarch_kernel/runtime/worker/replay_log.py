@@ -1,10 +1,10 @@
-"""What a rank keeps for the next controller: what it has been asked, and what it answered to cells.
+"""Records of a rank for the next controller: the requests that it received, and its answers to cells.
 
 A message to a controller that has just ended is lost. So a rank of a mesh that may outlive its controller keeps the answer
-to a cell until it is told that the answers of all ranks are in (`Forget`). Answers to other requests (calls, pulls, code
-that a program runs) are of no use to another controller, whose program did not make them.
+to a cell until a message says that the answers of all ranks have arrived (`Forget`). Answers to other requests (calls, pulls,
+code that a program runs) are useless to another controller, because its program did not make them.
 
-What the rank runs it also writes to a file, which a kernel that lists the meshes can read without being their controller.
+The rank also writes what it runs to a file. A kernel that lists the meshes can read it without being their controller.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from monarch_kernel.runtime.host.processes import start_ticks
 __all__ = ["RICH_NBYTES", "Ledger"]
 
 RICH_NBYTES = 4 << 20
-"""Of what was displayed (figures) while there was no controller, so much is kept, the last."""
+"""How many bytes of displays (figures) are kept while there is no controller; the latest."""
 
 
 class _Noted(NamedTuple):
-    """A request, when it came, its number if it is a cell, and whether it is code that the record tells of."""
+    """A request: when it arrived, its number if it is a cell, and whether it is code, which the file describes."""
 
     note: str
     at: float
@@ -50,20 +50,20 @@ class _Noted(NamedTuple):
 
 
 class Ledger:
-    """Kept by a rank; for the thread that drives the socket, and for those that answer.
+    """The log of one rank; for the I/O thread, and for threads that answer.
 
     Args:
-        path: the file in which it says what it runs.
+        path: The file that says what the rank runs.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._started = start_ticks(os.getpid())  # tells this process from a later one that has its pid
+        self._started = start_ticks(os.getpid())  # distinguishes this process from a later one with the same pid
         self._detached = os.path.join(os.path.dirname(path), DETACHED)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._owed: dict[int, _Noted] = {}
-        self._cells: dict[int, _Noted] = {}  # those that no Forget has come for
+        self._cells: dict[int, _Noted] = {}  # cells without a Forget so far
         self._answers: dict[int, Packed] = {}
         self._rich: deque[Packed] = deque()
         self._rich_nbytes = 0
@@ -71,7 +71,7 @@ class Ledger:
         self._write()
 
     def take(self, message: Message) -> None:
-        """Note a request that has come."""
+        """Record a request that has arrived."""
         id = getattr(message, "id", 0)
         note = self._note(message)
         if not id or not note:
@@ -86,7 +86,7 @@ class Ledger:
             self._write()
 
     def answered(self, id: int, packed: Packed) -> None:
-        """Note an answer; one to a cell is kept."""
+        """Record an answer; that to a cell is kept."""
         with self._lock:
             owed = self._owed.pop(id, None)
             if id in self._cells:
@@ -95,18 +95,18 @@ class Ledger:
             self._write()
 
     def forget(self, id: int) -> None:
-        """Drop an answer, which has arrived."""
+        """Drop an answer that has arrived."""
         with self._lock:
             self._cells.pop(id, None)
             self._answers.pop(id, None)
 
     @property
     def is_detached(self) -> bool:
-        """Whether there is no controller now; the host agent says so."""
+        """Whether there is no controller now, according to the host agent."""
         return os.path.exists(self._detached)
 
     def displayed(self, packed: Packed) -> bool:
-        """Keep something that was displayed, if there is no controller now; says whether."""
+        """Keep a display if there is no controller now; returns whether it was kept."""
         if not self.is_detached:
             return False
         with self._lock:
@@ -117,7 +117,7 @@ class Ledger:
         return True
 
     def attach(self) -> tuple[tuple[Owed, ...], list[Packed]]:
-        """What a new controller is told: what is owed, and then what was displayed and answered meanwhile."""
+        """Return the open requests for a new controller, and the displays and answers since the last one."""
         with self._lock:
             now = time.monotonic()
             owed = [
@@ -131,7 +131,7 @@ class Ledger:
         return tuple(owed), packed
 
     def _note(self, message: Message) -> str:
-        """What a request is, in the user's words."""
+        """The note of a request, in the user's words."""
         if isinstance(message, Run):
             return f"cell [{message.cell}]" if message.cell else "code"
         if isinstance(message, Call):
@@ -149,7 +149,7 @@ class Ledger:
 
     def _write(self) -> None:
         draft = f"{self._path}.new"
-        with self._writing, contextlib.suppress(OSError):  # the directory goes before the ranks do
+        with self._writing, contextlib.suppress(OSError):  # the directory is removed before the ranks end
             runs = next((one.note for one in list(self._owed.values()) if one.is_code), "")
             with open(draft, "w", opener=_private) as file:
                 json.dump({"pid": os.getpid(), "started": self._started, "runs": runs}, file)

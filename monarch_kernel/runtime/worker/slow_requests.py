@@ -1,4 +1,4 @@
-"""Shows, where somebody waits for long, who has not answered yet and what these do."""
+"""Shows, in waits that last long, which ranks have not answered, and what they do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_LINES = 8
 
 
 def warn_if_late(asker: Asker, wait: Wait) -> float | None:
-    """A wait lasts; has it shown once, when that is due. Gives when to say so again, in seconds."""
+    """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
     if wait.warn_after_s is None or not wait.future.note:
         return None
     if wait.lasts_s < wait.warn_after_s:
@@ -32,7 +32,7 @@ def warn_if_late(asker: Asker, wait: Wait) -> float | None:
 
 
 def _ask(asker: Asker, wait: Wait) -> None:
-    """Ask those who have not answered what they do; with the baton held."""
+    """Ask the processes that have not answered what they do; on the I/O thread."""
     future = wait.future
     owing = list(asker.waiting_for(future.id))
     if wait.over or not owing:
@@ -60,12 +60,12 @@ def _read(answer: Answer) -> Doing | Failure:
 
 
 def late_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
-    """Who has not answered, and what they do.
+    """Describe which ranks have not answered, and what they do.
 
     Args:
-        future: that is waited for.
-        lasts_s: for how long, in seconds.
-        doing: what those do that have not answered, by rank.
+        future: The future that is waited for.
+        lasts_s: How long the wait has lasted, in seconds.
+        doing: The activities of the ranks that have not answered.
     """
     many = f" of {len(future.procs)}" if len(future.procs) > 1 else ""
     lines = [f"{future.note}: no answer for {lasts_s:.2g} s from {format_ranks(doing)}{many}"]
@@ -79,10 +79,10 @@ def late_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failu
 
 
 def _what(future: Pending, doing: Doing | Failure) -> str:
-    """What a rank does in place of answering."""
+    """Describe what a rank does instead of answering."""
     if isinstance(doing, Failure):
         if doing.etype == "CancelledError":
-            return "does not say what it does: native code that holds the GIL, or a stopped process"
+            return "can't say what it does: native code holds the GIL, or the process is stopped"
         return doing.message
     mine = next((each for each in doing.activities if each.request == future.id), None)
     actor = f"actor {future.note.rpartition('.')[0]}"
@@ -90,4 +90,4 @@ def _what(future: Pending, doing: Doing | Failure) -> str:
     if one is None:
         return "runs no code for it at this moment"
     where = describe_line(one.user_frame) if one.user_frame is not None else "code that is not yours"
-    return where if mine else f"waits its turn, for the actor is at {where}"
+    return where if mine else f"waits its turn: the actor is at {where}"

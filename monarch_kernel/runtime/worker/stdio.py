@@ -1,8 +1,8 @@
 """The standard streams of a rank: line-buffered on file descriptors 1 and 2, with marks between what it writes.
 
-What a rank writes and what it answers travel by different ways. A mark, written where a cell ends, tells whoever reads the
-stream that all that came before has been read: also what native code and child processes wrote, which nobody here can
-count, and what an interrupted ``print`` may or may not have written.
+Output and answers of a rank travel on different connections. A mark, written where a cell ends, tells the reader of the stream
+that it has read all output from before: including that of native code and child processes, which Python cannot
+count, and that of an interrupted ``print``, of which any part may be written.
 
 Child processes that a cell has left running keep its pipes. A rank that has children when a cell starts puts new pipes in
 place of its own, and writes into the old ones where the new ones are; the agent opens these through ``/proc``. From then on
@@ -28,11 +28,11 @@ __all__ = ["OutputMarks", "install_streams"]
 
 
 class OutputMarks:
-    """Writes marks to the standard streams, also where the user's code redirects them.
+    """Writes marks to the standard streams, even if the user's code redirects them.
 
     Args:
-        fds: file descriptors of their own.
-        secret: what the host agent knows this rank's marks by.
+        fds: Separate file descriptors of the streams.
+        secret: The secret by which the host agent recognizes this rank's marks.
     """
 
     def __init__(self, fds: tuple[int, int], secret: str) -> None:
@@ -40,15 +40,15 @@ class OutputMarks:
         self._secret = secret
         self._pid = os.getpid()
         self._read_ends: list[int] = []
-        self._former: set[tuple[int, int]] = set()  # pipes that were left: device and inode
+        self._former: set[tuple[int, int]] = set()  # pipes that are no longer used: device and inode
         self._numbers = itertools.count(FIRST_MARK, 2)
 
     def set(self, *, display: bool = False) -> tuple[int, int]:
-        """Mark both streams, where a request ends or something is displayed.
+        """Mark both streams, where a request ends or a display is sent.
 
         Returns:
-            The numbers of the marks in stdout and stderr, which only grow; 0 in a fork, whose numbers would be those of the
-            rank once more, and which sets no marks.
+            The numbers of the marks in stdout and stderr, which only grow. 0 in a fork, which sets no marks: its numbers would
+            repeat those of the rank.
         """
         if os.getpid() != self._pid:
             return 0, 0
@@ -59,14 +59,14 @@ class OutputMarks:
         return number, number
 
     def begin(self, left_running: int) -> None:
-        """A cell begins; ``left_running`` is the request that has left child processes running, 0 if none has."""
+        """Prepare for a cell; ``left_running`` is the request that left child processes running, 0 if there is none."""
         if left_running:
             self._switch(left_running)
         elif self._former:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Undo the return of a stream to a pipe that was left, by code that had saved it before that."""
+        """Undo the return of a stream to a former pipe, by code that had saved the stream before."""
         for fd, own in enumerate(self._fds, 1):
             with contextlib.suppress(OSError):
                 there = os.fstat(fd)
@@ -74,9 +74,9 @@ class OutputMarks:
                     os.dup2(own, fd)
 
     def _switch(self, request: int) -> None:
-        """Go on with pipes of our own, and leave the old ones to the child processes that ``request`` has left running.
+        """Continue with new pipes, and leave the old ones to the child processes that ``request`` left running.
 
-        The agent, which reads the old ones, is told there where the new ones are; it opens them by way of /proc.
+        A mark in the old pipes, which the agent reads, says where the new ones are; the agent opens them through /proc.
         """
         self._read_ends = [read_end for read_end in self._read_ends if not _close_if_read(read_end)]
         self._take_back()
@@ -94,10 +94,10 @@ class OutputMarks:
 
 
 def _close_if_read(read_end: int) -> bool:
-    """Close a pipe's end if the agent has opened it: then it has read the mark that has been written there since."""
+    """Close a pipe's end if the agent has opened it: then the agent has read the mark written to the pipe since."""
     unread = array.array("i", [0])
     fcntl.ioctl(read_end, termios.FIONREAD, unread)
-    if unread[0]:  # the next cell began before the answer to the last one was waited for
+    if unread[0]:  # the next cell started before the answer to the last one was awaited
         return False
     os.close(read_end)
     return True

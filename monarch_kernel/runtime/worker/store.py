@@ -1,11 +1,11 @@
 """A store of torch.distributed that listens at no port: another process of the session keeps its keys.
 
 A ``TCPStore`` has no authentication: every user of the machine can connect to its port, overwrite keys so that ranks connect
-to another address, and send the ranks what they unpickle. Here operations are requests (`StoreCall`) over the connections of
-the session, which are authenticated, and `runtime.rpc.stores` carries them out.
+to another address, and send data that the ranks unpickle. Here operations are requests (`StoreCall`) over the connections of
+the session, which are authenticated, and `runtime.rpc.stores` performs them.
 
-gloo and NCCL call the store from threads of their own, without the GIL; torch takes it around each call of a method here. It
-lets a store in Python do all but list its keys and keep queues.
+gloo and NCCL call the store from their own threads, without the GIL; torch acquires it around each call of a method here. A
+store in Python can do everything except list its keys and keep queues.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = ["StoreClient", "serve_rendezvous", "torch_store"]
 
 _NOTE = "meeting in a store"
 _TOLD_WITHIN_S = 3.0
-"""How long a request waits for the order to end its wait, when the process that keeps the keys has ended."""
+"""How long a request waits for `StoreClient.end`, in seconds, after the process that keeps the keys has ended."""
 
 
 class StoreClient:
-    """Asks the process that keeps a store.
+    """Sends operations to the process that keeps a store.
 
     Args:
-        asker: of this process.
-        proc: the process that keeps the keys.
-        name: of the store there.
+        asker: The `Asker` of this process.
+        proc: The process that keeps the keys.
+        name: The name of the store there.
     """
 
     def __init__(self, asker: Asker, proc: int, name: str) -> None:
         self._asker = asker
         self._proc = proc
         self._name = name
-        self._pending: dict[Future[Any], tuple[int, ...]] = {}  # and the members of the groups that they are for
+        self._pending: dict[Future[Any], tuple[int, ...]] = {}  # with the members of the groups that they are for
         self._members: tuple[int, ...] = ()  # of the group that is being made, as far as they are known
         self._limit_s: float | None = None
         self._is_ended = False
@@ -66,7 +66,7 @@ class StoreClient:
 
     @contextlib.contextmanager
     def making(self, members: tuple[int, ...], timeout: timedelta | None) -> Iterator[None]:
-        """What is asked meanwhile is for a group of these ranks, and waits for this long; without members for all ranks."""
+        """Context for operations that make a group of these ranks, and that wait for this long; no members means all ranks."""
         before = self._members, self._limit_s
         self._members, self._limit_s = members, None if timeout is None else timeout.total_seconds()
         try:
@@ -75,7 +75,7 @@ class StoreClient:
             self._members, self._limit_s = before
 
     def end(self, dead: int | None = None) -> None:
-        """End what waits for keys now or later: all of it, or if a rank is dead what is for groups that it is in."""
+        """End all waits for keys, now and later; if a rank is dead, only those for groups that it is in."""
         if dead is None:
             self._is_ended = True
         else:
@@ -94,18 +94,18 @@ class StoreClient:
         *,
         timeout_s: float,
     ) -> Any:
-        """Have an operation carried out.
+        """Request an operation, and wait for its result.
 
         Args:
-            operation: which one.
-            keys: of the store.
-            values: for the keys, where the operation takes any.
-            amount: for ``add``.
-            timeout_s: how long to wait for keys, in seconds, unless the group that is being made has its own limit; 0 for ever.
+            operation: The operation.
+            keys: Keys of the store.
+            values: Values for the keys, if the operation takes any.
+            amount: For ``add``.
+            timeout_s: How long to wait for keys, in seconds, unless the group that is being made has its own limit; 0 for ever.
 
         Raises:
-            DistStoreError: the keys were not there in time, or the store can't do it.
-            DistNetworkError: the wait was ended, or the process that keeps the keys has.
+            DistStoreError: The keys were not there in time, or the store can't do it.
+            DistNetworkError: The wait was ended, or the process that keeps the keys has ended.
         """
         import torch.distributed as dist
 
@@ -139,7 +139,7 @@ class StoreClient:
         if not isinstance(answer, Failure):
             return load(answer.payload, answer.frames)
         if answer.kind in ("lost", "stopped"):
-            self._told.wait(_TOLD_WITHIN_S)  # what follows from the death is then known as its consequence
+            self._told.wait(_TOLD_WITHIN_S)  # so that errors that follow are known as consequences of the death
             raise dist.DistNetworkError(f"the process that keeps the keys of the group has ended: {answer.message}")
         if waits and self._is_in_vain(members):
             raise dist.DistNetworkError(f"the wait for {_named(keys)} was ended: a peer is gone, or it was interrupted")
@@ -152,16 +152,16 @@ class StoreClient:
 
 
 def torch_store(client: StoreClient) -> Any:
-    """A ``torch.distributed.Store`` over a client; it waits as long as torch's groups do, unless told otherwise.
+    """A ``torch.distributed.Store`` over a client; it waits as long as torch's groups do, unless the caller sets a timeout.
 
-    The caller keeps it as long as a group may use it: torch holds the part of it that is in C++ only.
+    The caller must keep it as long as a group may use it: torch holds only the part of it that is in C++.
     """
     return _store_class()(client)
 
 
 @cache
 def _store_class() -> Any:
-    """The class, whose base needs torch."""
+    """Define the class; its base needs torch."""
     import torch.distributed as torch_distributed
 
     dist: Any = torch_distributed  # few of its names are typed
@@ -218,16 +218,16 @@ def _store_class() -> Any:
         def has_extended_api(self) -> bool:
             return True
 
-        deleteKey = delete_key  # what C++ calls these two
+        deleteKey = delete_key  # the names of these two in C++
         getNumKeys = num_keys
 
     return SessionStore
 
 
 def serve_rendezvous(store: Any, address: str, port: int) -> None:
-    """Have ``env://`` of this process meet in a store, as long as MASTER_ADDR and MASTER_PORT are these.
+    """Use a store for ``env://`` in this process, as long as MASTER_ADDR and MASTER_PORT have these values.
 
-    With other values, which a user has set, it is torch's own.
+    With other values, which a user has set, torch's own handler runs.
     """
     module: Any = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has the same name
     handlers: dict[str, Any] = module._rendezvous_handlers
@@ -253,6 +253,6 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _named(keys: Sequence[str]) -> str:
-    """The last part of the keys: torch's prefixes say nothing to a reader."""
+    """The last parts of the keys, without torch's prefixes, which do not help the user."""
     named = ", ".join(dict.fromkeys(key.rpartition("//")[2] for key in keys[:4]))
     return f"{named or 'keys'} and {len(keys) - 4} more" if len(keys) > 4 else named or "keys"

@@ -1,4 +1,4 @@
-"""Carries out what the `Family` of a process decides: a process asks and tells others what follows from births and failures.
+"""Performs the effects of a process's `Family`: messages to other processes about actors that are spawned, stopped or fail.
 
 Theory of operation
 ===================
@@ -41,94 +41,94 @@ __all__ = ["Supervisor"]
 
 
 class Owner(Protocol):
-    """What it needs of the place where the actors of its process work."""
+    """The part of a process's actor server that the supervisor uses."""
 
     proc: int
     asker: Asker
     actors: dict[int, Executor]
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
+        """Run a function on the I/O thread; calls of one thread run in order."""
         ...
 
     def watch(self, process: Process) -> None:
-        """Have `Supervisor.gone` called when a process has ended; with the baton held."""
+        """Call `Supervisor.gone` when a process has ended; on the I/O thread."""
         ...
 
     def gone(self, process: Process) -> None:
-        """A process has ended that was watched; with the baton held."""
+        """Handle the end of a process that was watched; on the I/O thread."""
         ...
 
     def end_actor(self, actor: int, reason: str) -> None:
-        """Stop an actor that works here; with the baton held."""
+        """Stop an actor that works here; on the I/O thread."""
         ...
 
     def attend(self) -> None:
-        """Something has failed that the program of this process has spawned, and no actor: it can be taken."""
+        """Report a failure of a mesh that the program of this process, and no actor, has spawned; the program can take it."""
         ...
 
 
 class Supervisor:
-    """The family of a process, and what is done about it; its methods may be called from any thread."""
+    """Keeps the family of a process, and performs its effects; any thread may call its methods."""
 
     def __init__(self, workplace: Owner) -> None:
         self._workplace = workplace
         self._family = Family()
         self._lock = threading.Lock()
 
-    # -- for what has spawned something
+    # -- for owners
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
-        """Something here spawns a mesh of actors; to be called before that is sent."""
+        """Register a mesh of actors that is spawned here; call this before the message is sent."""
 
         def spawn(family: Family) -> list[Effect]:
             effects = family.spawned(actor, name, owner, procs, mesh)
-            deaths = self._workplace.asker.deaths(procs)  # known since a moment ago, else nothing would be spawned
+            deaths = self._workplace.asker.deaths(procs)  # known only since a moment ago, else nothing would be spawned
             return effects + family.refused(actor, deaths) if deaths else effects
 
         self._submit(spawn)
 
     def respawned(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here is made anew, in a process that has its old one's place; with the baton held."""
+        """Note that an actor spawned here is made again, in a process that replaces the former one; on the I/O thread."""
         self._do(lambda family: family.respawned(actor, proc))
 
     def stopped(self, actor: int, procs: Sequence[int]) -> None:
-        """Something here stops a mesh of actors, which is its owner or is not."""
+        """Note that code here stops a mesh of actors; it may be the owner of the mesh or not."""
         self._submit(lambda family: family.stopped(actor, procs))
 
     def take(self, owner: int) -> MeshFailure | None:
-        """Something that an owner has spawned and that has failed, for it to handle; None if there is nothing more."""
+        """Return the oldest failure of the meshes that an owner has spawned, for it to handle; None if there are no more."""
         with self._lock:
             return self._family.take(owner)
 
-    # -- for what works here
+    # -- for actors that work here
 
     def hosts(self, actor: int, owner: Process) -> None:
-        """An actor begins to work here; with the baton held."""
+        """Register an actor that starts to work here; on the I/O thread."""
         self._do(lambda family: family.hosts(actor, owner))
 
     def ended(
         self, actor: int, failure: Failure | None = None, cause: MeshFailure | None = None, request: int = 0
     ) -> list[Future[None]]:
-        """An actor that works here is over: stopped by a request, or by a failure.
+        """Handle the end of an actor that works here: a request stopped it, or it failed.
 
         Returns:
-            What resolves when the actors that it had spawned are over, too.
+            Futures that resolve when the actors that it had spawned are over, too.
         """
 
         def change(family: Family) -> list[Effect]:
             owner = family.hosted.get(actor)
             effects = family.ended(actor, failure, cause)
             if failure is None and request and owner is not None and made_by(request) == owner.proc:
-                effects = [effect for effect in effects if not isinstance(effect, TellOwner)]  # it has asked for it
+                effects = [effect for effect in effects if not isinstance(effect, TellOwner)]  # it has requested it
             return effects
 
         return self._do(change)
 
-    # -- what happens elsewhere, with the baton held
+    # -- events elsewhere, on the I/O thread
 
     def child_ended(self, message: ActorEnded, process: Process) -> None:
-        """A process tells of an actor that was spawned here."""
+        """Handle a process's report of an actor that was spawned here."""
         if message.failure is None:
             self._workplace.asker.forget_spawn(message.actor, (process.proc,))
         else:
@@ -136,11 +136,11 @@ class Supervisor:
         self._do(lambda family: family.child_ended(message.actor, process, message.failure, message.cause))
 
     def up(self, process: Process) -> None:
-        """A process is there."""
+        """Note that a process is up."""
         self._do(lambda family: family.process_up(process))
 
     def gone(self, process: Process, death: Failure) -> bool:
-        """A process has ended; says whether the program of this one had something there that failed with it."""
+        """Handle the end of a process; returns whether meshes of this process's program failed with it."""
         with self._lock:
             effects = self._family.process_gone(process, death)
             told = self._family.has_news(PROGRAM)
@@ -151,7 +151,7 @@ class Supervisor:
     # -- inside
 
     def _submit(self, change: Callable[[Family], list[Effect]]) -> None:
-        """For the user's code, which an interrupt may strike anywhere."""
+        """For the user's code, which an interrupt can stop anywhere."""
 
         def item() -> None:
             self._do(change)
@@ -183,7 +183,7 @@ class Supervisor:
         return over
 
     def _stop(self, effect: Stop, proc: int) -> Future[None]:
-        """Each process is asked alone: of several, none would be if one of them were dead."""
+        """Send each process a separate request: if one of several were dead, none would get a common one."""
         return self._workplace.asker.request(
             (proc,),
             lambda id: pack(StopActor(id, effect.actor, effect.reason)),

@@ -119,7 +119,7 @@ def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
 
 def test_without_a_user_to_ask_the_code_continues(state: State) -> None:
     debugging(state).attendant = None
-    assert sent(stop(state)) == [PassOver(7, 1, "only in a notebook is there somebody to ask")]
+    assert sent(stop(state)) == [PassOver(7, 1, "code can stop only in a notebook, where a user can answer the prompt")]
     assert not debugging(state).stops()[0].is_waiting
 
 

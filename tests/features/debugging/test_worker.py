@@ -273,7 +273,7 @@ def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.Ca
 
     for code, why in codes.items():
         one.run(code).get(LONG_S)
-        text = f"was passed over: {why}" if "only in" in why else why
+        text = f"was skipped: {why}" if "only in" in why else why
         wait_until(partial(has_said, text), f"{text!r} in the output")
 
 

@@ -130,7 +130,7 @@ def test_without_input_there_is_no_prompt_and_no_wait(notebook: Notebook) -> Non
     assert "this frontend takes no input" in cell.evalue
     cell = notebook.ok("%%remote\nx = 1\nbreakpoint()\nx += 1\nx")
     assert "[0-1] breakpoint at cell [" in cell.stderr
-    assert "], line 4 was passed over: this frontend takes no input" in cell.stderr
+    assert "], line 4 was skipped: this frontend takes no input" in cell.stderr
     assert cell.plain == "[0-1] 2"
 
 
@@ -524,4 +524,4 @@ def test_a_mesh_made_by_the_program(bare: Notebook) -> None:
     assert cell.prompt(60) == "[0] (Pdb) "
     cell.type("c")
     assert cell.ok
-    assert "passed over" not in cell.stderr
+    assert "was skipped" not in cell.stderr
