@@ -1,4 +1,4 @@
-"""What the controller knows of code that stands still in the debugger: pure."""
+"""The controller's part of debugging, without processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def debugging(state: State) -> DebuggingExtension:
 
 @pytest.fixture
 def state() -> State:
-    """Two ranks, 1 and 2, that have request 7 to answer."""
+    """Two ranks, 1 and 2, that run request 7."""
     state = State()
     debugging(state).attendant = lambda future: None
     state.hosts.add(1, NOW)

@@ -1,4 +1,4 @@
-"""pdb on ranks, without a notebook: what stops, what the prompt shows and takes, and what runs on instead."""
+"""pdb on ranks, without a notebook: breakpoints, prompts, and code that can't stop."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class AsyncBody(Actor):
 
 
 def errors(mesh: ProcMesh) -> list[KeptError]:
-    """What rank 1 keeps."""
+    """The errors that rank 1 keeps."""
     kept: list[KeptError] = mesh.look(1, ListErrors).get(LONG_S)
     return kept
 
 
 class Person:
-    """Sits at the prompt of all ranks, on the thread of the test."""
+    """Answers the prompts of all ranks, on the thread of the test."""
 
     def __init__(self, mesh: ProcMesh) -> None:
         self.mesh = mesh
@@ -60,16 +60,16 @@ class Person:
             self.stops.put(event)
 
     def stop(self) -> StopEvent:
-        """The next prompt."""
+        """Wait for the next prompt."""
         return self.stops.get(timeout=LONG_S)
 
     def say(self, stop: StopEvent, line: str) -> StopEvent:
-        """Answer a prompt; gives the next one."""
+        """Answer a prompt; returns the next one."""
         DebugPrompts(self.runtime).answer(stop, line + "\n")
         return self.stop()
 
     def leave(self, stop: StopEvent, line: str, future: Future[Any]) -> Any:
-        """Answer a prompt with a line that makes the code go on; gives its value or error."""
+        """Answer a prompt with a line that makes the code go on; returns its value or error."""
         DebugPrompts(self.runtime).answer(stop, line + "\n")
         return future.exception(LONG_S) or future.get()
 
@@ -96,7 +96,7 @@ def test_a_breakpoint_stops_the_code_with_its_source(person: Person) -> None:
     assert "  3  ->\t    b = a + 1\n" in stop.text
     assert not stop.begins
     stop = person.say(stop, "w")
-    assert stop.text.count("->") == 2  # the cell and the function, nothing of what runs them
+    assert stop.text.count("->") == 2  # the cell and the function, without the code that runs them
     stop = person.say(stop, "!a = 41")
     assert person.leave(stop, "c", future).values() == (42,)
 
@@ -243,7 +243,7 @@ def test_a_failure_is_kept_until_the_next_cell(person: Person) -> None:
     assert mesh.run("f()").exception(LONG_S) is not None
     (kept,) = errors(mesh)
     assert (kept.kind, kept.where) == ("exception", "code, line 6, in f")
-    mesh["pushed"] = 1  # neither pushes nor pulls end it
+    mesh["pushed"] = 1  # neither pushes nor pulls drop it
     for _ in range(2):
         look = mesh.post_mortem(kept.request)
         stop = person.say(person.stop(), "p big")
@@ -257,7 +257,7 @@ def test_a_failure_is_kept_until_the_next_cell(person: Person) -> None:
 
 
 def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
-    """Nobody is asked in a script; and not about threads, forked children and broadcasts."""
+    """There is no prompt in a script, in threads, in forked children and for broadcasts."""
     one = procs.slice(r=0)
     codes = {
         "breakpoint()\nx = 1": "only in a notebook",
@@ -267,7 +267,7 @@ def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.Ca
     seen: list[str] = []
 
     def has_said(text: str) -> bool:
-        one.run("1").get(LONG_S)  # the end of a request shows what was printed before
+        one.run("1").get(LONG_S)  # the end of a request shows the output before it
         seen.extend(capfd.readouterr())
         return text in "".join(seen)
 

@@ -1,4 +1,4 @@
-"""The controller's state in tests: what it knows of a few ranks, and what it sends."""
+"""The controller's state in tests: a state with a few ranks, and the messages that it sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state_of_three(*up: int) -> State:
 
 
 def sends(effects: Iterable[Effect], kind: type[Message] = Message) -> list[tuple[Peer, Message]]:
-    """The messages of a kind that are to be sent, and to which peer."""
+    """List the messages of a kind that the effects send, each with its peer."""
     return [
         (effect.peer, message)
         for effect in effects

@@ -1,4 +1,4 @@
-"""Taking up ranks that another controller has started: what the state makes of what they say, in whatever order."""
+"""Adoption of ranks that another controller has started: the state handles their messages in any order."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_they_are_asked_until_they_answer() -> None:
 def test_a_cell_is_resumed_with_all_its_ranks_whatever_comes_first() -> None:
     state = attaching()
     effects = rank(state, 2, hello(2, CELL))
-    effects += rank(state, 2, Result(7, Payload(b"two")))  # it had ended there
+    effects += rank(state, 2, Result(7, Payload(b"two")))  # the cell had ended there
     effects += agent(state, OutputChunk(1, "stdout", "text\n", 40), OutputChunk(2, "stdout", "", 41))
     assert [type(effect) for effect in effects] == [Tell]
     effects = rank(state, 1, hello(1, CELL), 10.0)
@@ -155,7 +155,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_long() -> None:
     assert Attached((2,)) in effects
     state.request(2**32, [2], pack(Ping(2**32)), "ping", 6.0)  # waits for it
     assert len(sends(state.tick(7.0))) == 1
-    assert sends(state.tick(7.2)) == []  # it has the question in its queue, if it is connected
+    assert sends(state.tick(7.2)) == []  # if it is connected, the message is in its queue
     assert len(sends(state.tick(7.0 + ASK_LATE_EVERY_S))) == 1
     assert [message for _, message in sends(rank(state, 2, hello(2), 20.0))] == [Ping(2**32)]
     assert sends(state.tick(100.0)) == []
@@ -168,7 +168,7 @@ def test_one_that_died_is_not_waited_for_and_its_peers_are_released() -> None:
     effects = state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(HOST), 1.0)
     assert Attached(()) in effects
     assert state.ranks[2].death is not None
-    assert state.ranks[2].death.etype == "RankDied"  # it had started, under the other controller
+    assert state.ranks[2].death.etype == "RankDied"  # it had started under the other controller
     assert (rank_peer(1), Release(7)) in sends(state.tick(1.0 + RELEASE_AFTER_S))
 
 

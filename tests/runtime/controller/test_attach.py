@@ -1,4 +1,4 @@
-"""A runtime that takes up ranks of an earlier one, with fake ranks that speak the real protocol."""
+"""A runtime adopts ranks of an earlier one; the ranks are fakes that use the real protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECS = [rank_spec(proc, rank=proc - 1, world_size=2) for proc in (1, 2)]
 
 
 class Left:
-    """What an earlier controller has left: two ranks, each with a cell of its own that runs, and their agent."""
+    """The ranks of an earlier controller: two, each of which runs another cell, and their agent."""
 
     def __init__(self, hub: MemoryHub, token: str) -> None:
         self.agent = FakeAgent(hub, 1, token)
@@ -32,7 +32,7 @@ class Left:
     def _say(self, peer: FakeAgent | FakeRank) -> None:
         self.asked += peer.receive_some()[:1]
         if isinstance(peer, FakeRank):
-            self._agent_spoke.wait(10)  # so that there is something to miss
+            self._agent_spoke.wait(10)  # so that a message can be missed
             id = 10 + peer.proc
             peer.send(Hello(self._token, peer.proc, 99, "cpu", (Owed(id, f"cell [{id}]", 5.0, id),)))
         else:
@@ -77,7 +77,7 @@ def test_it_takes_up_what_is_there() -> None:
 def test_what_was_written_since_reaches_who_listens_later() -> None:
     with attached() as (runtime, left, _):
         heard: dict[int, list[str]] = {}
-        for cell, _ in runtime.resumed:  # one after the other: what belongs to the second must wait
+        for cell, _ in runtime.resumed:  # one after the other: output of the second must wait
             texts = heard.setdefault(cell.number, [])
             runtime.listen(cell.id, lambda event, texts=texts: texts.append(event.text))
             assert texts == [f"after {cell.procs[0]}\n"]

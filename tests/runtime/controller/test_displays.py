@@ -1,4 +1,4 @@
-"""Displays and output come by different ways, and are told in the order in which the rank made them."""
+"""Displays and output arrive on different connections, and are reported in the order in which the rank made them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def output(*chunks: tuple[Any, str, int]) -> Output:
 
 @given(st.lists(st.text("ab", max_size=2), min_size=1, max_size=6), st.data())
 def test_whoever_comes_first_the_order_is_that_of_the_rank(texts: list[str], data: st.DataObject) -> None:
-    """A rank writes a text, displays something, and so on; each of the two ways keeps its order."""
+    """A rank writes a text, displays something, and so on; each of the two connections keeps its order."""
     state = a_state()
     chunks: list[OutputChunk] = []
     expected: list[Any] = []
@@ -83,7 +83,7 @@ def test_a_display_that_does_not_come_is_not_waited_for_long() -> None:
     assert texts_and_data(state.heard(first, (), b"H1", 1.0)) == ["before"]
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S - 0.01)) == []
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == ["after"]
-    assert texts_and_data(state.heard(rich(0), (), b"R1", 2.0)) == [0], "late, but it is shown"
+    assert texts_and_data(state.heard(rich(0), (), b"R1", 2.0)) == [0], "it is late, but shown"
 
 
 def test_output_that_does_not_come_is_not_waited_for_long() -> None:
@@ -109,7 +109,7 @@ def test_what_an_earlier_request_has_left_running_writes_for_that() -> None:
     assert isinstance(effect, Tell)
     assert (getattr(effect.event, "text", ""), effect.event.request) == ("the child's", 3)
     assert texts_and_data(state.heard(output(("stdout", "waits", display_mark(0))), (), b"H1", 1.0)) == [], (
-        "for the display still"
+        "it still waits for the display"
     )
 
 

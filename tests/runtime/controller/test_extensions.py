@@ -1,4 +1,4 @@
-"""What can go wrong where features register extensions and messages; `tests/features/test_toy.py` tries a whole feature."""
+"""Errors in the registration of extensions and messages; `tests/features/test_toy.py` tests a whole feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts are given back side by side, and what replaces them does not wait for that."""
+"""Hosts are given back at the same time, and their replacements do not wait for that."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_S = 60.0
 
 
 class SlowHost(FakeHost):
-    """Is given back when others are, too."""
+    """A host that is given back only when others are, too."""
 
     def __init__(self, token: str, others: threading.Barrier) -> None:
         super().__init__(token)

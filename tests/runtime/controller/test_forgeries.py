@@ -1,4 +1,4 @@
-"""Whatever an agent or rank says that has the token, the loop goes on, and others are not harmed."""
+"""Whatever an agent or rank with the token sends, the loop goes on, and other processes are not harmed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXTS = ["", "x", "R1", "H1", "C", "stdout", "\x00", "é" * 100, TOKEN]
 
 
 class Forger:
-    """Makes messages of any kind, with whatever fits their types."""
+    """Makes messages of any kind, with random values of the right types."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -80,7 +80,7 @@ class Forger:
 
 
 class Lab:
-    """Two hosts, each with a rank, all of whom are up."""
+    """Two hosts, each with a rank; all are up."""
 
     def __init__(self) -> None:
         self.hub = MemoryHub()
@@ -100,7 +100,7 @@ class Lab:
         return all(rank.state == "idle" for rank in view.ranks)
 
     def say(self, peer: Peer, message: Message) -> None:
-        """What is raised where the loop takes it in is raised here."""
+        """Deliver a message to the loop; raises the loop's exceptions."""
         self.runtime.with_baton(lambda: self.runtime._on_message(peer, join([pack(message)])))
 
 
@@ -108,7 +108,7 @@ class Lab:
 @pytest.mark.parametrize("who", ["agent", "rank"])
 def test_whatever_is_said_the_loop_goes_on_and_others_are_not_harmed(kind: type[Message], who: str) -> None:
     if (kind, who) == (Spawn, "rank"):
-        pytest.skip("a rank may spawn actors here, of what it likes")
+        pytest.skip("a rank may spawn any actors here")
     lab = Lab()
     forger = Forger(7)
     try:
@@ -147,7 +147,7 @@ def test_a_host_that_was_given_back_before_it_came_is_told_to_end() -> None:
     try:
         late = add_host(lab.runtime, FakeLauncher())
         lab.runtime.with_baton(
-            lambda: lab.runtime._state.processes.release_host(late, "it is needed no more", 0.0, 0.0)
+            lambda: lab.runtime._state.processes.release_host(late, "it is no longer needed", 0.0, 0.0)
         )
         agent = FakeAgent(lab.hub, late, TOKEN)
         agent.hello()

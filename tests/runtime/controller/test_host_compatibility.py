@@ -1,4 +1,4 @@
-"""Versions that differ, and clocks: what is refused, what is warned of, and in which words."""
+"""Versions that differ, and clocks: hosts that are refused, warnings, and their texts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_true_offset_of_a_clock_is_within_the_error(offset_s: float, there_s
     clock = Clock.read(sent_s, at_s, sent_s + there_s + back_s)
     assert abs(clock.offset_s - offset_s) <= clock.error_s + 1e-3
     if abs(offset_s) <= 1.0 - 1e-3:
-        assert not clock_warning("n1", clock)  # however long the way was
+        assert not clock_warning("n1", clock)  # however long the messages took
 
 
 def test_a_clock_that_is_off_is_told_with_the_direction() -> None:

@@ -1,4 +1,4 @@
-"""What is decided about hosts: silence, the tree, introductions."""
+"""Decisions about hosts: silence, the tree, introductions."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_hosts_are_introduced_once() -> None:
 
 def test_the_host_that_can_be_dialled_is_dialled() -> None:
     hosts = table(1)
-    hosts[2] = HostRecord(2, up=True)  # this machine, where nobody else can get in
+    hosts[2] = HostRecord(2, up=True)  # this machine, which others can't connect to
     assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, (), (b"R9",))), (2, Reach(1, ("tcp://h1:1",), ()))]
 
 

@@ -1,4 +1,4 @@
-"""What ranks write outside of cells is printed once for those that wrote the same."""
+"""Output of ranks outside of cells: ranks that wrote the same share a line."""
 
 from __future__ import annotations
 

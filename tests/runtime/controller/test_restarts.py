@@ -1,4 +1,4 @@
-"""When ranks are restarted by themselves: bounded, ever later, and each death leads to one restart or to none for a reason."""
+"""Automatic restarts of ranks are bounded and come ever later; each death leads to one restart, or to none with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ policies = st.builds(
     backoff_s=st.sampled_from([0.0, 0.5, 2.0]),
     max_backoff_s=st.sampled_from([0.0, 1.0, 30.0]),
 )
-# What happens: a rank dies, or time passes.
+# Steps: a rank dies, or time passes.
 happenings = st.lists(st.tuples(st.sampled_from(RANKS), st.sampled_from([0.0, 0.1, 0.5, 1.0, 4.0, 30.0])), max_size=60)
 
 
@@ -47,14 +47,14 @@ def test_restarts_are_bounded_and_each_death_is_followed_by_one_or_given_up(
         now += dt
         again = restarts.due(now)
         assert len(set(again)) == len(again)
-        assert restarts.due(now) == (), "each is given once"
+        assert restarts.due(now) == (), "each rank is returned once"
         if policy.restart == "mesh":
             assert again in ((), RANKS)
         else:
-            assert set(again) <= dead, "nobody is replaced who lives"
+            assert set(again) <= dead, "a rank that lives is replaced"
         done |= set(again)
         dead -= set(again)
-        given_up -= set(again)  # there were fewer within the time by then
+        given_up -= set(again)  # by then there were fewer within the time
         assert dead <= given_up or restarts.next_at < float("inf"), "nobody is forgotten"
     late = now + policy.max_backoff_s
     dead -= set(restarts.due(late))
@@ -87,11 +87,11 @@ def test_what_is_long_ago_does_not_count() -> None:
     for now in (0.0, 11.0, 22.0):
         assert restarts.died(1, now).text == "a new process replaces it"
         assert restarts.due(now) == (1,)
-    assert "not restarted, for that was done 1 time within 10 s" in restarts.died(1, 23.0).text
+    assert "not restarted, because it was restarted 1 time within 10 s" in restarts.died(1, 23.0).text
 
 
 def test_ranks_are_counted_one_by_one() -> None:
-    """A machine that fails takes all its ranks along: that is one death of each."""
+    """A machine that fails ends all its ranks: that is one death of each."""
     restarts = Restarts(RestartPolicy("rank", max_restarts=1), RANKS)
     for rank in RANKS:
         restarts.died(rank, 0.0)

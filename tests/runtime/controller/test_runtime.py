@@ -1,4 +1,4 @@
-"""The loop over a network in memory that delivers in any order: real futures, from several threads, end exactly once."""
+"""The loop over an in-memory network that delivers in any order: futures of several threads resolve exactly once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOKEN = "secret"
 
 
 class Rank(FakeRank):
-    """Answers nothing before it was asked, as a real one."""
+    """A fake rank that, like a real one, answers a request only after it has arrived."""
 
     def answer(self, id: int, value: object = None, **marks: Any) -> None:
         self._wait_for(id)
@@ -86,12 +86,12 @@ class Lab:
 
 
 def values(answers: Sequence[Answer]) -> list[Any]:
-    """Values of the answers; of failures their text."""
+    """The values of the answers, and the texts of failures."""
     return [load(answer.payload, answer.frames) if isinstance(answer, Value) else answer.message for answer in answers]
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that the loop does."""
+    """Wait until the loop has done something."""
     wait_until(condition, "the loop")
 
 
@@ -138,7 +138,7 @@ def test_a_timeout_uses_nothing_up(lab: Lab) -> None:
         with pytest.raises(TimeoutError):
             future.exception(0.01)
         assert future.wait(0.01) is False
-    assert not future._callbacks  # a program may poll for hours
+    assert not future._callbacks  # else a program that polls for hours would fill it
     for rank in lab.ranks.values():
         rank.answer(future.id, 7)
     assert future.wait(LONG_S)
@@ -236,7 +236,7 @@ def test_a_callback_that_fails_breaks_nothing(lab: Lab, caplog: pytest.LogCaptur
 
 def test_a_callback_that_is_added_at_the_last_moment_is_called_once(lab: Lab) -> None:
     class Late(list[Any]):
-        """The answers come just after the callback was noted, before anyone looks whether they are there."""
+        """The answers arrive just after the callback was added, before any thread looks for them."""
 
         def append(self, callback: Any) -> None:
             super().append(callback)
@@ -300,7 +300,7 @@ def test_a_resolved_future() -> None:
     assert (future.get(), future.get(0), future.exception(), future.wait(), called) == (5, 5, None, True, [1])
 
 
-# -- what happens to ranks
+# -- deaths and output of ranks
 
 
 def test_a_death_ends_what_waits_for_it(lab: Lab) -> None:
@@ -384,7 +384,7 @@ def test_close_ends_what_is_pending() -> None:
 @pytest.mark.parametrize("swept", [False, True], ids=["just before", "just after"])
 def test_a_request_that_comes_too_late_to_be_handled_ends(swept: bool) -> None:
     lab = Lab(MemoryHub(), 1).up()
-    lab.runtime._driver.close()  # close() has come this far on another thread
+    lab.runtime._driver.close()  # as far as close() has come on another thread
     lab.runtime._over = swept
     future = lab.ask()
     called: list[int] = []
@@ -437,7 +437,7 @@ def test_requests_while_it_closes_all_end() -> None:
         assert len(ends) == len(made)
 
 
-# -- strangers
+# -- unauthenticated peers
 
 
 class Bomb:
@@ -527,7 +527,7 @@ def test_a_stranger_who_says_hello_first_in_a_batch_gets_no_further(lab: Lab) ->
 
 @pytest.mark.parametrize("seed", range(8))
 def test_any_order_of_delivery_from_several_threads(seed: int) -> None:
-    """Three callers, four ranks that answer, fail, repeat themselves and die, and a network that takes its time."""
+    """Three callers, four ranks that answer, fail, repeat answers and die, and a network with delays."""
     source = random.Random(seed)
     hub = MemoryHub(manual=True)
     lab = Lab(hub, 4)

@@ -1,4 +1,4 @@
-"""The pure state: whatever happens, in whatever order, each request resolves once, with one answer for each rank."""
+"""The state of the controller: each request resolves once, with one answer for each rank, for any events in any order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TOKEN = "t"
 
 
 def text_of(answer: Answer | None) -> str | None:
-    """What an answer is, for comparison: the payload of a value, the message of a failure."""
+    """The text of an answer, for comparison: the payload of a value, the message of a failure."""
     if answer is None:
         return None
     return answer.payload.data.decode() if isinstance(answer, Value) else answer.message
@@ -58,7 +58,7 @@ def text_of(answer: Answer | None) -> str | None:
 
 @dataclass
 class RankModel:
-    """What should be true of one rank."""
+    """The expected state of one rank."""
 
     host: int
     incarnation: int = 0
@@ -66,8 +66,8 @@ class RankModel:
     dead: str = ""
     addressed: list[int] = field(default_factory=list)
     inbox: list[Message] = field(default_factory=list)
-    written: int = 0  # as its answers say
-    read: int = 0  # as the agent has delivered
+    written: int = 0  # according to its answers
+    read: int = 0  # according to the agent
     held: list[tuple[int, str, int, float]] = field(default_factory=list)  # id, answer, written, until
 
 
@@ -78,7 +78,7 @@ class RequestModel:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Random interleavings of all that can happen, against a model of what should follow."""
+    """Random interleavings of all events, against a model of the expected effects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.serial = 0
         self.up_hosts: set[int] = set()
 
-    # -- what follows
+    # -- effects
 
     def absorb(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -109,7 +109,7 @@ class AnyOrder(RuleBasedStateMachine):
             return
         proc = proc_of(peer)
         rank = self.ranks[proc]
-        assert peer == self.peer(proc), "sent to one that is there no more"
+        assert peer == self.peer(proc), "sent to a rank that was replaced"
         assert rank.up, "sent to a rank before it said hello"
         assert not rank.dead, "sent to a rank that is gone"
         if isinstance(message, (Interrupt, Release)):
@@ -138,7 +138,7 @@ class AnyOrder(RuleBasedStateMachine):
     def rank_ids(self, data: st.DataObject) -> int:
         return data.draw(st.sampled_from(sorted(self.ranks)), label="proc")
 
-    # -- what happens
+    # -- events
 
     @initialize()
     def begin(self) -> None:
@@ -176,7 +176,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def hello(self, data: st.DataObject) -> None:
-        """Early, late, again, or of a rank that has been given up."""
+        """A rank says hello: early, late, again, or after it was given up."""
         proc = self.rank_ids(data)
         self.ranks[proc].up = True
         self.absorb(self.state.heard(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), self.peer(proc), self.now))
@@ -196,7 +196,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data(), failed=st.booleans(), writes=st.sampled_from([0, 0, 0, 5]))
     def answer(self, data: st.DataObject, failed: bool, writes: int) -> None:
-        """A rank answers what it was asked: at first, again, or after it was given up; or something it was not asked."""
+        """A rank answers a request: for the first time, again, or after it was given up; or one that it did not get."""
         proc = self.rank_ids(data)
         rank = self.ranks[proc]
         asked = [message.id for message in rank.inbox if isinstance(message, Ping)]
@@ -281,7 +281,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.absorb(self.state.processes.host_gone(host, "host gone", (), self.now))
 
     def owes(self, proc: int) -> bool:
-        """Whether the rank has something to do, as far as can be known; answers that are held have not counted yet."""
+        """Whether the rank has open requests, as far as the state knows; answers that are held do not count yet."""
         record = self.state.ranks[proc]
         still = set(record.owed) - {id for id, *_ in self.ranks[proc].held}
         return bool(still)
@@ -298,7 +298,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert not any(isinstance(effect, Expired) for effect in effects) or self.now > 100 + HOST_DEADLINE_S
         self.absorb(effects)
 
-    # -- what holds
+    # -- invariants
 
     @invariant()
     def resolved_as_soon_as_all_have_answered(self) -> None:
@@ -320,7 +320,7 @@ class AnyOrder(RuleBasedStateMachine):
                 assert not rank.inbox
 
     def teardown(self) -> None:
-        """When everybody is gone nothing is pending."""
+        """Check that nothing is pending once all processes are gone."""
         if not self.ranks:
             return
         for host, gone in list(self.hosts.items()):
@@ -405,7 +405,7 @@ def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() 
     alike = Output((OutputChunk(1, "stdout", "hello", 10, also=((3, 30), (2, 19))),))
     effects = state.heard(alike, (), b"H1", 0.1)
     assert effects == [Tell(OutputEvent(1, rank, "stdout", "hello", mesh="procs")) for rank in (0, 2, 1)]
-    assert state.requests.waiting_for(1) == [2]  # whose last word has not come
+    assert state.requests.waiting_for(1) == [2]  # its last line of output has not arrived
     assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
 
 
@@ -527,7 +527,7 @@ def test_a_rank_that_does_not_come_up_is_lost() -> None:
     assert isinstance(over.answers[0], Failure)
     assert over.answers[0].etype == "RankNotStarted"
     assert over.answers[0].last_lines == ("ImportError: no torch",)
-    assert Send(b"H1", pack(KillRanks((1,), 0.0, True))) in effects  # should it still come
+    assert Send(b"H1", pack(KillRanks((1,), 0.0, True))) in effects  # in case it still comes up
     assert state.tick(RANK_DEADLINE_S + 1) == []
 
 
@@ -570,7 +570,7 @@ def test_a_cancel_answers_for_all_and_interrupts_them() -> None:
     assert sends(effects) == [(b"R2", Interrupt(1))]
     (over,) = resolves(effects)
     assert [text_of(answer) for answer in over.answers] == ["one", "cancelled by the caller"]
-    assert state.ranks[2].state == "running"  # until it says otherwise
+    assert state.ranks[2].state == "running"  # until it answers
     assert state.cancel(1, 0.6) == []
     assert state.heard(Result(1, Payload(b"late")), (), b"R2", 0.7) == []
     assert state.ranks[2].state == "idle"

@@ -1,4 +1,4 @@
-"""Questions to several ranks that are no work: all that can answer are asked, and the others answer at once."""
+"""Requests to ranks that do not count as work: ranks that are up get them, and failures answer for the others at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pure state, when other processes take the places of ranks that died: nothing of the one is taken for the other's."""
+"""The state of the controller when processes replace ranks that died: messages of the two are never confused."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ AGENT = host_peer(1)
 
 
 class AnyOrderWithHeals(AnyOrder):
-    """As before, and now and then another process takes the place of one that died, or is ended for that."""
+    """As `AnyOrder`, and sometimes a process replaces a rank that died, or one that is ended for this."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stopped: set[int] = set()
-        self.unstarted: set[int] = set()  # whose predecessor has not ended
+        self.unstarted: set[int] = set()  # processes whose predecessor has not ended
         self.started: dict[int, int] = {}
         self.gone: list[Peer] = []
 
@@ -84,7 +84,7 @@ class AnyOrderWithHeals(AnyOrder):
 
     @rule(data=st.data())
     def restart(self, data: st.DataObject) -> None:
-        """A rank that lives is ended and replaced at once; whether it has ended is told later."""
+        """End a live rank and replace it at once; the agent reports its end later."""
         proc = self.rank_ids(data)
         if self.ranks[proc].dead:
             return
@@ -97,7 +97,7 @@ class AnyOrderWithHeals(AnyOrder):
         self.absorb(self.state.processes.heal([proc], self.now))
 
     def lost_at(self, proc: int) -> None:
-        """What an agent says of the one before is not taken for the one that comes after it."""
+        """An agent's report of the former process must not count for the new one."""
         if proc not in self.unstarted:
             super().lost_at(proc)
             return
@@ -145,7 +145,7 @@ def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
     assert (spec.proc, spec.rank, spec.incarnation) == (2, 1, 1)
     assert state.ranks[1].state == "idle"
     assert state.ranks[2].state == "starting"
-    assert ask(state, 7) != [], "the other rank is asked at once"
+    assert ask(state, 7) != [], "the other rank gets the request at once"
     came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
     assert came == [(b"R2+1", Ping(7))]
     assert state.processes.heal((1, 2), 3.0) == [], "nobody is dead"
@@ -184,16 +184,16 @@ def test_one_that_lives_is_ended_before_the_next_is_started() -> None:
 
 
 def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
-    """It says hello, and answers request 2 when it has written something."""
+    """The new process says hello, and answers request 2 after writing something."""
     peer = rank_peer(proc, incarnation)
     state.heard(Hello(TOKEN, proc, 300, "cpu"), (), peer, 0.0)
     state.heard(Output((OutputChunk(proc, "stdout", "text", 5),)), (), AGENT, 0.0)
-    assert state.heard(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all that it wrote has come"
+    assert state.heard(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all output has arrived"
     return state.heard(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
 
 
 def test_what_one_wrote_before_its_end_is_its_own() -> None:
-    """Its marks count from another beginning, and the request that it wrote for is over."""
+    """The new process counts its marks from the start, and the request that the former one wrote for is over."""
     state = running()
     ask(state, 1, (2,))
     state.processes.retire((2,), "restarted", 0.0, 0.0)
@@ -206,7 +206,7 @@ def test_what_one_wrote_before_its_end_is_its_own() -> None:
     assert (told.event.request, told.event.text) == (1, "last words")
     assert state.ranks[2].last_line == ""
     (over,) = resolves([*state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0), *up_again(state, 2, 1)])
-    assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from another beginning"
+    assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from the start"
 
 
 def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
@@ -240,7 +240,7 @@ def test_one_that_does_not_come_up_can_be_replaced_when_it_has_ended() -> None:
     assert len(state.tick(late)) == 1
     state.processes.give_up(1, (2,), (), late)
     assert state.ranks[2].state == "dead"
-    assert state.processes.heal((2,), late) == [], "the agent has been told to end it, and it may live still"
+    assert state.processes.heal((2,), late) == [], "the agent has the order to end it, but it may still live"
     ((_, start),) = sends(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, late))
     assert isinstance(start, StartRanks)
     assert start.specs[0].incarnation == 2
@@ -255,7 +255,7 @@ def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
 
 
 def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:
-    """Its manifest tells who was there when it was brought up."""
+    """The manifest lists the processes from the time when the mesh was started."""
     state = State()
     state.attach({1: [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)]}, Attach(TOKEN, 9, 1), 0.0)
     hello = HostHello(TOKEN, 1, "machine1", 1, 1, 0, ((1, 0), (2, 3)))

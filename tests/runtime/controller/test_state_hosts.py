@@ -1,4 +1,4 @@
-"""Hosts that join with other versions, and what their agents are asked: decided without processes."""
+"""Hosts that join with other versions, and requests to their agents; without processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hello(host: int, software: Software | None) -> HostHello:
 
 @pytest.fixture
 def state() -> State:
-    """Expects two hosts elsewhere, and a rank on each."""
+    """A state that expects two hosts elsewhere, and a rank on each."""
     state = State()
     state.software = HERE
     for host in (1, 2):

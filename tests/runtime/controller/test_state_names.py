@@ -1,4 +1,4 @@
-"""What the state knows of the ranks' names, and questions that are no work."""
+"""The names in the ranks' namespaces, and requests that do not count as work."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_question_is_no_work(state: State) -> None:
     assert state.ranks[1].state == "failed"
     (answer,) = answers(state.heard(Result(7, Payload(b"x")), (), rank_peer(1), 1.0))
     assert isinstance(answer, Value)
-    assert state.ranks[1].state == "failed", "its error is still there"
+    assert state.ranks[1].state == "failed", "it keeps its error"
     assert (state.ranks[1].busy_since, state.ranks[1].last_request) == before
     assert not state.ranks[1].asides
 

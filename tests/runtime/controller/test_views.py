@@ -1,4 +1,4 @@
-"""Snapshots for those who show hosts."""
+"""Snapshots of hosts and meshes for views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes find every circle of waits and nothing else, whatever the order of messages: against a model that sees everything."""
+"""Probes find every cycle of waits and nothing else, for any order of messages; against a model that sees everything."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENT = -1
 
 @dataclass
 class Turn:
-    """What an actor runs: ``request`` is what it answers in the end, ``waits`` are the requests that it waits for, by wait."""
+    """An endpoint that an actor runs: ``request`` is the request it will answer, ``waits`` maps waits to their requests."""
 
     request: int
     waits: dict[int, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class World:
     def __init__(self, procs: Sequence[int]) -> None:
         self.actors = [ModelActor(proc) for proc in procs]
         self.links: dict[tuple[int, int], deque[tuple[str, object]]] = {}
-        self.owed: dict[int, dict[int, None]] = {}  # request -> actors that have yet to answer, as its maker knows
+        self.owed: dict[int, dict[int, None]] = {}  # request -> actors that have not answered, as its maker knows
         self.maker: dict[int, int] = {}  # request -> process
         self.numbers = count(1)
         self.sides = {proc: Deadlocks(self.owing) for proc in sorted(set(procs))}
@@ -49,7 +49,7 @@ class World:
     def owing(self, request: int) -> list[int]:
         return sorted({self.actors[actor].proc for actor in self.owed.get(request, ())})
 
-    # -- what may happen
+    # -- events
 
     def post(self, source: int, request: int, targets: Sequence[int]) -> None:
         self.maker[request] = source
@@ -100,7 +100,7 @@ class World:
             for standing in self.standings(proc, message.request):
                 self.perform(proc, self.sides[proc].heard(message, standing))
 
-    # -- what follows
+    # -- effects
 
     def send(self, source: int, target: int, item: tuple[str, object]) -> None:
         if target != CLIENT:
@@ -134,10 +134,10 @@ class World:
                 for target in effect.procs:
                     self.send(proc, target, ("probe", effect.probe))
 
-    # -- the truth, for which what is on its way counts, too
+    # -- the truth, which also counts messages on their way
 
     def on_circles(self) -> set[int]:
-        """Waits of which some answer depends on the actor that waits."""
+        """The waits of which some answer depends on the actor that waits."""
         holder = {wait: index for index, actor in enumerate(self.actors) if actor.turn for wait in actor.turn.waits}
         found = set()
         for wait, index in holder.items():
@@ -212,11 +212,11 @@ def test_all_circles_are_found_and_nothing_else(procs: list[int], choices: list[
     assert not world.false_alarms
     assert world.on_circles() <= world.told
     waiting = sum(len(actor.turn.waits) for actor in world.actors if actor.turn)
-    assert sum(len(side) for side in world.sides.values()) <= waiting  # what is over is forgotten
+    assert sum(len(side) for side in world.sides.values()) <= waiting  # waits that are over are forgotten
 
 
 def ring(size: int) -> World:
-    """Actors on processes of their own, each of which waits for the next."""
+    """Actors on different processes, each of which waits for the next."""
     world = World(range(size))
     for index in range(size):
         world.post(CLIENT, next(world.numbers), [index])
@@ -230,7 +230,7 @@ def ring(size: int) -> World:
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_one_probe_around_a_ring_tells_its_sender_alone(size: int) -> None:
     world = ring(size)
-    for index in range(1, size):  # the others wait, and have not sent any for long
+    for index in range(1, size):  # the others wait, and sent their last probe long ago
         turn = world.actors[index].turn
         assert turn is not None
         for wait, request in turn.waits.items():
@@ -256,7 +256,7 @@ def test_a_probe_that_runs_into_a_circle_ends() -> None:
     assert len(world.told) == 3
     turn = world.actors[0].turn
     assert turn is not None
-    assert not world.told & set(turn.waits)  # it waits for a circle, and is on none
+    assert not world.told & set(turn.waits)  # it waits for a cycle, but is on none
 
 
 def test_the_path_names_what_is_on_the_circle() -> None:

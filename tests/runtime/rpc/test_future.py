@@ -1,4 +1,4 @@
-"""A future that has ended keeps nothing alive but its result."""
+"""A resolved future keeps only its result alive."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch_kernel.runtime.rpc.future import Future
 
 
 class Held:
-    """Something large that whoever waits has at hand."""
+    """A large object in the frame of a caller that waits."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whole trees of actors in several processes, with any failures in any order: each reaches one who handles it, or the root."""
+"""Trees of actors in several processes, any failures, any order: each reaches an owner that handles it, or the program."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_actor_ends_with_the_process_of_its_owner_and_tells_nobody() -> None:
     assert family.process_gone(Process(3, 1), lost()) == [
         EndOrphan(5, "the process of its owner is gone: killed by SIGKILL")
     ]
-    assert family.process_up(Process(3, 2)) == []  # it was told once
+    assert family.process_up(Process(3, 2)) == []  # it gets the message once
     assert family.ended(5) == [Stop(7, (1,), "its owner ended")]
 
 
@@ -162,7 +162,7 @@ def test_a_spawn_that_waits_for_a_process_to_come_up_is_not_hit_by_the_end_of_th
 
 
 class Instance(NamedTuple):
-    """One actor in one process."""
+    """An actor in one process."""
 
     actor: int
     process: Process
@@ -177,13 +177,13 @@ class Mesh(NamedTuple):
 
 
 class Node:
-    """A process: its family, the actors that live there, and what the transport knows."""
+    """A process: its family, the actors that live there, and the state of the transport."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
         self.family = Family()
         self.actors: set[int] = set()
-        self.meshes: dict[int, Mesh] = {}  # spawned here and not over; what a heal would send again
+        self.meshes: dict[int, Mesh] = {}  # spawned here and not over; a heal would send them again
         self.up = {process.proc: process.incarnation}
         self.dead: dict[int, int] = {}
         self.met = {process.proc}
@@ -193,7 +193,7 @@ class Node:
 
 
 class Trees(RuleBasedStateMachine):
-    """Processes whose messages and news of each other's ends come in any order between links, and in order within one."""
+    """Processes; their messages and the news of their ends arrive in order within a link, and in any order between links."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,15 +201,15 @@ class Trees(RuleBasedStateMachine):
         self.alive = set(self.nodes)
         self.links: dict[tuple[object, Process], deque[tuple[object, ...]]] = {}
         self.meshes: dict[int, Mesh] = {}
-        self.failed: dict[Instance, str] = {}  # which have failed, and why
-        self.too_late: set[Instance] = set()  # which failed after their owner had stopped them
-        self.stopped: set[tuple[int, int]] = set()  # (actor, proc) that were asked to end
+        self.failed: dict[Instance, str] = {}  # instances that have failed, and why
+        self.too_late: set[Instance] = set()  # instances that failed after their owner had stopped them
+        self.stopped: set[tuple[int, int]] = set()  # (actor, proc) that were requested to end
         self.deaths: list[Process] = []
         self.taken: dict[Instance, int] = {}
         self.at_root: list[MeshFailure] = []
         self.n = 0
 
-    # -- the layer above, as simple as can be
+    # -- the layer above, as simple as possible
 
     def send(self, node: Node, proc: int, *message: object) -> None:
         if proc not in node.met:
@@ -223,7 +223,7 @@ class Trees(RuleBasedStateMachine):
         return self.links.setdefault((sender, receiver), deque())
 
     def meet(self, node: Node, proc: int) -> None:
-        """The controller tells of a process, and from now on of its end and of who comes after it."""
+        """The controller sends news of a process, and from now on of its end and its successors."""
         node.met.add(proc)
         self.link("news", node.process).append(self.news_of(proc))
 
@@ -318,7 +318,7 @@ class Trees(RuleBasedStateMachine):
                 instance = self.instance_that_failed(mesh.actor, mesh.procs[rank], report)
                 assert instance not in self.too_late
                 self.taken[instance] = self.taken.get(instance, 0) + 1
-                if rank in failure.causes:  # it is what that one did not handle
+                if rank in failure.causes:  # the failure that this instance did not handle
                     assert f"unhandled {failure.causes[rank].actor}" in report.message
             if owner == PROGRAM:
                 self.at_root.append(failure)
@@ -327,7 +327,7 @@ class Trees(RuleBasedStateMachine):
                 return
 
     def instance_that_failed(self, actor: int, proc: int, report: Failure) -> Instance:
-        """Which one a report is about: that of an actor says something else each time, that of a death names the process."""
+        """The instance that a report is about: each actor's report has another text, and that of a death names the process."""
         if report.kind == "lost":
             process = next(process for process in self.deaths if report.message == f"death of {process}")
             assert process.proc == proc
@@ -341,20 +341,20 @@ class Trees(RuleBasedStateMachine):
         return self.n
 
     def living(self) -> list[Instance]:
-        """All actors, and the program, which is one."""
+        """All actors, and the program, which counts as one."""
         found = [Instance(PROGRAM, HERE)]
         for proc in sorted(self.alive):
             found += [Instance(actor, self.nodes[proc].process) for actor in sorted(self.nodes[proc].actors)]
         return found
 
-    # -- what may happen
+    # -- events
 
     @rule(owner=st.integers(0), procs=st.sets(st.integers(0, N_PROCS - 1), min_size=1))
     def spawn(self, owner: int, procs: set[int]) -> None:
         living = self.living()
         parent = living[owner % len(living)]
         node = self.nodes[parent.process.proc]
-        places = tuple(sorted(procs - set(node.dead)))  # those that are known to be dead are refused
+        places = tuple(sorted(procs - set(node.dead)))  # processes that are known to be dead are refused
         if not places:
             return
         actor = self.number()
@@ -366,7 +366,7 @@ class Trees(RuleBasedStateMachine):
     @precondition(lambda self: len(self.living()) > 1)
     @rule(which=st.integers(0))
     def fail(self, which: int) -> None:
-        """An actor raises, with nobody to answer to."""
+        """An actor raises, and no caller waits for it."""
         actors = self.living()[1:]
         actor, process = actors[which % len(actors)]
         self.end(self.nodes[process.proc], actor, raised(f"{self.number()}: no"))
@@ -391,7 +391,7 @@ class Trees(RuleBasedStateMachine):
     @precondition(lambda self: len(self.alive) < N_PROCS)
     @rule(which=st.integers(0))
     def heal(self, which: int) -> None:
-        """A process takes the place of one that died."""
+        """A process replaces one that died."""
         dead = sorted(set(self.nodes) - self.alive)
         proc = dead[which % len(dead)]
         self.nodes[proc] = Node(Process(proc, self.nodes[proc].process.incarnation + 1))
@@ -400,7 +400,7 @@ class Trees(RuleBasedStateMachine):
 
     @rule(which=st.integers(0))
     def stop(self, which: int) -> None:
-        """An owner stops what it has spawned."""
+        """An owner stops a mesh that it has spawned."""
         living = self.living()
         meshes = [mesh for node in self.nodes.values() for mesh in node.meshes.values() if mesh.owner in living]
         if not meshes:
@@ -420,7 +420,7 @@ class Trees(RuleBasedStateMachine):
 
     @rule(which=st.integers(0), handles=st.booleans())
     def attend(self, which: int, handles: bool) -> None:
-        """An owner has time to look at what has failed."""
+        """An owner has time to look at a failure."""
         waiting = [(node, owner) for node in self.living_nodes() for owner in sorted(node.wants_to_look)]
         if waiting:
             node, owner = waiting[which % len(waiting)]
@@ -442,7 +442,7 @@ class Trees(RuleBasedStateMachine):
     def living_nodes(self) -> list[Node]:
         return [self.nodes[proc] for proc in sorted(self.alive)]
 
-    # -- what holds in the end
+    # -- invariants at the end
 
     def teardown(self) -> None:
         for _ in range(10_000):
@@ -451,7 +451,7 @@ class Trees(RuleBasedStateMachine):
             if not any(self.links.values()) and not any(node.wants_to_look for node in self.living_nodes()):
                 break
         else:
-            raise AssertionError("it does not come to rest")
+            raise AssertionError("messages never stop")
         living = set(self.living())
         for instance in living - {Instance(PROGRAM, HERE)}:
             mesh = self.meshes[instance.actor]
@@ -462,7 +462,7 @@ class Trees(RuleBasedStateMachine):
             times = self.taken.get(instance, 0)
             assert times <= 1
             expected = mesh.owner in living and (instance.actor, instance.process.proc) not in self.stopped
-            assert times == 1 or not expected, f"nobody was told of {instance}"
+            assert times == 1 or not expected, f"no owner got the failure of {instance}"
         for node in self.living_nodes():
             assert set(node.family.hosted) == node.actors
             for actor in node.family.children:

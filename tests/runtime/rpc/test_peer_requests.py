@@ -1,4 +1,4 @@
-"""What a rank knows of those whom it asks: each request ends once, and what is sent keeps its order, whatever happens when."""
+"""Requests of a rank to its peers: each resolves once, and messages keep their order, for any events in any order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def peers() -> Peers:
 
 
 def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
-    """Receiver and message of what is to be sent."""
+    """The receivers and messages of the effects."""
     return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, Send)]
 
 
@@ -55,7 +55,7 @@ def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> Non
 
 
 def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
-    """Then it is to be told nothing that must not overtake what waits for it."""
+    """Until then it must get no message that could overtake those that wait for it."""
     state = peers()
     assert not state.is_ahead(2, 0)
     state.meet(2)
@@ -85,7 +85,7 @@ def test_a_request_resolves_with_the_last_answer_in_the_order_of_its_ranks() -> 
     assert state.answered(3, Result(1, Payload(b"x")), (), 0.0) == []
     effects = state.answered(2, Failed(1, DEATH), (), 0.0)
     assert resolved(effects) == {1: [DEATH, Value(Payload(b"x"), (), {})]}
-    assert state.answered(2, Result(1, Payload()), (), 0.0) == []  # once
+    assert state.answered(2, Result(1, Payload()), (), 0.0) == []  # only once
     assert len(state.requests) == 0
 
 
@@ -128,7 +128,7 @@ def test_the_next_one_in_a_place_is_asked_anew() -> None:
     assert Connect(rank_peer(2, 1), "ipc://2") in effects
     assert state.deaths([2]) == {}
     assert sent(state.request(1, [2], pack(Ping(1)), 0.0)) == [(rank_peer(2, 1), Ping(1))]
-    assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # news of the former, which come late
+    assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # late news of the former process
 
 
 def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() -> None:
@@ -148,7 +148,7 @@ def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
     effects = state.controller_is_new(0.0)
     assert resolved(effects)[1][0].etype == "ProgramEnded"
     assert sent(effects) == [(CONTROLLER, Meet(2))]
-    assert state.news(up(2), 0.0) == []  # it says what is known already
+    assert state.news(up(2), 0.0) == []  # this is known already
     assert len(state.requests) == 1
     assert 2 in resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0))
     assert sent(state.request(3, [0], pack(Ping(3)), 0.0)) == [(CONTROLLER, Ping(3))]

@@ -1,4 +1,4 @@
-"""What was spawned is spawned again in a process that comes in place of another, before that is asked anything else."""
+"""Actors are spawned again in a process that replaces another, before it gets any other request."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def test_what_could_not_be_made_at_first_is_not_made_again() -> None:
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.refused(1, 2)
     kept.over(1)
-    kept.refused(1, 3)  # a number that means nothing any more
+    kept.refused(1, 3)  # a number that is no longer known
     assert of(kept, 2, 3) == [(7, (3,))]
 
 
-# -- on a rank that has spawned something
+# -- on a rank that has spawned actors
 
 
 def spawned() -> Peers:
@@ -97,7 +97,7 @@ def test_a_process_that_comes_in_place_of_another_is_first_sent_what_was_spawned
 
 
 def test_what_waits_for_a_process_comes_after_that() -> None:
-    """Its death was not told, or is told late."""
+    """The news of its death is missing, or arrives late."""
     state = spawned()
     state.request(12, (2,), pack(Ping(12)), 0.0)
     effects = state.news(PeerNews(2, 1, "ipc://2"), 0.0)
@@ -118,7 +118,7 @@ def test_those_who_are_dead_are_not_among_the_living() -> None:
         state.news(PeerNews(proc, 0, "", DEATH), 0.0)
     assert {message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))} == {()}
     assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {()}, (
-        "2 is coming still"
+        "2 is not up yet"
     )
 
 

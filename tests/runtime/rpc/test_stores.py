@@ -1,4 +1,4 @@
-"""What a store of torch.distributed does with keys, and with requests that wait for them."""
+"""Stores of torch.distributed: keys, and requests that wait for keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def table() -> StoreTable:
 def hear(
     table: StoreTable, id: int, operation: Any, *keys: str, values: tuple[bytes, ...] = (), amount: int = 0
 ) -> Any:
-    """Answers by request: values, or the text of an error."""
+    """Perform an operation; returns the answers by request: values, or the text of an error."""
     found = {}
     for answered, packed in table.hear(StoreCall(id, "s", operation, keys, values, amount)):
         ((message, frames),) = split(join([packed]))

@@ -1,4 +1,4 @@
-"""Processes that run cells: each script has one of its own, since the shell is the `__main__` of its process."""
+"""Processes that run cells: each script has a separate one, because the shell is the `__main__` of its process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.waiting import LONG_S
 
-# Imports what scripts need, and forks a process for each: to import it again would take half a second of each test.
+# Imports the modules of the scripts, and forks a process for each script: new imports would take half a second of each test.
 SERVER = """\
 import asyncio, cloudpickle, dataclasses, gc, inspect, json, os, psutil, signal, sys, threading, time, types, weakref
 from monarch_kernel.runtime.worker.cell_shell import CellShell
@@ -96,7 +96,7 @@ def interrupted(code, number=1):
 
 @dataclass(frozen=True)
 class Ran:
-    """What a script reported, and what it wrote."""
+    """The report of a script, and its output."""
 
     report: dict[str, Any]
     stdout: str
@@ -107,7 +107,7 @@ Script = Callable[[str], Ran]
 
 
 class ForkServer:
-    """A process that has imported what scripts need, and forks one for each of them."""
+    """A process that has imported the modules of the scripts, and forks one for each of them."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -115,7 +115,7 @@ class ForkServer:
         )
 
     def run(self, job: dict[str, Any]) -> int:
-        """Run a script; gives the exit code of its process."""
+        """Run a script; returns the exit code of its process."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job).encode() + b"\n")
         pid = self._answer()
@@ -138,7 +138,7 @@ class ForkServer:
 
 @pytest.fixture(scope="session")
 def fork_server(nothing_left_by_the_session: None) -> Iterator[ForkServer]:
-    """Of this pytest process."""
+    """The fork server of this pytest process."""
     server = ForkServer()
     yield server
     server.close()
@@ -146,7 +146,7 @@ def fork_server(nothing_left_by_the_session: None) -> Iterator[ForkServer]:
 
 @pytest.fixture
 def rank(fork_server: ForkServer, tmp_path: Path, request: pytest.FixtureRequest) -> Script:
-    """Runs a script that has a `shell`, fills `report` and may use what the prelude defines; a parameter names its class."""
+    """Runs a script that has a `shell`, fills `report` and may use the prelude's names; a parameter names the shell's class."""
     shell = getattr(request, "param", "CellShell")
     home = tmp_path / "home"
     home.mkdir()

@@ -1,4 +1,4 @@
-"""Cells of a rank; each test runs a script in a process of its own, since the shell is the `__main__` of its process."""
+"""Cells of a rank; each test runs a script in a separate process, because the shell is the `__main__` of its process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.timing import Bar
 
-Script = Callable[[str], Any]  # what the fixture `rank` gives
+Script = Callable[[str], Any]  # the value of the fixture `rank`
 
 pytestmark = pytest.mark.parametrize("rank", ["CellShell", "LightShell"], indirect=True)
 
@@ -271,7 +271,7 @@ def test_the_last_error_is_kept_for_a_post_mortem_and_no_longer(rank: Script) ->
         report["freed after await"] = seen[-1]() is None
         run("%%capture\\nstep()")
         run("pass")
-        gc.collect()  # the frames of IPython's run_cell are a cycle of their own
+        gc.collect()  # the frames of IPython's run_cell are a separate cycle
         report["freed after capture"] = seen[-1]() is None
         run("t = Tensor()\\nseen.append(weakref.ref(t))\\nt")
         run("del t")
@@ -299,6 +299,6 @@ def test_an_empty_cell_is_cheap(rank: Script, bar: Bar) -> None:
                            if os.path.exists(f"/proc/self/fd/{fd}")]
         """
     )
-    bar.check(ran.report["us"] / 1e6, 500e-6, "an empty cell")  # it takes about 85 us where nothing else runs
+    bar.check(ran.report["us"] / 1e6, 500e-6, "an empty cell")  # it takes about 85 us if nothing else runs
     assert ran.report["threads"] == 1
     assert not [name for name in ran.report["files"] if "sqlite" in name or "ipython" in name]

@@ -1,4 +1,4 @@
-"""A rank takes over the directory and the path of the controller, where its machine has them."""
+"""A rank uses the directory and the import path of the controller, if its machine has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell of a rank; each test runs a script in a process of its own, since the shell is the `__main__` of its process."""
+"""The shell of a rank; each test runs a script in a separate process, because the shell is the `__main__` of its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from monarch_kernel.runtime.worker.ipython_shell import _is_stopped, _signal
 from tests.support.waiting import wait_until
 
-Script = Callable[[str], Any]  # what the fixture `rank` gives
+Script = Callable[[str], Any]  # the value of the fixture `rank`
 
 
 def test_displays_are_published_in_order_with_text(rank: Script) -> None:

@@ -1,4 +1,4 @@
-"""Cells of a rank that has neither torch nor IPython; that they end as others do is tested in `test_cell_shell.py`."""
+"""Cells of a rank that has neither torch nor IPython; `test_cell_shell.py` tests that their outcomes are the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-Script = Callable[[str], Any]  # what the fixture `rank` gives
+Script = Callable[[str], Any]  # the value of the fixture `rank`
 
 pytestmark = pytest.mark.parametrize("rank", ["LightShell"], indirect=True)
 

@@ -1,4 +1,4 @@
-"""A rank as a process: its environment, threads and random numbers, what it survives, and how it ends."""
+"""A rank as a process: its environment, threads and random numbers, its interrupts, and its end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPUS = len(os.sched_getaffinity(0))
 
 
 class Body(Actor):
-    """Looks at its process."""
+    """Runs code in its process."""
 
     @endpoint
     def run(self, code: str) -> Any:
@@ -42,7 +42,7 @@ class Body(Actor):
 
 @pytest.fixture(scope="module")
 def procs(session: None, by_value: None) -> Iterator[ProcMesh]:
-    """Two ranks in a session of the module's own: the agent and the zygote have the environment in which they started."""
+    """Two ranks in a separate session of this module: the agent and the zygote keep the environment in which they started."""
     shutdown_context().get(LONG_S)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("OMP_NUM_THREADS")
@@ -56,13 +56,13 @@ def procs(session: None, by_value: None) -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def spare(procs: ProcMesh) -> Iterator[ProcMesh]:
-    """One more process, to be ended."""
+    """One more process, which a test may end."""
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     yield mesh
     mesh.stop(grace_s=0).get()
 
 
-# -- what it finds
+# -- environment
 
 
 def test_it_knows_its_place(procs: ProcMesh) -> None:
@@ -123,7 +123,7 @@ def test_standard_input_is_empty(procs: ProcMesh) -> None:
 
 
 def test_ranks_share_no_descriptor_with_one_another(procs: ProcMesh) -> None:
-    """Else the pipe of a dead rank would stay open, and its death be seen late."""
+    """Otherwise the pipe of a dead rank would stay open, and its death would be noticed late."""
     pipes = procs.run("import os; [os.readlink('/proc/self/fd/%d' % fd) for fd in (1, 2)]").get().values()
     assert len({pipe for pair in pipes for pipe in pair}) == 4
     code = (
@@ -142,7 +142,7 @@ def test_a_second_mesh_starts_from_the_warm_zygote(procs: ProcMesh, bar: Bar) ->
         mesh.stop().get(LONG_S)
 
 
-# -- what it survives
+# -- interrupts and exits
 
 
 def test_interrupts_from_elsewhere_do_nothing(procs: ProcMesh) -> None:
@@ -185,7 +185,7 @@ def test_cells_and_actors_are_interrupted_within_two_seconds(procs: ProcMesh, tm
 
 
 def test_an_interrupt_reaches_only_what_it_is_meant_for(procs: ProcMesh) -> None:
-    """Whenever it comes, the actor continues to answer: it does not interrupt its thread outside of the user's code."""
+    """At any time, the actor goes on answering: an interrupt does not reach its thread outside of the user's code."""
     one = procs.slice(r=0)
     body: Any = one.spawn("body", Body)
     ends = set()
@@ -205,7 +205,7 @@ def test_a_rank_can_run_programs(procs: ProcMesh) -> None:
         assert (done.returncode, done.stdout) == (7, "out\n")
 
 
-# -- how it ends
+# -- the end
 
 
 BUSY = {
@@ -227,8 +227,8 @@ def test_a_stop_runs_what_was_registered_for_the_exit(spare: ProcMesh, tmp_path:
         .item(r=0)
     )
     if work:
-        spare.run(f"open(r'{tmp_path}/begun', 'w').close()\n{work}")
-        wait_until((tmp_path / "begun").exists, "the cell to run")
+        spare.run(f"open(r'{tmp_path}/started', 'w').close()\n{work}")
+        wait_until((tmp_path / "started").exists, "the cell to run")
     with bar.below(5, "the stop"):
         spare.stop(grace_s=30).get(LONG_S)
         wait_gone(pid)
@@ -239,8 +239,8 @@ def test_a_stop_ends_a_rank_whose_actor_computes(spare: ProcMesh, tmp_path: Path
     body: Any = spare.spawn("body", Body)
     pid = body.run.call("__import__('os').getpid()").get(LONG_S).item(r=0)
     body.execute.call(f"import atexit; atexit.register(lambda: open(r'{tmp_path}/left', 'w').close())").get(LONG_S)
-    running = body.spin.call(f"{tmp_path}/begun")
-    wait_until((tmp_path / "begun").exists, "the endpoint to run")
+    running = body.spin.call(f"{tmp_path}/started")
+    wait_until((tmp_path / "started").exists, "the endpoint to run")
     with bar.below(10, "the stop"):
         spare.stop("enough", grace_s=30).get(LONG_S)
         wait_gone(pid)
@@ -274,11 +274,11 @@ def test_a_rank_without_grace_is_killed_at_once(spare: ProcMesh, bar: Bar) -> No
         wait_gone(pid)
 
 
-# -- what it does now
+# -- activities
 
 
 def doing(mesh: ProcMesh, ready: Callable[[dict[int, Any]], bool]) -> dict[int, Any]:
-    """Look until what the ranks do fits."""
+    """Wait until the activities of the ranks are as expected."""
 
     def look() -> dict[int, Any] | None:
         answers: dict[int, Any] = mesh.doing().get(LONG_S)
@@ -331,16 +331,16 @@ def test_a_dead_rank_is_no_reason_to_wait(spare: ProcMesh) -> None:
 
 
 def test_a_rank_that_can_not_answer_is_given_up(procs: ProcMesh, tmp_path: Path) -> None:
-    """It waits for a byte in native code, and keeps the GIL."""
+    """It waits for a byte in native code that holds the GIL."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     cell = procs.slice(r=0).run(
-        f"import ctypes, os\nfd = os.open(r'{gate}', os.O_RDWR)\nopen(r'{tmp_path}/begun', 'w').close()\n"
+        f"import ctypes, os\nfd = os.open(r'{gate}', os.O_RDWR)\nopen(r'{tmp_path}/started', 'w').close()\n"
         "_ = ctypes.PyDLL(None).read(fd, ctypes.create_string_buffer(1), 1)\nos.close(fd)"
     )
-    wait_for_files(tmp_path, "begun")
+    wait_for_files(tmp_path, "started")
     look = procs.doing()
-    procs.slice(r=1).doing().get(LONG_S)  # by now the other has answered the first look, too
+    procs.slice(r=1).doing().get(LONG_S)  # by now the other has answered the first request, too
     assert not look.done()
     look.cancel()
     answers = look.get(LONG_S)
@@ -351,7 +351,7 @@ def test_a_rank_that_can_not_answer_is_given_up(procs: ProcMesh, tmp_path: Path)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)
 
 
-# -- what an interrupt reaches
+# -- reach of interrupts
 
 
 def test_a_cell_that_waits_for_an_answer_is_interrupted(procs: ProcMesh) -> None:
@@ -372,9 +372,9 @@ def test_code_that_ignores_the_signal_is_interrupted_all_the_same(
     one = procs.slice(r=0)
     cell = one.run(
         f"import signal, time\nsignal.signal(signal.SIGINT, signal.{how})\n"
-        f"open(r'{tmp_path}/begun', 'w').close()\ntime.sleep(600)"
+        f"open(r'{tmp_path}/started', 'w').close()\ntime.sleep(600)"
     )
-    wait_until((tmp_path / "begun").exists, "the cell to run")
+    wait_until((tmp_path / "started").exists, "the cell to run")
     with bar.below(2, "the interrupt"):
         cell.interrupt()
         error = cell.exception(LONG_S)
@@ -387,9 +387,9 @@ def test_a_handler_of_its_own_is_called_once_and_overruled_by_an_abort(procs: Pr
     cell = one.run(
         "import signal, time\ncalls = []\n"
         f"def note(*_): calls.append(1); open(r'{tmp_path}/called', 'w').close()\n"
-        f"signal.signal(signal.SIGINT, note)\nopen(r'{tmp_path}/begun', 'w').close()\ntime.sleep(600)"
+        f"signal.signal(signal.SIGINT, note)\nopen(r'{tmp_path}/started', 'w').close()\ntime.sleep(600)"
     )
-    wait_until((tmp_path / "begun").exists, "the cell to run")
+    wait_until((tmp_path / "started").exists, "the cell to run")
     cell.interrupt()
     wait_until((tmp_path / "called").exists, "the handler to be called")
     assert not cell.wait(0.3)

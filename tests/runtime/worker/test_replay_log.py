@@ -1,4 +1,4 @@
-"""What a rank keeps for the next controller."""
+"""Records of a rank for the next controller."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_file_says_which_cell_runs(ledger: Ledger, tmp_path: Path) -> None:
     assert runs(tmp_path) == "cell [6]"
     ledger.take(Run(3, "x", 0))
     ledger.answered(2, Packed(b""))
-    assert runs(tmp_path) == "code"  # of a program
+    assert runs(tmp_path) == "code"  # run by a program
     ledger.answered(3, Packed(b""))
     assert runs(tmp_path) == ""
     assert [file.name for file in tmp_path.iterdir()] == ["rank-1"]
@@ -112,5 +112,5 @@ def test_what_is_displayed_is_kept_while_there_is_no_controller(ledger: Ledger, 
     big = Packed(bytes(RICH_NBYTES))
     assert ledger.displayed(big)
     assert ledger.displayed(Packed(b"last"))
-    assert ledger.attach()[1] == [Packed(b"last")]  # no more than there is room for
+    assert ledger.attach()[1] == [Packed(b"last")]  # only as much as the limit allows
     assert ledger.attach()[1] == []

@@ -1,4 +1,4 @@
-"""Marks between what a rank writes: they come through any chunking, and nothing else is touched."""
+"""Marks in the output of a rank: any chunking preserves them, and the rest of the output is unchanged."""
 
 from __future__ import annotations
 
