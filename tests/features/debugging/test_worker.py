@@ -260,7 +260,7 @@ def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.Ca
     """There is no prompt in a script, in threads, in forked children and for broadcasts."""
     one = procs.slice(r=0)
     codes = {
-        "breakpoint()\nx = 1": "only in a notebook",
+        "breakpoint()\nx = 1": "code can stop only in a notebook",
         "import threading\nt = threading.Thread(target=lambda: breakpoint())\nt.start()\nt.join()": "not a thread",
         "import os, pdb\nif (pid := os.fork()) == 0:\n    breakpoint()\n    os._exit(0)\nos.waitpid(pid, 0)\nx = 1": "a child",
     }
