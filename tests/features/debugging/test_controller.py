@@ -66,7 +66,7 @@ def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> l
     return state.heard(message, (), rank_peer(1), NOW + turn)
 
 
-def test_it_is_told_and_takes_one_line(state: State) -> None:
+def test_a_stop_is_reported_and_takes_one_line(state: State) -> None:
     (event,) = stop_events(stop(state))
     assert event == StopEvent(1, 0, "t", 7, "cell [3]", 1, "cell [3], line 2", "said\n", "(Pdb) ", True, NOW + 1)
     assert debugging(state).stops([1]) == [event]
@@ -81,7 +81,7 @@ def test_it_is_told_and_takes_one_line(state: State) -> None:
     assert debugging(state).stops([1]) == []
 
 
-def test_what_was_written_before_comes_first(state: State) -> None:
+def test_a_stop_waits_for_the_output_before_it(state: State) -> None:
     assert stop(state, written=(5, 5)) == []
     assert debugging(state).stops([1]) == []
     chunks = tuple(OutputChunk(1, stream, "text\n", 5) for stream in ("stdout", "stderr"))
@@ -94,14 +94,14 @@ def test_what_was_written_before_comes_first(state: State) -> None:
     [Result(7, Payload()), Failed(7, Failure("exception", "E", "m")), Lost(1, 0, 9, "", (), 0)],
     ids=["answer", "failure", "death"],
 )
-def test_it_ends_with_the_request(state: State, end: Message) -> None:
+def test_a_stop_ends_with_its_request(state: State, end: Message) -> None:
     (event,) = stop_events(stop(state))
     state.heard(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
     assert debugging(state).stops([1]) == []
     assert debugging(state).answer(event, "n\n") == []
 
 
-def test_of_requests_that_are_not_owed_nothing_is_stop_events(state: State) -> None:
+def test_a_stop_of_a_request_that_is_not_open_is_dropped(state: State) -> None:
     state.heard(Result(7, Payload()), (), rank_peer(1), NOW)
     strays = state.strays
     assert stop(state) == []
@@ -129,7 +129,7 @@ def test_a_thread_that_waits_is_woken_before_views_show_the_stop(state: State) -
     assert isinstance(tell, Tell)
 
 
-def test_a_cancelled_request_stands_still_until_its_rank_ends_it(state: State) -> None:
+def test_a_cancelled_request_stays_stopped_until_its_rank_ends_it(state: State) -> None:
     (event,) = stop_events(stop(state))
     state.cancel(7, NOW)
     assert debugging(state).stops() == [event]

@@ -112,7 +112,7 @@ def test_stepping_ends_where_the_cell_does(person: Person) -> None:
     )
 
 
-def test_every_way_into_pdb_leads_here(person: Person) -> None:
+def test_all_ways_to_start_pdb_open_a_prompt(person: Person) -> None:
     ways = {
         "import pdb\npdb.set_trace()\nx = 1": "code, line 3",
         "import pdb\npdb.Pdb().set_trace()\nx = 1": "code, line 3",
@@ -126,7 +126,7 @@ def test_every_way_into_pdb_leads_here(person: Person) -> None:
         assert person.leave(stop, "c", future).values() == (None,)
 
 
-def test_torchs_breakpoint_of_one_rank(person: Person) -> None:
+def test_breakpoint_of_torch_distributed(person: Person) -> None:
     code = (
         "import torch.distributed as dist\ndist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "def f(a):\n    dist.breakpoint()\n    return a\nf(5)"
@@ -151,14 +151,14 @@ def test_quit_and_end_of_input_fail_the_request(person: Person) -> None:
 
 
 @pytest.mark.parametrize("command", ["interact", "run", "restart"])
-def test_commands_that_can_not_be(person: Person, command: str) -> None:
+def test_unsupported_commands_are_refused(person: Person, command: str) -> None:
     future = person.mesh.run("breakpoint()\nx = 1")
     stop = person.say(person.stop(), command)
     assert stop.text.startswith(f"*** {command} is not available on a rank: ")
     assert person.leave(stop, "c", future).values() == (None,)
 
 
-def test_an_interrupt_ends_what_has_stopped(person: Person) -> None:
+def test_an_interrupt_ends_stopped_code(person: Person) -> None:
     body: Any = person.mesh.spawn("body", Body)
     async_body: Any = person.mesh.spawn("async_body", AsyncBody)
     code = "breakpoint()\nvalue = 1"
@@ -176,7 +176,7 @@ def test_an_interrupt_ends_what_has_stopped(person: Person) -> None:
         assert future.get(LONG_S).values() == (7,)
 
 
-def test_a_line_that_comes_too_late_or_twice_is_dropped(person: Person) -> None:
+def test_a_late_or_repeated_line_is_dropped(person: Person) -> None:
     future = person.mesh.run("breakpoint()\nx = 1")
     first = person.stop()
     second = person.say(first, "p 1")
@@ -199,7 +199,7 @@ def test_a_mesh_with_a_rank_that_has_stopped_ends_at_once(person: Person, where:
         wait_gone(pid)
 
 
-def test_endpoints_stop_too(person: Person) -> None:
+def test_a_breakpoint_in_an_endpoint_stops(person: Person) -> None:
     for cls in (Body, AsyncBody):
         body: Any = person.mesh.spawn("body", cls)
         future = body.run.call("breakpoint()\nvalue = 3")
@@ -219,7 +219,7 @@ def test_endpoints_stop_too(person: Person) -> None:
         assert errors(person.mesh) == []  # kept until the next call
 
 
-def test_a_function_that_was_mapped_is_like_a_cell(person: Person) -> None:
+def test_a_breakpoint_in_a_mapped_function_stops(person: Person) -> None:
     def divide(k: int) -> float:
         breakpoint()
         return 1 / k
@@ -256,7 +256,7 @@ def test_a_failure_is_kept_until_the_next_cell(person: Person) -> None:
     assert "no longer kept" in str(error)
 
 
-def test_what_can_not_stop_goes_on_and_says_so(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
+def test_code_that_can_not_stop_goes_on_with_a_message(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
     """There is no prompt in a script, in threads, in forked children and for broadcasts."""
     one = procs.slice(r=0)
     codes = {
@@ -295,7 +295,7 @@ def test_nothing_waits_for_standard_input(procs: ProcMesh, code: str, error: str
 
 
 @pytest.mark.parametrize("what", ["input('?')", "__import__('getpass').getpass()"])
-def test_input_in_an_endpoint_is_refused_also_before_any_cell(procs: ProcMesh, what: str) -> None:
+def test_input_in_an_endpoint_is_refused_before_any_cell(procs: ProcMesh, what: str) -> None:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     for _ in range(2):
         body: Any = mesh.spawn("body", Body)
@@ -307,7 +307,7 @@ def test_input_in_an_endpoint_is_refused_also_before_any_cell(procs: ProcMesh, w
     mesh.stop(grace_s=0).get()
 
 
-def test_the_debugger_says_nothing_of_requests_that_are_over(procs: ProcMesh, person: Person) -> None:
+def test_the_debugger_sends_nothing_for_requests_that_are_over(procs: ProcMesh, person: Person) -> None:
     future = person.mesh.run("breakpoint()\nx = 1")
     stop = person.stop()
     future.cancel()

@@ -69,7 +69,7 @@ def attaching() -> State:
     return state
 
 
-def test_they_are_asked_until_they_answer() -> None:
+def test_peers_are_asked_until_they_answer() -> None:
     state = attaching()
     assert [peer for peer, _ in sends(state.tick(0.2))] == [host_peer(HOST), rank_peer(1), rank_peer(2)]
     agent(state)
@@ -100,7 +100,7 @@ def test_a_cell_is_resumed_with_all_its_ranks_whatever_comes_first() -> None:
     assert sends(effects) == [(rank_peer(1), Forget(7)), (rank_peer(2), Forget(7))]
 
 
-def test_what_is_written_and_shown_meanwhile_comes_after_what_is_resumed() -> None:
+def test_output_and_displays_wait_for_resumed_cells() -> None:
     state = attaching()
     effects = agent(state, OutputChunk(1, "stdout", "before\n", 0, 3))
     assert effects == [Tell(BacklogEvent((OutputChunk(1, "stdout", "before\n", 0, 3),), {1: 0}))]
@@ -115,7 +115,7 @@ def test_what_is_written_and_shown_meanwhile_comes_after_what_is_resumed() -> No
     assert events[1].request == 7
 
 
-def test_marks_that_were_read_before_are_not_waited_for() -> None:
+def test_a_message_does_not_wait_for_output_that_was_read_before() -> None:
     state = attaching()
     agent(state, OutputChunk(1, "stdout", "", 50), OutputChunk(1, "stderr", "", 51))
     rank(state, 2, hello(2))
@@ -124,7 +124,7 @@ def test_marks_that_were_read_before_are_not_waited_for() -> None:
     assert any(isinstance(effect, Resolve) for effect in effects)
 
 
-def test_what_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> None:
+def test_a_request_that_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> None:
     state = attaching()
     agent(state)
     rank(state, 1, hello(1, Owed(5, "counter.add", 1.0)))
@@ -134,7 +134,7 @@ def test_what_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> None:
     assert state.ranks[1].state == "idle"
 
 
-def test_what_a_rank_writes_belongs_to_its_cell_also_where_an_actor_was_called_before() -> None:
+def test_output_belongs_to_the_cell_even_if_an_actor_was_called_before() -> None:
     state = attaching()
     agent(state)
     rank(state, 1, hello(1, Owed(5, "counter.add", 70.0), CELL))
@@ -145,7 +145,7 @@ def test_what_a_rank_writes_belongs_to_its_cell_also_where_an_actor_was_called_b
     assert effect.event.request == 7
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for_long() -> None:
+def test_a_rank_that_does_not_answer_delays_the_adoption_only_for_a_while() -> None:
     state = attaching()
     agent(state)
     rank(state, 1, hello(1, CELL))
@@ -161,7 +161,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for_long() -> None:
     assert sends(state.tick(100.0)) == []
 
 
-def test_one_that_died_is_not_waited_for_and_its_peers_are_released() -> None:
+def test_adoption_does_not_wait_for_a_dead_rank_and_releases_its_peers() -> None:
     state = attaching()
     agent(state)
     rank(state, 1, hello(1, CELL))
@@ -172,7 +172,7 @@ def test_one_that_died_is_not_waited_for_and_its_peers_are_released() -> None:
     assert (rank_peer(1), Release(7)) in sends(state.tick(1.0 + RELEASE_AFTER_S))
 
 
-def test_only_ranks_that_keep_a_record_are_told_to_forget_and_only_cells() -> None:
+def test_forget_goes_only_to_ranks_with_a_record_and_only_for_cells() -> None:
     state = attaching()
     agent(state)
     rank(state, 1, hello(1))
@@ -191,7 +191,7 @@ def test_only_ranks_that_keep_a_record_are_told_to_forget_and_only_cells() -> No
     assert sends(other.heard(Result(1, Payload()), (), rank_peer(1), 0.0)) == []
 
 
-def test_leaving_and_ending() -> None:
+def test_leave_all_and_end_all() -> None:
     state = attaching()
     agent(state)
     assert sends(state.host_requests.detach(7, HOST, 30.0)) == [(host_peer(HOST), Outlive(7, 30.0))]

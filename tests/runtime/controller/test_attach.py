@@ -59,7 +59,7 @@ def attached(token: str = "t", timeout_s: float = 10.0) -> Iterator[tuple[Runtim
         runtime.close()
 
 
-def test_it_takes_up_what_is_there() -> None:
+def test_attach_resumes_cells_and_output() -> None:
     with attached() as (runtime, left, answered):
         assert answered
         assert {(ask.token, ask.epoch) for ask in left.asked if isinstance(ask, Attach)} == {("t", 3)}
@@ -74,7 +74,7 @@ def test_it_takes_up_what_is_there() -> None:
             assert isinstance(answer, Value)
 
 
-def test_what_was_written_since_reaches_who_listens_later() -> None:
+def test_output_since_then_reaches_a_later_listener() -> None:
     with attached() as (runtime, left, _):
         heard: dict[int, list[str]] = {}
         for cell, _ in runtime.resumed:  # one after the other: output of the second must wait
@@ -87,14 +87,14 @@ def test_what_was_written_since_reaches_who_listens_later() -> None:
         assert heard == {11: ["after 1\n", "live\n"], 12: ["after 2\n"]}
 
 
-def test_its_numbers_are_not_those_of_an_earlier_one() -> None:
+def test_ids_differ_from_those_of_the_earlier_controller() -> None:
     with attached() as (runtime, left, _):
         future = runtime.request([1], lambda id: pack(Ping(id)), "ping", len)
         assert future.id == first_number(3) > first_number(2) + 2**31
         assert left.ranks[0].receive_some() == [Ping(future.id)]
 
 
-def test_peers_without_the_token_are_not_taken_up() -> None:
+def test_peers_without_the_token_are_not_adopted() -> None:
     with attached("another", timeout_s=0.3) as (runtime, _, answered):
         assert not answered
         assert runtime.refused

@@ -50,7 +50,7 @@ def output(*chunks: tuple[Any, str, int]) -> Output:
 
 
 @given(st.lists(st.text("ab", max_size=2), min_size=1, max_size=6), st.data())
-def test_whoever_comes_first_the_order_is_that_of_the_rank(texts: list[str], data: st.DataObject) -> None:
+def test_output_and_displays_keep_the_order_of_the_rank(texts: list[str], data: st.DataObject) -> None:
     """A rank writes a text, displays something, and so on; each of the two connections keeps its order."""
     state = a_state()
     chunks: list[OutputChunk] = []
@@ -75,7 +75,7 @@ def test_whoever_comes_first_the_order_is_that_of_the_rank(texts: list[str], dat
     assert seen == expected
 
 
-def test_a_display_that_does_not_come_is_not_waited_for_long() -> None:
+def test_output_waits_for_a_missing_display_only_for_a_while() -> None:
     state = a_state()
     first = output(
         ("stdout", "before", display_mark(0)), ("stderr", "", display_mark(0)), ("stdout", "after", display_mark(0))
@@ -86,13 +86,13 @@ def test_a_display_that_does_not_come_is_not_waited_for_long() -> None:
     assert texts_and_data(state.heard(rich(0), (), b"R1", 2.0)) == [0], "it is late, but shown"
 
 
-def test_output_that_does_not_come_is_not_waited_for_long() -> None:
+def test_a_display_waits_for_missing_output_only_for_a_while() -> None:
     state = a_state()
     assert texts_and_data(state.heard(rich(0), (), b"R1", 1.0)) == []
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == [0]
 
 
-def test_what_was_withheld_is_told_when_the_rank_is_lost() -> None:
+def test_withheld_output_is_reported_when_the_rank_is_lost() -> None:
     state = a_state()
     state.heard(
         output(("stdout", "before", display_mark(0)), ("stdout", "last words", display_mark(0))), (), b"H1", 1.0
@@ -101,7 +101,7 @@ def test_what_was_withheld_is_told_when_the_rank_is_lost() -> None:
     assert texts_and_data(effects)[0] == "last words"
 
 
-def test_what_an_earlier_request_has_left_running_writes_for_that() -> None:
+def test_output_of_processes_left_running_belongs_to_their_request() -> None:
     state = a_state()
     state.heard(output(("stdout", "mine", display_mark(0))), (), b"H1", 1.0)
     chunk = OutputChunk(1, "stdout", "the child's", cell_mark(0), 0, 3)

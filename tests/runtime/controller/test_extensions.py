@@ -11,7 +11,7 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.testing import MemoryHub
 
 
-def test_an_extension_that_was_registered_too_late_is_reported() -> None:
+def test_an_extension_that_is_registered_too_late_is_reported() -> None:
     class Late(Extension):
         pass
 
@@ -23,7 +23,7 @@ def test_an_extension_that_was_registered_too_late_is_reported() -> None:
         runtime.close()
 
 
-def test_a_message_with_the_name_of_another_is_refused_and_the_others_still_travel() -> None:
+def test_a_message_with_the_name_of_another_is_refused() -> None:
     class Other(Message, frozen=True, tag="Ping"):
         pass
 

@@ -54,7 +54,7 @@ def add(runtime: Runtime, launcher: SlowLauncher, count: int) -> tuple[int, ...]
 
 
 @pytest.mark.parametrize("how", ["release", "close"])
-def test_hosts_are_given_back_side_by_side(runtime: Runtime, how: str) -> None:
+def test_hosts_are_given_back_at_the_same_time(runtime: Runtime, how: str) -> None:
     launcher = SlowLauncher(3)
     hosts = add(runtime, launcher, 3)
     if how == "release":
@@ -64,7 +64,7 @@ def test_hosts_are_given_back_side_by_side(runtime: Runtime, how: str) -> None:
     assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 3
 
 
-def test_one_that_is_replaced_is_given_back_meanwhile_and_waited_for_in_the_end(runtime: Runtime) -> None:
+def test_a_replaced_host_is_given_back_in_the_background(runtime: Runtime) -> None:
     launcher = SlowLauncher(2)
     old, new = add(runtime, launcher, 2)
     runtime.fleet.replace(old, new)
@@ -74,7 +74,7 @@ def test_one_that_is_replaced_is_given_back_meanwhile_and_waited_for_in_the_end(
     assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 2
 
 
-def test_who_leaves_hosts_to_another_controller_gives_back_what_is_replaced(runtime: Runtime) -> None:
+def test_leaving_gives_back_only_replaced_hosts(runtime: Runtime) -> None:
     launcher = SlowLauncher(2)
     old, new = add(runtime, launcher, 2)
     runtime.fleet.replace(old, new)

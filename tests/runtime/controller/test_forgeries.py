@@ -106,7 +106,7 @@ class Lab:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("who", ["agent", "rank"])
-def test_whatever_is_said_the_loop_goes_on_and_others_are_not_harmed(kind: type[Message], who: str) -> None:
+def test_random_messages_neither_stop_the_loop_nor_harm_others(kind: type[Message], who: str) -> None:
     if (kind, who) == (Spawn, "rank"):
         pytest.skip("a rank may spawn any actors here")
     lab = Lab()
@@ -132,7 +132,7 @@ def test_whatever_is_said_the_loop_goes_on_and_others_are_not_harmed(kind: type[
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_an_agent_has_nothing_to_do_with_actors(message: Message) -> None:
+def test_messages_of_an_agent_about_actors_are_refused(message: Message) -> None:
     lab = Lab()
     try:
         before = lab.runtime.refused
@@ -142,7 +142,7 @@ def test_an_agent_has_nothing_to_do_with_actors(message: Message) -> None:
         lab.runtime.close()
 
 
-def test_a_host_that_was_given_back_before_it_came_is_told_to_end() -> None:
+def test_a_host_that_was_given_back_before_it_came_up_is_ended() -> None:
     lab = Lab()
     try:
         late = add_host(lab.runtime, FakeLauncher())

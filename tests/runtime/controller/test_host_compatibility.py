@@ -27,7 +27,7 @@ def software(
 HERE = software()
 
 
-def test_what_runs_here_is_told_without_importing_it() -> None:
+def test_installed_versions_are_found_without_imports() -> None:
     here = software_here()
     assert here.python.count(".") >= 2
     assert set(here.packages) == set(PACKAGES)
@@ -67,7 +67,7 @@ def test_a_refusal_names_versions_and_interpreters() -> None:
     )
 
 
-def test_the_table_has_a_row_for_all_that_run_the_same_and_the_columns_that_differ() -> None:
+def test_the_table_has_one_row_for_equal_hosts_and_the_columns_that_differ() -> None:
     other = software(torch="2.8.0", path="/opt/python")
     assert software_table(HERE, [("n1", other), ("n2", HERE), ("n3", other)]) == [
         "host         executable   torch",
@@ -93,7 +93,7 @@ def test_the_true_offset_of_a_clock_is_within_the_error(offset_s: float, there_s
         assert not clock_warning("n1", clock)  # however long the messages took
 
 
-def test_a_clock_that_is_off_is_told_with_the_direction() -> None:
+def test_the_warning_of_a_clock_says_ahead_or_behind() -> None:
     assert clock_warning("n1", Clock.read(100.0, 103.1, 100.2)) == "the clock of n1 is 3.0 s ahead of this machine's"
     assert clock_warning("n1", Clock.read(100.0, 98.0, 100.0)) == "the clock of n1 is 2.0 s behind this machine's"
 

@@ -15,7 +15,7 @@ def table(count: int, *, elsewhere: bool = True) -> Hosts:
     return hosts
 
 
-def test_a_host_is_lost_when_nothing_is_heard_of_it_for_too_long() -> None:
+def test_a_host_is_lost_after_too_much_silence() -> None:
     hosts = table(2)
     for _ in range(3):
         assert hosts.listened({1, 2}, 0.3) == []
@@ -24,17 +24,17 @@ def test_a_host_is_lost_when_nothing_is_heard_of_it_for_too_long() -> None:
     assert hosts.listened({1}, 0.3) == [hosts[2]]
 
 
-def test_a_word_is_enough() -> None:
+def test_one_message_ends_the_silence_of_a_host() -> None:
     hosts = table(1)
     for i in range(20):
         assert hosts.listened({1} if i % 3 == 2 else set(), 0.4) == []
 
 
-def test_on_this_machine_nobody_has_to_say_that_he_lives() -> None:
+def test_hosts_on_this_machine_may_be_silent() -> None:
     assert table(1, elsewhere=False).listened(set(), 1e6) == []
 
 
-def test_hosts_beyond_the_fan_out_take_their_way_by_others_evenly() -> None:
+def test_hosts_beyond_the_fan_out_are_spread_evenly_over_parents() -> None:
     hosts = Hosts()
     joins = []
     for host in range(1, 3 * FAN_OUT + 1):
@@ -46,7 +46,7 @@ def test_hosts_beyond_the_fan_out_take_their_way_by_others_evenly() -> None:
     assert {parents.count(parent) for parent in parents} == {2}
 
 
-def test_a_thousand_hosts_make_a_tree_in_which_nobody_has_more_than_the_fan_out() -> None:
+def test_no_host_of_a_thousand_has_more_followers_than_the_fan_out() -> None:
     hosts = Hosts()
     for host in range(1, 1001):
         hosts[host] = HostRecord(host, is_elsewhere=True, up=True, addresses=("tcp://x:1",))
@@ -78,13 +78,13 @@ def test_two_hosts_are_introduced_once() -> None:
     assert hosts.introduce(2, 1, b"R1") == [(2, Reach(1, (), (b"R1",)))]
 
 
-def test_the_host_that_can_be_dialled_is_dialled() -> None:
+def test_introductions_dial_the_host_with_an_address() -> None:
     hosts = table(1)
     hosts[2] = HostRecord(2, up=True)  # this machine, which others can't connect to
     assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, (), (b"R9",))), (2, Reach(1, ("tcp://h1:1",), ()))]
 
 
-def test_who_has_had_to_do_with_a_host_is_told_when_it_is_gone() -> None:
+def test_introduced_hosts_get_a_message_when_a_host_is_gone() -> None:
     hosts = table(5)
     hosts.introduce(1, 2, b"R9")
     hosts.introduce(3, 1, b"R1")

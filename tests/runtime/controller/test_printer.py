@@ -13,7 +13,7 @@ def wrote(rank: int, text: str, *, request: int = 1, stream: str = "stdout", dro
     return OutputEvent(request, rank, stream, text, dropped, "trainers")  # type: ignore[arg-type]
 
 
-def test_ranks_that_wrote_the_same_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_wrote_the_same_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     printer = OutputPrinter()
     for rank in (2, 0, 1):
         printer.take(wrote(rank, "hel"))
@@ -33,7 +33,7 @@ def test_streams_are_kept_apart_and_in_order(capsys: pytest.CaptureFixture[str])
     assert written.err == "trainers[0] … 1,200 lines left out here\ntrainers[0] careful\n"
 
 
-def test_of_what_ranks_display_the_text_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_displays_are_printed_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     printer = OutputPrinter()
     for rank in (0, 1):
         printer.take(RichEvent(1, rank, {"text/plain": "a figure", "image/png": "..."}, {}, "trainers"))

@@ -25,7 +25,7 @@ happenings = st.lists(st.tuples(st.sampled_from(RANKS), st.sampled_from([0.0, 0.
 
 
 @given(policy=policies, happenings=happenings)
-def test_restarts_are_bounded_and_each_death_is_followed_by_one_or_given_up(
+def test_restarts_are_bounded_and_each_death_leads_to_one_or_to_a_reason(
     policy: RestartPolicy, happenings: list[tuple[int, float]]
 ) -> None:
     restarts = Restarts(policy, RANKS)
@@ -69,7 +69,7 @@ def test_restarts_are_bounded_and_each_death_is_followed_by_one_or_given_up(
         assert not done
 
 
-def test_the_first_is_at_once_and_the_next_ever_later() -> None:
+def test_the_first_restart_is_at_once_and_each_further_one_waits_longer() -> None:
     restarts = Restarts(RestartPolicy("rank", max_restarts=6, backoff_s=1.0, max_backoff_s=5.0), RANKS)
     now, waits = 100.0, []
     for _ in range(6):
@@ -82,7 +82,7 @@ def test_the_first_is_at_once_and_the_next_ever_later() -> None:
     assert restarts.due(now + 1000) == ()
 
 
-def test_what_is_long_ago_does_not_count() -> None:
+def test_old_restarts_do_not_count() -> None:
     restarts = Restarts(RestartPolicy("rank", max_restarts=1, within_s=10.0), RANKS)
     for now in (0.0, 11.0, 22.0):
         assert restarts.died(1, now).text == "a new process replaces it"
@@ -90,7 +90,7 @@ def test_what_is_long_ago_does_not_count() -> None:
     assert "not restarted, because it was restarted 1 time within 10 s" in restarts.died(1, 23.0).text
 
 
-def test_ranks_are_counted_one_by_one() -> None:
+def test_restarts_are_counted_for_each_rank() -> None:
     """A machine that fails ends all its ranks: that is one death of each."""
     restarts = Restarts(RestartPolicy("rank", max_restarts=1), RANKS)
     for rank in RANKS:
@@ -98,7 +98,7 @@ def test_ranks_are_counted_one_by_one() -> None:
     assert restarts.due(0.0) == RANKS
 
 
-def test_a_mesh_is_restarted_once_for_all_that_die_meanwhile() -> None:
+def test_a_mesh_is_restarted_once_for_several_deaths() -> None:
     restarts = Restarts(RestartPolicy("mesh", max_restarts=2, backoff_s=3.0), RANKS)
     assert restarts.died(0, 0.0).text == "the mesh is restarted"
     assert restarts.due(0.0) == RANKS
@@ -109,7 +109,7 @@ def test_a_mesh_is_restarted_once_for_all_that_die_meanwhile() -> None:
     assert restarts.died(1, 5.0).text == "the mesh is not restarted, because it was restarted 2 times within 300 s"
 
 
-def test_one_that_somebody_has_replaced_is_not_replaced_again() -> None:
+def test_a_rank_that_the_program_replaced_is_not_restarted() -> None:
     restarts = Restarts(RestartPolicy("rank", backoff_s=5.0), RANKS)
     restarts.died(1, 0.0)
     restarts.due(0.0)
@@ -118,7 +118,7 @@ def test_one_that_somebody_has_replaced_is_not_replaced_again() -> None:
     assert restarts.due(100.0) == ()
 
 
-def test_never_means_never() -> None:
+def test_the_policy_never_does_not_restart() -> None:
     restarts = Restarts(RestartPolicy(), RANKS)
     assert restarts.died(1, 0.0) == (False, "")
     assert restarts.due(1e9) == ()
@@ -134,6 +134,6 @@ def test_never_means_never() -> None:
         ({"max_backoff_s": True}, "max_backoff_s must be a number"),
     ],
 )
-def test_what_makes_no_sense_is_refused(options: dict[str, Any], says: str) -> None:
+def test_invalid_policies_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RestartPolicy(**options)

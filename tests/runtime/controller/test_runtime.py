@@ -119,7 +119,7 @@ def test_a_request_and_its_answers(lab: Lab) -> None:
     assert future.exception() is None
 
 
-def test_a_rank_that_serves(lab: Lab) -> None:
+def test_a_request_to_a_rank_that_answers_at_once(lab: Lab) -> None:
     threads = [rank.serve() for rank in lab.ranks.values()]
     for _ in range(20):
         future = lab.ask()
@@ -130,7 +130,7 @@ def test_a_rank_that_serves(lab: Lab) -> None:
         thread.join()
 
 
-def test_a_timeout_uses_nothing_up(lab: Lab) -> None:
+def test_a_future_is_usable_after_a_timeout(lab: Lab) -> None:
     future = lab.ask()
     for _ in range(3):
         with pytest.raises(TimeoutError, match=r"0\.01 s"):
@@ -145,7 +145,7 @@ def test_a_timeout_uses_nothing_up(lab: Lab) -> None:
     assert future.get(0) == [7, 7]
 
 
-def test_what_finish_raises_is_raised_every_time(lab: Lab) -> None:
+def test_an_error_of_finish_is_raised_every_time(lab: Lab) -> None:
     calls: list[int] = []
 
     def finish(answers: Sequence[Answer]) -> None:
@@ -162,7 +162,7 @@ def test_what_finish_raises_is_raised_every_time(lab: Lab) -> None:
     assert calls == [1]
 
 
-def test_an_error_that_is_a_timeout_is_no_timeout_of_the_wait(lab: Lab) -> None:
+def test_a_timeout_error_of_finish_is_no_timeout_of_the_wait(lab: Lab) -> None:
     def finish(answers: Sequence[Answer]) -> None:
         raise TimeoutError("the rank's own")
 
@@ -186,7 +186,7 @@ def test_a_cancel_ends_the_wait_and_interrupts(lab: Lab) -> None:
     future.cancel()
 
 
-def test_done_callbacks_are_called_once_whenever_they_are_added(lab: Lab) -> None:
+def test_done_callbacks_are_called_once(lab: Lab) -> None:
     called: Counter[int] = Counter()
     lock = threading.Lock()
 
@@ -213,7 +213,7 @@ def test_done_callbacks_are_called_once_whenever_they_are_added(lab: Lab) -> Non
     assert set(called.values()) == {1}
 
 
-def test_a_callback_that_fails_breaks_nothing(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_stop_the_loop(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     def fail(event: object = None) -> None:
         raise ZeroDivisionError
 
@@ -234,7 +234,7 @@ def test_a_callback_that_fails_breaks_nothing(lab: Lab, caplog: pytest.LogCaptur
     assert future.get(LONG_S) == [1, 1]
 
 
-def test_a_callback_that_is_added_at_the_last_moment_is_called_once(lab: Lab) -> None:
+def test_a_callback_that_is_added_during_resolve_is_called_once(lab: Lab) -> None:
     class Late(list[Any]):
         """The answers arrive just after the callback was added, before any thread looks for them."""
 
@@ -272,7 +272,7 @@ def test_await(lab: Lab) -> None:
     asyncio.run(main())
 
 
-def test_an_await_that_is_given_up_interrupts_and_harms_nobody(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cancelled_await_interrupts_the_ranks(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     future = lab.ask()
 
     async def main() -> None:
@@ -303,7 +303,7 @@ def test_a_resolved_future() -> None:
 # -- deaths and output of ranks
 
 
-def test_a_death_ends_what_waits_for_it(lab: Lab) -> None:
+def test_a_death_resolves_its_requests(lab: Lab) -> None:
     events: list[object] = []
     unwatch = lab.runtime.watch(events.append)
     both, other = lab.ask(), lab.ask(lab.procs[1])
@@ -322,14 +322,14 @@ def test_a_death_ends_what_waits_for_it(lab: Lab) -> None:
     unwatch()
 
 
-def test_a_host_that_ends_takes_its_ranks_along(lab: Lab) -> None:
+def test_the_end_of_a_host_ends_its_ranks(lab: Lab) -> None:
     future = lab.ask()
     lab.launcher.hosts[lab.host].end("the machine is on fire")
     assert all("on fire" in text for text in future.get(LONG_S))
     assert lab.runtime.fleet.is_gone(lab.host)
 
 
-def test_an_answer_is_not_before_its_output(lab: Lab, bar: Bar) -> None:
+def test_an_answer_comes_after_its_output(lab: Lab, bar: Bar) -> None:
     order: list[str] = []
     lab.runtime.watch(lambda event: order.append(event.text) if isinstance(event, OutputEvent) else None)
     proc = lab.procs[0]
@@ -358,7 +358,7 @@ def test_stopped_ranks(lab: Lab) -> None:
 # -- the end
 
 
-def test_close_ends_what_is_pending() -> None:
+def test_close_resolves_pending_requests() -> None:
     lab = Lab(MemoryHub(), 2).up()
     futures = [lab.ask() for _ in range(5)]
     got: list[Any] = []
@@ -382,7 +382,7 @@ def test_close_ends_what_is_pending() -> None:
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["just before", "just after"])
-def test_a_request_that_comes_too_late_to_be_handled_ends(swept: bool) -> None:
+def test_a_request_during_close_resolves(swept: bool) -> None:
     lab = Lab(MemoryHub(), 1).up()
     lab.runtime._driver.close()  # as far as close() has come on another thread
     lab.runtime._over = swept
@@ -399,7 +399,7 @@ def test_a_request_that_comes_too_late_to_be_handled_ends(swept: bool) -> None:
     lab.runtime.close()
 
 
-def test_requests_while_it_closes_all_end() -> None:
+def test_concurrent_requests_during_close_all_resolve() -> None:
     for seed in range(20):
         lab = Lab(MemoryHub(), 1).up()
         begun = threading.Barrier(4)
@@ -472,7 +472,7 @@ def bomb() -> Payload:
     ids=lambda message: type(message).__name__,
 )
 @pytest.mark.parametrize("name", [b"R1", b"X", b"", b"Rx", b"H1"])
-def test_strangers_are_refused_and_counted(name: bytes, message: Any) -> None:
+def test_unauthenticated_messages_are_refused_and_counted(name: bytes, message: Any) -> None:
     if name == b"H1" and message == HostHello(TOKEN, 1, "h", 1, 1, 0):
         pytest.skip("that is the agent itself")
     Bomb.went_off = 0
@@ -494,7 +494,7 @@ def test_strangers_are_refused_and_counted(name: bytes, message: Any) -> None:
         lab.runtime.close()
 
 
-def test_garbage_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
+def test_garbage_is_refused_and_other_messages_are_handled(lab: Lab) -> None:
     Bomb.went_off = 0
     rank = lab.ranks[lab.procs[0]]
     future = lab.ask(lab.procs[0])
@@ -515,7 +515,7 @@ def test_garbage_is_refused_and_the_rest_goes_on(lab: Lab) -> None:
     assert future.get(LONG_S) == ["fine"]
 
 
-def test_a_stranger_who_says_hello_first_in_a_batch_gets_no_further(lab: Lab) -> None:
+def test_a_hello_without_the_token_does_not_admit_the_rest_of_its_batch(lab: Lab) -> None:
     stranger = FakePeer(lab.hub, b"R77")
     stranger.send_raw(*join([pack(Hello(TOKEN, 77, 1, "cpu")), pack(Result(1, bomb()))]))
     until(lambda: lab.runtime.refused == 1)

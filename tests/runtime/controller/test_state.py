@@ -357,7 +357,7 @@ def ask(state: State, id: int, procs: tuple[int, ...] = (1, 2), now: float = 0.0
     return state.request(id, procs, pack(Ping(id)), f"note {id}", now)
 
 
-def test_what_is_sent_before_hello_waits_in_order() -> None:
+def test_messages_before_hello_wait_in_order() -> None:
     state = State()
     state.hosts.add(1, 0.0)
     assert state.processes.start(1, [rank_spec(1)], 0.0) == []
@@ -371,7 +371,7 @@ def test_what_is_sent_before_hello_waits_in_order() -> None:
     assert sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0)) == []
 
 
-def test_answers_come_in_the_order_of_the_ranks_asked() -> None:
+def test_answers_are_in_the_order_of_the_requested_ranks() -> None:
     state = running(3)
     ask(state, 1, (3, 1, 2))
     assert state.heard(Result(1, Payload(b"one")), (b"f",), b"R1", 0.0) == []
@@ -397,7 +397,7 @@ def test_an_answer_waits_for_the_output_before_it() -> None:
     assert rest[0].event == OutputEvent(1, 0, "stderr", "war", mesh="procs")
 
 
-def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() -> None:
+def test_folded_output_of_several_ranks_comes_before_the_answer_of_each() -> None:
     state = running(3)
     ask(state, 1, (1, 2, 3))
     for proc in (1, 2, 3):
@@ -409,7 +409,7 @@ def test_what_several_ranks_wrote_alike_is_for_each_of_them_before_its_answer() 
     assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
 
 
-def test_an_answer_does_not_wait_for_output_for_ever() -> None:
+def test_an_answer_waits_for_output_only_for_a_while() -> None:
     state = running(1)
     ask(state, 1, (1,))
     state.heard(Result(1, Payload(), {}, (10, 0)), (), b"R1", 5.0)
@@ -417,7 +417,7 @@ def test_an_answer_does_not_wait_for_output_for_ever() -> None:
     assert len(resolves(state.tick(5.0 + OUTPUT_GRACE_S))) == 1
 
 
-def test_who_had_answered_before_it_died_has_answered() -> None:
+def test_an_answer_before_a_death_counts() -> None:
     state = running(1)
     ask(state, 1, (1,))
     ask(state, 2, (1,))
@@ -446,7 +446,7 @@ def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     assert len(state.requests) == 0
 
 
-def test_stopped_ranks_are_no_surprise() -> None:
+def test_stopped_ranks_cause_no_event() -> None:
     state = running(2)
     ask(state, 1)
     effects = state.processes.stop((1, 2), "mesh stopped", 2.0, 1.0)
@@ -458,7 +458,7 @@ def test_stopped_ranks_are_no_surprise() -> None:
     assert state.ranks[1].state == "stopped"
 
 
-def test_a_stop_is_over_when_the_processes_have_ended() -> None:
+def test_a_stop_resolves_when_the_processes_have_ended() -> None:
     state = running(3)
     state.heard(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
     state.processes.stop((1, 2, 3), "mesh stopped", 2.0, 1.0)
@@ -470,7 +470,7 @@ def test_a_stop_is_over_when_the_processes_have_ended() -> None:
     assert state.processes.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
 
 
-def test_a_stop_is_over_when_the_host_is_gone_has_not_come_or_does_not_end_a_process() -> None:
+def test_a_stop_resolves_if_the_host_is_gone_or_not_up_or_a_process_is_stuck() -> None:
     state = running(2)
     state.processes.stop((1, 2), "mesh stopped", 2.0, 1.0)
     assert state.processes.await_ends(7, (1,), 2.0, 1.0) == state.processes.await_ends(8, (1, 2), 50.0, 1.0) == []
@@ -486,7 +486,7 @@ def test_a_stop_is_over_when_the_host_is_gone_has_not_come_or_does_not_end_a_pro
     assert [effect.id for effect in resolves(state.processes.await_ends(9, (5,), 2.0, 15.0))] == [9]
 
 
-def test_goodbye_ends_all() -> None:
+def test_end_all_sends_goodbye() -> None:
     state = running(2)
     ask(state, 1)
     effects = state.processes.end_all(0.0)
@@ -494,7 +494,7 @@ def test_goodbye_ends_all() -> None:
     assert [type(message) for _, message in sends(effects)] == [KillRanks, Goodbye]
 
 
-def test_goodbye_gives_time_to_ranks_that_have_something_to_clean_up() -> None:
+def test_goodbye_gives_time_to_ranks_that_clean_up() -> None:
     state = running(2)
     state.heard(CleansUp(), (), rank_peer(2), 0.0)
     said = [message for _, message in sends(state.processes.end_all(0.0))]
@@ -542,7 +542,7 @@ def test_ranks_that_wait_for_a_failed_one_are_released_once_a_second() -> None:
     assert sends(state.tick(11.0 + 2 * RELEASE_AFTER_S)) == [(b"R2", Release(1))]
 
 
-def test_ranks_that_wait_for_one_that_died_are_told_at_once() -> None:
+def test_ranks_that_wait_for_a_dead_one_are_released_at_once() -> None:
     state = running(3)
     ask(state, 1, (1, 2, 3), 10.0)
     ask(state, 2, (2, 3), 10.0)
@@ -576,7 +576,7 @@ def test_a_cancel_answers_for_all_and_interrupts_them() -> None:
     assert state.ranks[2].state == "idle"
 
 
-def test_interrupting_ranks_reaches_what_waits_for_their_start() -> None:
+def test_an_interrupt_reaches_requests_of_ranks_that_are_not_up() -> None:
     state = running(1)
     state.processes.start(1, [rank_spec(2)], 0.0)
     ask(state, 1, (1,))
@@ -626,7 +626,7 @@ STRAYS: list[tuple[bytes, Message]] = [
 @pytest.mark.parametrize(
     ("peer", "message"), STRAYS, ids=lambda x: x.decode() if isinstance(x, bytes) else type(x).__name__
 )
-def test_what_a_peer_has_no_business_to_say_is_counted_and_dropped(peer: bytes, message: Message) -> None:
+def test_messages_that_a_peer_may_not_send_are_counted_and_dropped(peer: bytes, message: Message) -> None:
     state = running(2)
     state.hosts.add(2, 0.0)
     ask(state, 1)

@@ -18,7 +18,7 @@ def resolved(effects: list[Effect]) -> Resolve:
     return found
 
 
-def test_all_that_are_up_are_asked_whatever_they_do() -> None:
+def test_all_ranks_that_are_up_get_the_request_even_if_busy() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
     assert state.ask(7, [1, 2, 3], LOOK, 1.0) == [Send(rank_peer(1), LOOK), Send(rank_peer(2), LOOK)]
@@ -28,7 +28,7 @@ def test_all_that_are_up_are_asked_whatever_they_do() -> None:
     assert [state.ranks[proc].state for proc in (1, 2, 3)] == ["running", "idle", "starting"]
 
 
-def test_what_does_not_answer_is_given_up_by_a_cancel() -> None:
+def test_a_cancel_gives_up_ranks_that_do_not_answer() -> None:
     state = state_of_three(1, 2)
     state.ask(7, [1, 2], LOOK, 1.0)
     state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0)

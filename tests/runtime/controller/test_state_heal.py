@@ -135,7 +135,7 @@ def lose(state: State, proc: int, now: float = 0.0) -> None:
     state.heard(Lost(proc, 0, 9, "", (), 0), (), AGENT, now)
 
 
-def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
+def test_heal_starts_a_process_for_a_dead_rank() -> None:
     state = running()
     lose(state, 2)
     ((peer, start),) = sends(state.processes.heal((1, 2), 1.0))
@@ -151,7 +151,7 @@ def test_another_process_is_started_in_the_place_of_one_that_died() -> None:
     assert state.processes.heal((1, 2), 3.0) == [], "nobody is dead"
 
 
-def test_what_was_asked_of_the_one_that_died_is_not_asked_again() -> None:
+def test_requests_of_the_dead_process_are_not_repeated() -> None:
     state = running()
     ask(state, 1, (2,))
     lose(state, 2)
@@ -160,14 +160,14 @@ def test_what_was_asked_of_the_one_that_died_is_not_asked_again() -> None:
     assert len(state.requests) == 0
 
 
-def test_one_that_was_stopped_stays_so() -> None:
+def test_a_stopped_rank_is_not_replaced() -> None:
     state = running()
     state.processes.stop((2,), "down", 0.0, 0.0)
     assert state.processes.heal((1, 2), 0.0) == []
     assert state.ranks[2].state == "stopped"
 
 
-def test_one_that_lives_is_ended_before_the_next_is_started() -> None:
+def test_a_live_rank_is_ended_before_its_successor_starts() -> None:
     state = running()
     ask(state, 1, (2,))
     effects = state.processes.retire((2,), "ended by %mesh restart", 2.0, 0.0)
@@ -192,7 +192,7 @@ def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
     return state.heard(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
 
 
-def test_what_one_wrote_before_its_end_is_its_own() -> None:
+def test_output_of_the_former_process_does_not_count_for_the_new_one() -> None:
     """The new process counts its marks from the start, and the request that the former one wrote for is over."""
     state = running()
     ask(state, 1, (2,))
@@ -209,7 +209,7 @@ def test_what_one_wrote_before_its_end_is_its_own() -> None:
     assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from the start"
 
 
-def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
+def test_no_successor_starts_after_the_mesh_was_stopped() -> None:
     state = running()
     state.processes.retire((2,), "restarted", 0.0, 0.0)
     state.processes.heal((2,), 0.0)
@@ -218,7 +218,7 @@ def test_a_mesh_that_goes_down_meanwhile_has_nothing_started() -> None:
     assert state.ranks[2].state == "stopped"
 
 
-def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
+def test_ranks_of_a_lost_host_start_on_its_replacement() -> None:
     state = running()
     state.processes.host_gone(1, "killed", (), 0.0)
     state.processes.heal((1,), 0.0)
@@ -232,7 +232,7 @@ def test_ranks_of_a_host_agent_that_has_ended_go_to_another() -> None:
     assert (peer, [spec.incarnation for spec in start.specs]) == (host_peer(2), [2, 1])
 
 
-def test_one_that_does_not_come_up_can_be_replaced_when_it_has_ended() -> None:
+def test_a_rank_that_does_not_come_up_can_be_replaced_once_it_has_ended() -> None:
     state = running()
     lose(state, 2)
     state.processes.heal((2,), 0.0)
@@ -246,7 +246,7 @@ def test_one_that_does_not_come_up_can_be_replaced_when_it_has_ended() -> None:
     assert start.specs[0].incarnation == 2
 
 
-def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
+def test_an_interrupt_of_a_request_of_the_former_process_is_not_sent() -> None:
     state = running()
     ask(state, 1)
     lose(state, 2)
@@ -254,7 +254,7 @@ def test_the_interrupt_of_a_request_of_the_one_before_reaches_nobody() -> None:
     assert sends(state.requests.interrupt(1)) == [(b"R1", Interrupt(1))]
 
 
-def test_a_controller_that_takes_up_a_mesh_learns_who_is_there_now() -> None:
+def test_a_controller_that_adopts_a_mesh_learns_the_current_incarnations() -> None:
     """The manifest lists the processes from the time when the mesh was started."""
     state = State()
     state.attach({1: [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)]}, Attach(TOKEN, 9, 1), 0.0)
@@ -272,7 +272,7 @@ def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(("restart", "procs"), [("rank", (2,)), ("mesh", (1, 2))])
-def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
+def test_an_automatic_restart_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
     state = running()
     state.processes.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
     assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
@@ -285,7 +285,7 @@ def test_a_restart_by_itself_comes_when_it_is_due(restart: Any, procs: tuple[int
 
 
 @pytest.mark.parametrize("restart", ["rank", "mesh"])
-def test_a_mesh_that_was_healed_by_hand_meanwhile_is_left_alone(restart: Any) -> None:
+def test_a_mesh_that_the_program_healed_is_not_restarted(restart: Any) -> None:
     state = running()
     state.processes.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
     lose(state, 2)
@@ -295,7 +295,7 @@ def test_a_mesh_that_was_healed_by_hand_meanwhile_is_left_alone(restart: Any) ->
     assert dues(state.tick(100.0)) == []
 
 
-def test_only_a_death_that_is_given_up_is_a_failure_to_owners() -> None:
+def test_owners_get_a_failure_only_if_the_rank_is_not_restarted() -> None:
     state = running()
     state.processes.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
     kinds = []
@@ -319,7 +319,7 @@ def test_ranks_that_are_stopped_are_not_restarted() -> None:
 
 
 @pytest.mark.parametrize("peer", [b"R2", b"R2+2", b"R9+1"])
-def test_only_the_one_who_is_there_may_say_hello(peer: Peer) -> None:
+def test_only_the_current_incarnation_may_say_hello(peer: Peer) -> None:
     state = running()
     lose(state, 2)
     state.processes.heal((2,), 0.0)
@@ -328,7 +328,7 @@ def test_only_the_one_who_is_there_may_say_hello(peer: Peer) -> None:
     assert not state.ranks[2].up
 
 
-def test_one_that_does_not_come_up_in_the_place_of_another_is_lost() -> None:
+def test_a_successor_that_does_not_come_up_is_lost() -> None:
     state = running(2)
     assert state.tick(5.0) == []
     state.heard(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)

@@ -41,7 +41,7 @@ def of(effects: list[Any], kind: type) -> list[Any]:
     return [effect for effect in effects if type(effect) is kind]
 
 
-def test_a_host_with_other_versions_is_sent_away_before_anything_runs_there(state: State) -> None:
+def test_a_host_with_other_versions_is_refused_before_anything_runs_there(state: State) -> None:
     state.heard(hello(1, HERE), (), host_peer(1), 1.0)
     effects = state.heard(hello(2, THERE), (), host_peer(2), 1.0)
     assert of(effects, Send) == [Send(host_peer(2), pack(Goodbye()))]  # and no StartRanks
@@ -58,7 +58,7 @@ def test_a_host_with_other_versions_is_sent_away_before_anything_runs_there(stat
 
 
 @pytest.mark.parametrize("software", [HERE, None])
-def test_others_are_given_their_ranks(state: State, software: Software | None) -> None:
+def test_compatible_hosts_get_their_ranks(state: State, software: Software | None) -> None:
     effects = state.heard(hello(1, software), (), host_peer(1), 1.0)
     spec = state.ranks[1].spec
     assert of(effects, Send) == [Send(host_peer(1), pack(StartRanks((spec,))))]
@@ -72,13 +72,13 @@ def test_this_machine_is_not_compared() -> None:
     assert state.hosts[1].up
 
 
-def test_the_time_of_a_rank_to_start_begins_when_its_host_is_up(state: State) -> None:
+def test_the_deadline_of_a_rank_counts_from_the_hello_of_its_host(state: State) -> None:
     late = RANK_DEADLINE_S + 100.0
     state.heard(hello(1, HERE), (), host_peer(1), late)
     assert state.ranks[1].deadline == late + RANK_DEADLINE_S
 
 
-def test_a_question_to_a_host_is_answered_by_that_host_or_by_its_end(state: State) -> None:
+def test_a_request_to_a_host_resolves_with_its_answer_or_its_end(state: State) -> None:
     for host in (1, 2):
         state.heard(hello(host, HERE), (), host_peer(host), 1.0)
     ask = pack(ReadLog(7, 1, 100))

@@ -43,7 +43,7 @@ def test_names_are_kept_per_rank(state: State) -> None:
     assert state.ranks[2].names == {}
 
 
-def test_names_are_bounded_and_those_of_ranks_only(state: State) -> None:
+def test_names_are_bounded_and_only_ranks_may_send_them(state: State) -> None:
     for start in range(0, 3 * MAX_NAMES, 1000):
         state.heard(Names({f"v{i}": "int" for i in range(start, start + 1000)}), (), rank_peer(1), 0.0)
     assert len(state.ranks[1].names) == MAX_NAMES
@@ -61,7 +61,7 @@ def test_a_dead_rank_has_no_names(state: State) -> None:
     assert state.ranks[1].names == {}
 
 
-def test_a_question_is_no_work(state: State) -> None:
+def test_an_out_of_band_request_does_not_count_as_work(state: State) -> None:
     state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
     failure = Failure("exception", "ValueError", "no")
     state.ranks[1].owed.clear()
@@ -76,7 +76,7 @@ def test_a_question_is_no_work(state: State) -> None:
     assert not state.ranks[1].asides
 
 
-def test_a_question_ends_in_any_case(state: State) -> None:
+def test_an_out_of_band_request_resolves_in_any_case(state: State) -> None:
     (answer,) = answers(state.ask(6, [2], ASK, 0.0))
     assert isinstance(answer, Failure), "it is not up"
     state.ask(7, [1], ASK, 0.0)

@@ -26,7 +26,7 @@ def test_agents_of_one_machine_keep_their_names_while_one_is_replaced() -> None:
     assert names(records, 1, 3) == ["vm#1", "vm#3"]
 
 
-def test_the_device_is_shown_when_the_host_has_said_which() -> None:
+def test_the_device_is_shown_once_the_host_has_reported_it() -> None:
     record = RankRecord(replace(rank_spec(1), device="auto"), 1)
     for device in ("", "cpu"):
         record.device = device

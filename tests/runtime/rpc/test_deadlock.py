@@ -200,7 +200,7 @@ class World:
 @given(
     procs=st.lists(st.integers(0, 3), min_size=1, max_size=6), choices=st.lists(st.integers(0, 1 << 20), max_size=150)
 )
-def test_all_circles_are_found_and_nothing_else(procs: list[int], choices: list[int]) -> None:
+def test_all_cycles_are_found_and_nothing_else(procs: list[int], choices: list[int]) -> None:
     world = World(procs)
     for choice in choices:
         world.step(choice)
@@ -228,7 +228,7 @@ def ring(size: int) -> World:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
-def test_one_probe_around_a_ring_tells_its_sender_alone(size: int) -> None:
+def test_a_probe_around_a_ring_ends_only_the_wait_of_its_sender(size: int) -> None:
     world = ring(size)
     for index in range(1, size):  # the others wait, and sent their last probe long ago
         turn = world.actors[index].turn
@@ -242,7 +242,7 @@ def test_one_probe_around_a_ring_tells_its_sender_alone(size: int) -> None:
     assert world.told == set(turn.waits)
 
 
-def test_a_probe_that_runs_into_a_circle_ends() -> None:
+def test_a_probe_that_runs_into_a_cycle_ends() -> None:
     world = World(range(4))
     for index in range(4):
         world.post(CLIENT, next(world.numbers), [index])
@@ -259,7 +259,7 @@ def test_a_probe_that_runs_into_a_circle_ends() -> None:
     assert not world.told & set(turn.waits)  # it waits for a cycle, but is on none
 
 
-def test_the_path_names_what_is_on_the_circle() -> None:
+def test_the_path_names_the_endpoints_on_the_cycle() -> None:
     side = Deadlocks(lambda request: [2] if request == 7 else [1])
     passed = side.probe(100, 7, "a.f on rank 0")
     assert passed == [PassOn([2], Probe(100, 1, 7, (("a.f on rank 0", ""),)))]
@@ -283,14 +283,14 @@ def test_a_wait_passes_a_probe_on_once_in_each_round() -> None:
     assert [len(others.heard(each.probe, standing)) for each in (first, first, again, again, first)] == [1, 0, 1, 0, 0]
 
 
-def test_a_long_circle_is_described_in_a_few_steps() -> None:
+def test_a_long_cycle_is_described_in_a_few_steps() -> None:
     text = describe_circle([(f"actor {index}", "") for index in range(1000)])
     assert text.startswith("actor 0 -> actor 1 -> ")
     assert text.endswith(" -> actor 998 -> actor 999")
     assert "(984 more)" in text
 
 
-def test_what_is_over_is_not_told() -> None:
+def test_a_wait_that_is_over_gets_no_error() -> None:
     side = Deadlocks(lambda request: [1])
     (sent,) = side.probe(100, 7, "a.f")
     assert side.heard(sent.probe, None) == []

@@ -31,7 +31,7 @@ def failed(error: Exception) -> Future[None]:
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("kind", [ValueError, MeshDownError])
-def test_an_error_does_not_keep_what_its_catcher_had(kind: type[Exception]) -> None:
+def test_an_error_does_not_keep_objects_of_its_catcher_alive(kind: type[Exception]) -> None:
     def catch() -> weakref.ref[Held]:
         held = Held()
         with pytest.raises(kind, match="no"):

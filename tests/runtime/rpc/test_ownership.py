@@ -37,7 +37,7 @@ def raised(why: str) -> Failure:
 # -- one family
 
 
-def test_what_fails_together_is_handled_once() -> None:
+def test_failures_at_the_same_time_are_handled_once() -> None:
     family = Family()
     family.spawned(7, "workers", PROGRAM, [1, 2, 3])
     assert family.process_gone(Process(2), lost()) == [Attend(PROGRAM)]
@@ -68,7 +68,7 @@ def test_an_actor_that_ends_with_its_process_fails_once() -> None:
     assert family.child_ended(7, Process(1), raised("late")) == []
 
 
-def test_what_was_stopped_does_not_fail() -> None:
+def test_a_stopped_mesh_does_not_fail() -> None:
     family = Family()
     family.spawned(7, "workers", PROGRAM, [1, 2])
     family.stopped(7, [1])
@@ -78,7 +78,7 @@ def test_what_was_stopped_does_not_fail() -> None:
     assert not family.children
 
 
-def test_an_actor_that_ends_stops_what_it_spawned_and_tells_its_owner() -> None:
+def test_an_actor_that_ends_stops_its_children_and_notifies_its_owner() -> None:
     family = Family()
     owner = Process(3, 1)
     assert family.hosts(5, owner) == [Watch(owner)]
@@ -92,7 +92,7 @@ def test_an_actor_that_ends_stops_what_it_spawned_and_tells_its_owner() -> None:
     assert not family.children
 
 
-def test_an_actor_ends_with_the_process_of_its_owner_and_tells_nobody() -> None:
+def test_an_actor_ends_silently_with_the_process_of_its_owner() -> None:
     family = Family()
     family.hosts(5, Process(3, 1))
     family.spawned(7, "workers", 5, [1])
@@ -127,7 +127,7 @@ def test_a_mesh_that_is_not_made_fails_as_a_whole() -> None:
     assert failure.primary == lost()
 
 
-def test_what_an_actor_spawns_as_it_ends_is_stopped() -> None:
+def test_children_spawned_by_an_ending_actor_are_stopped() -> None:
     family = Family()
     family.hosts(5, Process(3))
     family.ended(5)
@@ -135,7 +135,7 @@ def test_what_an_actor_spawns_as_it_ends_is_stopped() -> None:
     assert not family.children
 
 
-def test_a_rank_that_fails_again_before_anybody_has_looked_is_told_twice() -> None:
+def test_a_rank_that_fails_twice_before_its_owner_looks_is_reported_twice() -> None:
     family = Family()
     family.process_up(Process(1))
     family.spawned(7, "workers", PROGRAM, [1])
@@ -150,7 +150,7 @@ def test_a_rank_that_fails_again_before_anybody_has_looked_is_told_twice() -> No
     ]
 
 
-def test_a_spawn_that_waits_for_a_process_to_come_up_is_not_hit_by_the_end_of_the_one_before() -> None:
+def test_a_spawn_for_a_new_process_survives_the_end_of_the_former_one() -> None:
     family = Family()
     family.spawned(7, "workers", PROGRAM, [1])
     assert family.process_up(Process(1, 2)) == []

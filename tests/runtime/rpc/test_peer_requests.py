@@ -37,13 +37,13 @@ def up(proc: int, incarnation: int = 0) -> PeerNews:
     return PeerNews(proc, incarnation, f"ipc://{proc}")
 
 
-def test_numbers_say_who_made_them() -> None:
+def test_a_number_contains_the_process_that_made_it() -> None:
     for proc, life in ((0, 0), (0, 7), (5, 0), (5, 4095), (1_000_000, 3)):
         assert made_by(first_number(life, proc)) == proc
     assert next(numbers(1, 5)) > first_number(0, 5) + 2**31
 
 
-def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> None:
+def test_a_peer_is_met_once_and_earlier_requests_wait_in_order() -> None:
     state = peers()
     assert sent(state.request(10, [2], pack(Ping(10)), 0.0)) == [(CONTROLLER, Meet(2))]
     assert state.request(11, [2], pack(Ping(11)), 0.0) == []
@@ -54,7 +54,7 @@ def test_a_stranger_is_met_once_and_what_is_asked_before_waits_in_order() -> Non
     assert sent(state.request(12, [2], pack(Ping(12)), 0.0)) == [(rank_peer(2), Ping(12))]
 
 
-def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
+def test_a_peer_may_send_messages_before_it_is_known_to_be_up() -> None:
     """Until then it must get no message that could overtake those that wait for it."""
     state = peers()
     assert not state.is_ahead(2, 0)
@@ -72,7 +72,7 @@ def test_a_peer_may_be_heard_of_before_it_is_known_to_be_up() -> None:
     assert not state.is_ahead(3, 0)
 
 
-def test_the_controller_and_oneself_need_no_introduction() -> None:
+def test_the_controller_and_this_process_need_no_introduction() -> None:
     state = peers()
     assert sent(state.request(1, [0, ME], pack(Ping(1)), 0.0)) == [(CONTROLLER, Ping(1)), (rank_peer(ME), Ping(1))]
 
@@ -89,7 +89,7 @@ def test_a_request_resolves_with_the_last_answer_in_the_order_of_its_ranks() -> 
     assert len(state.requests) == 0
 
 
-def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
+def test_a_death_answers_open_and_later_requests() -> None:
     state = peers()
     state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.news(up(2), 0.0)
@@ -105,7 +105,7 @@ def test_a_death_answers_all_that_was_owed_and_whoever_asks_later() -> None:
     assert state.tell([2], pack(Ping(0))) == []
 
 
-def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
+def test_other_processes_of_a_request_are_released_at_once_by_a_death() -> None:
     state = peers()
     state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.news(up(2), 0.0)
@@ -114,13 +114,13 @@ def test_others_who_work_on_what_a_dead_one_owed_are_told_at_once() -> None:
     assert sent(effects) == [(rank_peer(3), Release(1, "t", 5))]
 
 
-def test_one_that_dies_before_it_is_up_answers_too() -> None:
+def test_the_death_of_a_process_that_is_not_up_answers_its_requests() -> None:
     state = peers()
     state.request(1, [2], pack(Ping(1)), 0.0)
     assert resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0)) == {1: [DEATH]}
 
 
-def test_the_next_one_in_a_place_is_asked_anew() -> None:
+def test_a_successor_gets_only_new_requests() -> None:
     state = peers()
     state.news(up(2), 0.0)
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
@@ -131,7 +131,7 @@ def test_the_next_one_in_a_place_is_asked_anew() -> None:
     assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # late news of the former process
 
 
-def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() -> None:
+def test_news_of_a_successor_answers_the_requests_of_the_former_process() -> None:
     state = peers()
     state.news(up(2), 0.0)
     state.request(1, [2], pack(Ping(1)), 0.0)
@@ -140,7 +140,7 @@ def test_one_that_was_replaced_before_its_end_was_told_answers_what_it_owed() ->
     assert Disconnect(rank_peer(2)) in effects
 
 
-def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
+def test_a_new_controller_gets_the_met_peers_and_owes_no_answers() -> None:
     state = peers()
     state.request(1, [0], pack(Ping(1)), 0.0)
     state.request(2, [2], pack(Ping(2)), 0.0)
@@ -154,7 +154,7 @@ def test_another_controller_is_told_who_was_met_and_owes_nothing() -> None:
     assert sent(state.request(3, [0], pack(Ping(3)), 0.0)) == [(CONTROLLER, Ping(3))]
 
 
-def test_interrupts_go_where_no_answer_has_come_from() -> None:
+def test_interrupts_go_to_processes_that_have_not_answered() -> None:
     state = peers()
     for proc in (2, 3):
         state.news(up(proc), 0.0)
@@ -167,7 +167,7 @@ def test_interrupts_go_where_no_answer_has_come_from() -> None:
     assert state.cancel(1, 0.0) == []
 
 
-def test_those_that_wait_for_one_that_failed_are_released() -> None:
+def test_processes_that_wait_for_a_failed_one_are_released() -> None:
     state = peers()
     for proc in (2, 3):
         state.news(up(proc), 0.0)
@@ -190,7 +190,7 @@ Step = st.one_of(
 
 
 @given(st.lists(Step, max_size=40))
-def test_every_request_ends_once_whatever_happens(steps: list[tuple[str, Any]]) -> None:
+def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
     state = peers()
     alive: dict[int, bool] = {}
     life = dict.fromkeys((2, 3, 4), -1)

@@ -31,7 +31,7 @@ def of(kept: RespawnLog, *procs: int) -> list[tuple[int, tuple[int, ...]]]:
     return [(each.actor, having) for each, having in kept.of(procs)]
 
 
-def test_all_that_was_spawned_there_in_its_order() -> None:
+def test_spawns_are_listed_for_a_process_in_order() -> None:
     kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.add(5, (3, 4), "five", maker(5), 2)
@@ -40,7 +40,7 @@ def test_all_that_was_spawned_there_in_its_order() -> None:
     assert of(kept, 9) == []
 
 
-def test_what_is_stopped_is_forgotten_where_it_is() -> None:
+def test_a_stopped_actor_is_forgotten_in_its_processes() -> None:
     kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.add(5, (3,), "five", maker(5), 2)
@@ -50,7 +50,7 @@ def test_what_is_stopped_is_forgotten_where_it_is() -> None:
     assert len(kept) == 0
 
 
-def test_what_could_not_be_made_at_first_is_not_made_again() -> None:
+def test_an_actor_that_was_never_made_is_not_made_again() -> None:
     kept = RespawnLog()
     kept.add(7, (2, 3), "seven", maker(7), 1)
     kept.refused(1, 2)
@@ -78,7 +78,7 @@ def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
     return [(e.peer, next(split(join([e.packed])))[0]) for e in effects if isinstance(e, Send)]
 
 
-def test_a_process_that_comes_in_place_of_another_is_first_sent_what_was_spawned_there() -> None:
+def test_a_successor_first_gets_the_spawns_of_the_former_process() -> None:
     state = spawned()
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
     effects = state.news(PeerNews(2, 1, "ipc://2"), 0.0)
@@ -96,7 +96,7 @@ def test_a_process_that_comes_in_place_of_another_is_first_sent_what_was_spawned
     assert len(state.requests) == 0
 
 
-def test_what_waits_for_a_process_comes_after_that() -> None:
+def test_waiting_messages_come_after_the_spawns() -> None:
     """The news of its death is missing, or arrives late."""
     state = spawned()
     state.request(12, (2,), pack(Ping(12)), 0.0)
@@ -105,14 +105,14 @@ def test_what_waits_for_a_process_comes_after_that() -> None:
     assert [type(message) for _, message in sent(state.request(13, (2,), pack(Ping(13)), 0.0))] == [Ping]
 
 
-def test_nothing_is_made_again_in_a_process_that_is_the_first_we_know() -> None:
+def test_nothing_is_made_again_in_the_first_known_process() -> None:
     state = Peers(ME, rank_peer(ME), numbers(0, ME))
     state.request(10, (2,), maker(70)(10), 0.0, "note", (70, maker(70)))
     effects = state.news(PeerNews(2, 4, "ipc://2"), 0.0)
     assert [(type(message), message.living) for _, message in sent(effects)] == [(Spawn, None)]
 
 
-def test_those_who_are_dead_are_not_among_the_living() -> None:
+def test_dead_processes_are_not_listed_as_living() -> None:
     state = spawned()
     for proc in (2, 3):
         state.news(PeerNews(proc, 0, "", DEATH), 0.0)
@@ -122,7 +122,7 @@ def test_those_who_are_dead_are_not_among_the_living() -> None:
     )
 
 
-def test_those_who_are_being_made_again_are_not_asked_by_those_who_come_after_them() -> None:
+def test_actors_that_are_made_again_do_not_ask_each_other() -> None:
     """Each would wait for the other."""
     state = spawned()
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
@@ -134,7 +134,7 @@ def test_those_who_are_being_made_again_are_not_asked_by_those_who_come_after_th
     assert {message.living for _, message in sent(state.news(PeerNews(3, 2, "ipc://3"), 0.0))} == {((2, 2),)}
 
 
-def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again() -> None:
+def test_stopped_actors_are_not_made_again_and_failed_ones_are() -> None:
     state = spawned()
     state.requests.respawn_log.forget((2,), 70)
     state.news(PeerNews(2, 0, "", DEATH), 0.0)
@@ -146,7 +146,7 @@ def test_what_was_stopped_is_not_made_again_and_what_has_failed_is_tried_again()
     assert again.actor == 71
 
 
-def test_those_where_the_actor_died_alone_are_not_among_the_living_until_it_is_made_again() -> None:
+def test_a_process_without_its_actor_is_not_listed_as_living() -> None:
     state = spawned()
     state.requests.respawn_log.ended(70, 3)
     state.news(PeerNews(2, 0, "", DEATH), 0.0)

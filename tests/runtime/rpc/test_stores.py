@@ -31,7 +31,7 @@ def hear(
     return found
 
 
-def test_requests_wait_until_all_their_keys_are_there(table: StoreTable) -> None:
+def test_requests_wait_for_all_their_keys(table: StoreTable) -> None:
     assert hear(table, 1, "wait", "a", "b") == {}
     assert hear(table, 2, "get", "b") == {}
     assert table.n_waiting == 2
@@ -64,7 +64,7 @@ def test_a_comparison_decides_whether_a_key_is_set(table: StoreTable) -> None:
     assert hear(table, 6, "count") == {6: 1}
 
 
-def test_a_store_that_is_closed_answers_those_that_wait_and_refuses_others(table: StoreTable) -> None:
+def test_a_closed_store_answers_waiting_requests_and_refuses_others(table: StoreTable) -> None:
     hear(table, 1, "get", "a")
     ((id, packed),) = table.close("s")
     ((message, _),) = split(join([packed]))

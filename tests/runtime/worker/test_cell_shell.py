@@ -90,7 +90,7 @@ def test_cells_are_the_main_module(rank: Script) -> None:
     }
 
 
-def test_other_expressions_are_displayed_where_the_user_asks_for_it(rank: Script) -> None:
+def test_other_expressions_are_displayed_on_request(rank: Script) -> None:
     ran = rank(
         """
         run("get_ipython().ast_node_interactivity = 'all'")
@@ -160,7 +160,7 @@ def test_a_failure_is_returned_not_printed(rank: Script) -> None:
         ("if True:\nx = 1", "IndentationError: expected an indented block after 'if' statement on line 1", 2),
     ],
 )
-def test_what_is_not_python_is_shown_with_its_line(rank: Script, code: str, headline: str, line: int) -> None:
+def test_a_syntax_error_is_reported_with_its_line(rank: Script, code: str, headline: str, line: int) -> None:
     ran = rank(f"report['it'] = told(run({code!r}, 4)); report['ran'] = 'x' in shell.namespace")
     assert ran.report["it"]["headline"] == headline
     assert ran.report["it"]["frames"][-1] == ["<remote cell [4]>", line, code.splitlines()[line - 1], True]
@@ -245,7 +245,7 @@ def test_awaiting_cells_share_a_loop(rank: Script) -> None:
     assert "never" not in ran.stderr
 
 
-def test_the_last_error_is_kept_for_a_post_mortem_and_no_longer(rank: Script) -> None:
+def test_the_last_error_is_kept_until_the_next_cell(rank: Script) -> None:
     ran = rank(
         '''
         gc.disable()  # freed by counting alone: tensors must not wait for a collection

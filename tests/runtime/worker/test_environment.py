@@ -23,15 +23,15 @@ CONTROLLER += ["/opt/c/lib/python3.11/site-packages", "/home/ada/editable"]
 HOST = ["/usr/lib/python3.11", "/usr/lib/python3/dist-packages", "/srv/monarch"]
 
 
-def test_where_nothing_is_shared_the_hosts_own_path_is_left() -> None:
+def test_a_host_that_shares_no_files_keeps_its_path() -> None:
     assert path_here(CONTROLLER, HOST, lambda path: False) == ["", *HOST]
 
 
-def test_folders_that_are_here_too_keep_their_place_before_or_behind_the_libraries() -> None:
+def test_shared_folders_keep_their_place_before_or_behind_the_libraries() -> None:
     assert path_here(CONTROLLER, HOST, lambda path: True) == ["", "/home/ada/project", *HOST, "/home/ada/editable"]
 
 
-def test_packages_of_the_controllers_interpreter_are_not_taken_though_they_are_here() -> None:
+def test_packages_of_the_controllers_interpreter_are_not_used() -> None:
     theirs = ["/a/lib64/python3.12/site-packages", "/a/lib/python3/dist-packages/x.egg", "/a/site-packages"]
     assert path_here(theirs, HOST, lambda path: True) == HOST
 
@@ -67,18 +67,18 @@ def settled(where: Path, cwd: str, sys_path: list[str], threads: int = 0) -> lis
     return found
 
 
-def test_a_directory_of_the_controllers_is_taken_where_there_is_one(tmp_path: Path) -> None:
+def test_a_rank_uses_the_directory_of_the_controller_if_it_exists(tmp_path: Path) -> None:
     there = tmp_path / "there"
     there.mkdir()
     cpus = str(max(1, len(os.sched_getaffinity(0)) // 2))
     assert settled(tmp_path, str(there), [str(there), "/no/such"]) == [str(there), [str(there)], cpus]
 
 
-def test_else_the_rank_stays_where_the_engine_has_put_the_agent(tmp_path: Path) -> None:
+def test_otherwise_a_rank_stays_in_the_directory_of_the_agent(tmp_path: Path) -> None:
     assert settled(tmp_path, "/no/such/directory", ["/no/such"])[:2] == [str(tmp_path), []]
 
 
-def test_on_its_own_machine_the_controller_has_settled_all(tmp_path: Path) -> None:
+def test_a_rank_on_the_controllers_machine_uses_its_path_unchanged(tmp_path: Path) -> None:
     path = ["/no/such", str(Path(__file__).parents[3])]
     assert settled(tmp_path, str(tmp_path), path, threads=3)[1:] == [["/no/such"], "3"]
     with pytest.raises(AssertionError, match="FileNotFoundError"):
@@ -102,7 +102,7 @@ TOLD = [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.m
 
 
 @pytest.mark.parametrize(("told", "is_kept"), [({}, True), *((told, False) for told in TOLD)])
-def test_memory_that_a_step_has_freed_is_there_for_the_next_unless_the_user_says_what_to_keep(
+def test_freed_memory_is_kept_unless_the_user_has_configured_malloc(
     told: dict[str, str], is_kept: bool
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **told}

@@ -56,7 +56,7 @@ def test_input_fails_at_once_and_says_what_to_do(rank: Script, call: str) -> Non
     assert "Ask in a local cell" in ran.report["it"]["headline"]
 
 
-def test_a_process_that_ended_before_it_could_be_stopped_is_not_waited_for() -> None:
+def test_an_ended_process_counts_as_stopped() -> None:
     with subprocess.Popen(["sleep", "1000"]) as child:
         process = psutil.Process(child.pid)
         assert not _is_stopped(process)
@@ -158,7 +158,7 @@ def test_nothing_grows_with_the_number_of_cells(rank: Script) -> None:
     assert (ran.report["oldest"], ran.report["latest"]) == (False, True)
 
 
-def test_closing_gives_the_process_back(rank: Script) -> None:
+def test_close_undoes_changes_to_the_process(rank: Script) -> None:
     ran = rank(
         """
         import builtins, getpass
@@ -190,7 +190,7 @@ def test_closing_gives_the_process_back(rank: Script) -> None:
     }
 
 
-def test_ranks_forked_from_a_prepared_process_have_shells_of_their_own(rank: Script) -> None:
+def test_ranks_forked_from_a_prepared_process_have_separate_shells(rank: Script) -> None:
     ran = rank(
         """
         shell.close()

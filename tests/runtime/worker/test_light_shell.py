@@ -12,7 +12,7 @@ Script = Callable[[str], Any]  # the value of the fixture `rank`
 pytestmark = pytest.mark.parametrize("rank", ["LightShell"], indirect=True)
 
 
-def test_ipython_takes_over_where_it_is_needed_and_finds_what_was_there(rank: Script) -> None:
+def test_ipython_takes_over_with_the_same_namespace(rank: Script) -> None:
     ran = rank(
         """
         from IPython.core.interactiveshell import InteractiveShell
@@ -58,7 +58,7 @@ def test_ipython_takes_over_where_it_is_needed_and_finds_what_was_there(rank: Sc
         "Out",
     ],
 )
-def test_what_python_does_not_know_is_ipythons(rank: Script, code: str) -> None:
+def test_code_that_is_not_plain_python_runs_in_ipython(rank: Script, code: str) -> None:
     ran = rank(
         f"""
         from IPython.core.interactiveshell import InteractiveShell

@@ -65,11 +65,11 @@ def spare(procs: ProcMesh) -> Iterator[ProcMesh]:
 # -- environment
 
 
-def test_it_knows_its_place(procs: ProcMesh) -> None:
+def test_a_rank_has_its_coordinates_and_device(procs: ProcMesh) -> None:
     assert procs.run("rank, world_size, local_rank, str(device)").get().values() == ((0, 2, 0, "cpu"), (1, 2, 1, "cpu"))
 
 
-def test_each_leads_a_session_of_its_own(procs: ProcMesh) -> None:
+def test_each_rank_leads_a_separate_session(procs: ProcMesh) -> None:
     procs.run("import os").get()
     for sid, pgid, pid in procs.run("os.getsid(0), os.getpgid(0), os.getpid()").get().values():
         assert sid == pgid == pid
@@ -83,7 +83,7 @@ def test_environment(procs: ProcMesh) -> None:
     assert "MINE" not in os.environ
 
 
-def test_directory_and_import_path_are_the_controllers(
+def test_ranks_have_the_directory_and_import_path_of_the_controller(
     procs: ProcMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text("answer = 42")
@@ -104,7 +104,7 @@ def test_processors_are_divided_among_the_ranks_of_a_host(procs: ProcMesh, spare
         assert set(mesh.run(look).get().values()) == {(per_rank, str(per_rank))}
 
 
-def test_a_number_of_threads_that_was_asked_for_holds(procs: ProcMesh) -> None:
+def test_a_requested_number_of_threads_is_kept(procs: ProcMesh) -> None:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu", env={"OMP_NUM_THREADS": "3"})
     try:
         assert mesh.run("import torch; torch.get_num_threads()").get().values() == (3,)
@@ -122,7 +122,7 @@ def test_standard_input_is_empty(procs: ProcMesh) -> None:
     assert procs.run("import os; os.read(0, 1)").get().values() == (b"",) * 2
 
 
-def test_ranks_share_no_descriptor_with_one_another(procs: ProcMesh) -> None:
+def test_ranks_share_no_descriptors(procs: ProcMesh) -> None:
     """Otherwise the pipe of a dead rank would stay open, and its death would be noticed late."""
     pipes = procs.run("import os; [os.readlink('/proc/self/fd/%d' % fd) for fd in (1, 2)]").get().values()
     assert len({pipe for pair in pipes for pipe in pair}) == 4
@@ -184,7 +184,7 @@ def test_cells_and_actors_are_interrupted_within_two_seconds(procs: ProcMesh, tm
     assert one.run("1 + 1").get(LONG_S).item() == 2
 
 
-def test_an_interrupt_reaches_only_what_it_is_meant_for(procs: ProcMesh) -> None:
+def test_an_interrupt_reaches_only_its_request(procs: ProcMesh) -> None:
     """At any time, the actor goes on answering: an interrupt does not reach its thread outside of the user's code."""
     one = procs.slice(r=0)
     body: Any = one.spawn("body", Body)
@@ -217,7 +217,7 @@ BUSY = {
 
 
 @pytest.mark.parametrize("work", BUSY.values(), ids=BUSY.keys())
-def test_a_stop_runs_what_was_registered_for_the_exit(spare: ProcMesh, tmp_path: Path, work: str, bar: Bar) -> None:
+def test_a_stop_runs_atexit_functions(spare: ProcMesh, tmp_path: Path, work: str, bar: Bar) -> None:
     pid = (
         spare.run(
             "import atexit, os, pathlib\n"
@@ -295,7 +295,7 @@ def where(answer: Any) -> tuple[str, int, str]:
 
 
 @pytest.mark.parametrize("wait", ["time.sleep(600)", "await asyncio.sleep(600)", "while True: pass"])
-def test_it_says_what_it_does(procs: ProcMesh, tmp_path: Path, wait: str) -> None:
+def test_doing_reports_the_line_of_a_cell(procs: ProcMesh, tmp_path: Path, wait: str) -> None:
     # An earlier request may be answered a moment before the thread that ran it is done.
     doing(procs, lambda answers: all(answer.activities == () for answer in answers.values()))
     cell = procs.run(f"import asyncio, time\n\n{wait}")
@@ -306,7 +306,7 @@ def test_it_says_what_it_does(procs: ProcMesh, tmp_path: Path, wait: str) -> Non
     assert isinstance(cell.exception(LONG_S), RemoteError)
 
 
-def test_it_says_what_its_actors_do(procs: ProcMesh, tmp_path: Path) -> None:
+def test_doing_reports_the_line_of_an_endpoint(procs: ProcMesh, tmp_path: Path) -> None:
     body: Any = procs.spawn("body", Body)
     call = body.execute.call(f"import os, time\nwhile not os.path.exists(r'{tmp_path}/seen'): time.sleep(0.01)")
     found = doing(procs, lambda answers: all(a.activities and a.activities[0].user_frame for a in answers.values()))
@@ -315,7 +315,7 @@ def test_it_says_what_its_actors_do(procs: ProcMesh, tmp_path: Path) -> None:
     assert call.exception(LONG_S) is None
 
 
-def test_a_look_is_no_work(procs: ProcMesh) -> None:
+def test_doing_does_not_count_as_work(procs: ProcMesh) -> None:
     assert isinstance(procs.run("1/0").exception(LONG_S), RemoteError)
     before = [(rank.state, rank.last_error) for rank in procs.view().ranks]
     procs.doing().get(LONG_S)
@@ -324,13 +324,13 @@ def test_a_look_is_no_work(procs: ProcMesh) -> None:
     procs.run("1").get(LONG_S)
 
 
-def test_a_dead_rank_is_no_reason_to_wait(spare: ProcMesh) -> None:
+def test_doing_does_not_wait_for_a_dead_rank(spare: ProcMesh) -> None:
     with pytest.raises(Exception, match="SIGKILL"):
         spare.run("import os; os.kill(os.getpid(), 9)").get(LONG_S)
     assert [answer.kind for answer in spare.doing().get(LONG_S).values()] == ["lost"]  # type: ignore[union-attr]
 
 
-def test_a_rank_that_can_not_answer_is_given_up(procs: ProcMesh, tmp_path: Path) -> None:
+def test_doing_gives_up_a_rank_that_can_not_answer(procs: ProcMesh, tmp_path: Path) -> None:
     """It waits for a byte in native code that holds the GIL."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -366,7 +366,7 @@ def test_a_cell_that_waits_for_an_answer_is_interrupted(procs: ProcMesh) -> None
 
 
 @pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
-def test_code_that_ignores_the_signal_is_interrupted_all_the_same(
+def test_code_that_ignores_the_signal_is_interrupted(
     procs: ProcMesh, tmp_path: Path, how: str, bar: Bar
 ) -> None:
     one = procs.slice(r=0)
@@ -382,7 +382,7 @@ def test_code_that_ignores_the_signal_is_interrupted_all_the_same(
     assert error.primary.kind == "interrupted"
 
 
-def test_a_handler_of_its_own_is_called_once_and_overruled_by_an_abort(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_handler_of_the_user_is_called_once_and_overruled_by_an_abort(procs: ProcMesh, tmp_path: Path) -> None:
     one = procs.slice(r=0)
     cell = one.run(
         "import signal, time\ncalls = []\n"

@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> str:
     return str(json.loads((tmp_path / "rank-1").read_text())["runs"])
 
 
-def test_what_is_owed_is_told_in_the_users_words(ledger: Ledger) -> None:
+def test_notes_of_open_requests(ledger: Ledger) -> None:
     for message in (
         Run(1, "x", 5),
         Run(2, "x", 0),
@@ -81,7 +81,7 @@ def test_the_answer_to_a_cell_is_kept_until_it_is_forgotten(ledger: Ledger) -> N
     assert ledger.attach() == ((), [])
 
 
-def test_what_is_forgotten_before_it_is_answered_runs_on(ledger: Ledger) -> None:
+def test_a_request_that_is_forgotten_before_its_answer_still_counts_as_open(ledger: Ledger) -> None:
     ledger.take(Run(1, "x", 5))
     ledger.forget(1)  # it was cancelled
     assert owed(ledger) == {1: ("cell [5]", None)}
@@ -105,7 +105,7 @@ def test_a_file_says_which_cell_runs(ledger: Ledger, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "rank-1").stat().st_mode) == 0o600
 
 
-def test_what_is_displayed_is_kept_while_there_is_no_controller(ledger: Ledger, tmp_path: Path) -> None:
+def test_displays_are_kept_while_there_is_no_controller(ledger: Ledger, tmp_path: Path) -> None:
     assert not ledger.displayed(Packed(b"sent"))
     (tmp_path / DETACHED).touch()
     assert ledger.displayed(Packed(b"first"))

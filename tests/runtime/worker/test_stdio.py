@@ -73,7 +73,7 @@ def test_a_closed_stream_does_no_harm() -> None:
     assert OutputMarks((write, write), SECRET).set()[0] > 0
 
 
-def test_what_was_written_before_a_mark_is_told_from_what_came_after() -> None:
+def test_a_mark_separates_output_before_it_from_output_after_it() -> None:
     read, write = os.pipe()
     try:
         marks = OutputMarks((write, -1), SECRET)
