@@ -94,8 +94,8 @@ class Resumption:
         self.is_over = True
         early, self._early = self._early, []
         cells = []
-        for id, told in sorted(self._cells.items()):
-            owed = told[0][1]
-            procs = tuple(sorted(proc for proc, _ in told))
-            cells.append(Resumed(id, owed.note, owed.cell or 0, max(one.age_s for _, one in told), procs))
+        for id, reports in sorted(self._cells.items()):
+            owed = reports[0][1]
+            procs = tuple(sorted(proc for proc, _ in reports))
+            cells.append(Resumed(id, owed.note, owed.cell or 0, max(one.age_s for _, one in reports), procs))
         return cells, early

@@ -146,7 +146,7 @@ class Fleet:
         with suppress(MeshDownError):  # then all hosts have been given back
             self._loop.with_baton(lambda: None)  # wait until the items above are done
         for host in hosts:
-            self._begin_to_close(host, timeout_s + grace_s)
+            self._start_closing(host, timeout_s + grace_s)
         self.settle()
 
     def replace(self, host: int, successor: int) -> None:
@@ -157,14 +157,14 @@ class Fleet:
             return []
 
         self._loop.enter(succeed)
-        self._begin_to_close(host, 0.0)
+        self._start_closing(host, 0.0)
 
     def give_back(self, host: int) -> None:
         """Give a host that is gone back to its engine, if that was not done, and end what hangs there."""
-        self._begin_to_close(host, 0.0)
+        self._start_closing(host, 0.0)
         self.settle()
 
-    def _begin_to_close(self, host: int, timeout_s: float) -> None:
+    def _start_closing(self, host: int, timeout_s: float) -> None:
         """Give a host back, on a separate thread: engines may take long, and an interrupt ends only the wait for it."""
         if (handle := self._handles.pop(host, None)) is None:
             return
@@ -278,7 +278,7 @@ class Fleet:
     def close(self, timeout_s: float) -> None:
         """Give all hosts back, after each got a message to end."""
         for host in list(self._handles):
-            self._begin_to_close(host, timeout_s)
+            self._start_closing(host, timeout_s)
         self.settle()
 
     # -- on the I/O thread
@@ -291,7 +291,7 @@ class Fleet:
     def expired(self, host: int, reason: str) -> None:
         """Handle a host that is silent or did not come up; its engine may know the reason."""
         handle = self._handles.get(host)
-        self._lose(host, (handle.poll() if handle else None) or reason)
+        self._on_host_lost(host, (handle.poll() if handle else None) or reason)
 
     def look(self) -> None:
         """Ask the engines about all hosts, and connect to those that now have an address."""
@@ -300,12 +300,12 @@ class Fleet:
             if record is not None and not record.gone:
                 reason = handle.poll()
                 if reason is not None:
-                    self._lose(host, reason)
+                    self._on_host_lost(host, reason)
                 elif handle.address and host not in self._dialled:
                     self._dialled.add(host)
                     self._transport.dial(host, handle.address)
 
-    def _lose(self, host: int, reason: str) -> None:
+    def _on_host_lost(self, host: int, reason: str) -> None:
         log = self.log_tail(host)
         now = time.monotonic()
         if reason:

@@ -93,8 +93,8 @@ class Healer:
 
         def over(answers: Sequence[Answer]) -> None:
             healing.parts.discard(part)
-            told = zip(procs, answers, strict=True)
-            healing.failures += [(note, proc, answer) for proc, answer in told if isinstance(answer, Failure)]
+            by_proc = zip(procs, answers, strict=True)
+            healing.failures += [(note, proc, answer) for proc, answer in by_proc if isinstance(answer, Failure)]
             if not healing.parts:
                 healing.over()
 

@@ -98,7 +98,7 @@ class Processes:
         self._coming.update(spec.proc for spec in specs)
         if record.gone:
             for spec in specs:
-                effects += self._lose(self._ranks[spec.proc], "the host agent is gone", now)
+                effects += self._on_rank_lost(self._ranks[spec.proc], "the host agent is gone", now)
             return effects
         return [*effects, *record.send(pack(StartRanks(tuple(specs))))]
 
@@ -133,7 +133,7 @@ class Processes:
             effects += find_routes(self._hosts[at], (spec,))
             self._coming.add(proc)
             if self._hosts[at].gone:
-                effects += self._lose(record, "the host agent is gone", now)
+                effects += self._on_rank_lost(record, "the host agent is gone", now)
             elif former.has_ended or self._hosts[former.host].gone:
                 starts.setdefault(at, []).append(spec)
             else:
@@ -150,7 +150,7 @@ class Processes:
             record = self._ranks[proc]
             if record.death is None:
                 by_host.setdefault(record.host, []).append(proc)
-                effects += self._lose(record, why, now, asked=True)
+                effects += self._on_rank_lost(record, why, now, asked=True)
         for host, ended in by_host.items():
             effects += self._hosts[host].send(pack(KillRanks(tuple(ended), grace_s, True)))
         return effects
@@ -199,7 +199,7 @@ class Processes:
             return effects
         what = describe_exit(message.exit_code, message.signal, message.rss_nbytes or record.reading.rss_nbytes)
         exit_code = None if message.signal or message.reason else message.exit_code
-        effects += self._lose(
+        effects += self._on_rank_lost(
             record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)
         )
         return effects + self._due(now)
@@ -210,7 +210,7 @@ class Processes:
         what = f"the host agent is up, but this rank was not forked from the zygote within {RANK_DEADLINE_S:.0f} s"
         for proc in procs:
             if self._ranks[proc].death is None:
-                effects += self._lose(self._ranks[proc], what, now, log)
+                effects += self._on_rank_lost(self._ranks[proc], what, now, log)
         return [*effects, *self._hosts[host].send(pack(KillRanks(tuple(procs), 0.0, True))), *self._due(now)]
 
     # -- hosts
@@ -240,7 +240,7 @@ class Processes:
             record.has_ended = True
             record.former = None
             if record.death is None:
-                effects += self._lose(record, reason, now, log)
+                effects += self._on_rank_lost(record, reason, now, log)
         gone = {record.peer for record in lost}  # some were sent news of the others before their own turn
         effects = [effect for effect in effects if not (isinstance(effect, Send) and effect.peer in gone)]
         effects += self._endings.ended([record.spec.proc for record in lost])
@@ -302,7 +302,7 @@ class Processes:
                 effects.append(Due(procs, f"ended, because {format_ranks(lost)} died and the mesh is restarted"))
         return effects
 
-    def _lose(
+    def _on_rank_lost(
         self,
         record: RankRecord,
         what: str,
@@ -332,15 +332,15 @@ class Processes:
         return effects
 
     def _mark_dead(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:
-        spec, is_told = record.spec, asked or bool(record.owed or record.watchers)
-        told = replace(failure, kind="stopped") if asked else failure
+        spec, is_reported = record.spec, asked or bool(record.owed or record.watchers)
+        reported = replace(failure, kind="stopped") if asked else failure
         record.death = failure
         self._requests.dead.add(spec.proc)
         record.held.clear()
         record.names.clear()
         self._connected.pop(record.peer, None)
         effects: list[Effect] = self._introductions.announce(record)
-        effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, told, is_told))
+        effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, reported, is_reported))
         effects += self._lost(record, now)
         for id in [*record.owed, *record.asides]:
             effects += self._answer(id, spec.proc, failure, now)

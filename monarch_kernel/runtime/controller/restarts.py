@@ -84,7 +84,7 @@ class Restarts:
         unit = self._unit(rank)
         whole = "the mesh" if policy.restart == "mesh" else "it"
         if unit in self._due:
-            return self._told(self._due[unit] - now)
+            return self._follows(self._due[unit] - now)
         past = self._past.setdefault(unit, deque())
         while past and past[0] <= now - policy.within_s:
             past.popleft()
@@ -94,7 +94,7 @@ class Restarts:
         wait_s = policy.wait_s(len(past) + 1)
         self._due[unit] = now + wait_s
         past.append(now + wait_s)
-        return self._told(wait_s)
+        return self._follows(wait_s)
 
     def due(self, now: float) -> tuple[int, ...]:
         """The ranks to replace now; each is given once."""
@@ -111,6 +111,6 @@ class Restarts:
     def _unit(self, rank: int) -> int:
         return rank if self.policy.restart == "rank" else -1
 
-    def _told(self, wait_s: float) -> Follows:
+    def _follows(self, wait_s: float) -> Follows:
         what = "the mesh is restarted" if self.policy.restart == "mesh" else "a new process replaces it"
         return Follows(True, f"{what} in {wait_s:.1f} s" if wait_s > 0.05 else what)

@@ -129,20 +129,20 @@ class State:
         )
         self._senders = Senders(self.ranks, self.hosts, self._connected, self.host_requests, self._extended)
         self._handlers: dict[type[Message], _Handler] = {
-            Backlog: self._heard_backlog,
-            CleansUp: self._heard_cleans_up,
-            Failed: self._heard_in_order,
-            Hello: self._heard_hello,
-            HostHello: self._heard_host_hello,
+            Backlog: self._handle_backlog,
+            CleansUp: self._handle_cleans_up,
+            Failed: self._handle_in_order,
+            Hello: self._handle_hello,
+            HostHello: self._handle_host_hello,
             LogRead: lambda message, frames, peer, now: self.host_requests.answered(message.id, message.data),
             Lost: lambda message, frames, peer, now: self.processes.ended(message, now),
             Meet: lambda message, frames, peer, now: self._introductions.meet(message.proc, peer),
-            Names: self._heard_names,
+            Names: self._handle_names,
             Outlives: lambda message, frames, peer, now: self.host_requests.answered(message.id, b""),
             Output: lambda message, frames, peer, now: self._output.write(message, now),
-            Readings: self._heard_readings,
-            Result: self._heard_in_order,
-            Rich: self._heard_in_order,
+            Readings: self._handle_readings,
+            Result: self._handle_in_order,
+            Rich: self._handle_in_order,
         }
 
     # -- for extensions
@@ -294,7 +294,7 @@ class State:
         effects: list[Effect] = []
         if self._resumption is not None:
             effects += [Send(peer, self._resumption.packed) for peer in self._resumption.asks(now)]
-            effects += self._go_on(now)
+            effects += self._resume(now)
             if self._resumption.is_over and not self._resumption.waiting:
                 self._resumption = None
         effects += self._output.tick(now)
@@ -366,7 +366,7 @@ class State:
             return effects
         return effects + resolved
 
-    def _go_on(self, now: float) -> list[Effect]:
+    def _resume(self, now: float) -> list[Effect]:
         """Resume work if all ranks have reported their open requests, or the time is up."""
         resumption = self._resumption
         assert resumption is not None
@@ -384,10 +384,10 @@ class State:
             effects += self.heard(message, frames, peer, now)
         return effects
 
-    def _heard_in_order(self, message: Spoken, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_in_order(self, message: Spoken, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         return self._output.say(self.ranks[proc_of(peer)], message, frames, now)
 
-    def _heard_hello(self, message: Hello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_hello(self, message: Hello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         record = self.ranks[message.proc]
         record.up, record.pid, record.device = True, message.pid, message.device
         record.address = message.address
@@ -401,10 +401,10 @@ class State:
                 record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
                 record.busy_since = now - message.owed[0].age_s
             self._resumption.told(peer, message.owed)
-            effects += self._go_on(now)
+            effects += self._resume(now)
         return effects
 
-    def _heard_host_hello(self, message: HostHello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_host_hello(self, message: HostHello, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         host = self.hosts[message.host]
         if host.gone:  # it was given back before it came up
             return [Send(peer, pack(Goodbye()))]
@@ -423,24 +423,24 @@ class State:
             held.insert(0, pack(join))
         return [*effects, *(Send(peer, packed) for packed in held), *self.host_requests.resolve_awaited()]
 
-    def _heard_readings(self, message: Readings, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_readings(self, message: Readings, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         for reading in message.ranks:
             self.ranks[reading.proc].reading = reading
         self.hosts[int(peer[1:])].strangers = message.strangers
         return []
 
-    def _heard_cleans_up(self, message: CleansUp, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_cleans_up(self, message: CleansUp, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         self.ranks[proc_of(peer)].cleans_up = True
         return []
 
-    def _heard_backlog(self, message: Backlog, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_backlog(self, message: Backlog, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         effects = self._output.catch_up(message)
         if self._resumption is not None:
             self._resumption.heard(peer)
-            effects += self._go_on(now)
+            effects += self._resume(now)
         return effects
 
-    def _heard_names(self, message: Names, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def _handle_names(self, message: Names, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         names = self.ranks[proc_of(peer)].names
         for name in message.removed:
             names.pop(name, None)
@@ -454,7 +454,7 @@ class State:
         effects: list[Effect] = []
         if self._resumption is not None:
             self._resumption.heard(record.peer)
-            effects += self._go_on(now)
+            effects += self._resume(now)
         for extension in self.extensions.values():
             effects += extension.process_lost(record.spec.proc)
         return effects

@@ -90,12 +90,12 @@ class Future(Generic[T]):
         "_done",
         "_error",
         "_finish",
+        "_had_error",
         "_is_halted",
         "_lock",
         "_owner",
         "_value",
         "_waiter",
-        "_was_told",
         "id",
         "in_step",
         "note",
@@ -126,7 +126,7 @@ class Future(Generic[T]):
         self._callbacks: list[Callable[[], None]] | None = None  # made when needed: there may be many futures
         self._lock = threading.Lock()
         self._is_halted = False
-        self._was_told = False  # a wait got the error that no answers can come; the caller may wait again
+        self._had_error = False  # a wait got the error that no answers can come; the caller may wait again
         self._waiter: Waiter | None = None  # of the thread that would attend to ranks that stop in the debugger
 
     @classmethod
@@ -291,35 +291,35 @@ class Future(Generic[T]):
         """Report to the owner if an await lasts long; returns a function that stops this."""
         wait: Wait | None = None
         timer: asyncio.TimerHandle
-        begun = time.monotonic()
+        start = time.monotonic()
 
         def look() -> None:
             if wait is not None:
                 wait.show_news()
                 if wait.error is not None and not awaited.done():
-                    self._was_told = True
+                    self._had_error = True
                     awaited.set_exception(wait.error)
 
-        def linger() -> None:
+        def report() -> None:
             nonlocal wait, timer
             wait = wait or Wait(
                 self,
                 lambda: _call_soon(loop, look),
                 is_awaited=True,
                 warn_after_s=WARN_AFTER_S,
-                is_anew=self._was_told,
+                is_anew=self._had_error,
             )
-            wait.lasts_s = time.monotonic() - begun
+            wait.lasts_s = time.monotonic() - start
             pause_s = self._owner.linger(wait)
             if pause_s is not None:
-                timer = loop.call_later(pause_s, linger)
+                timer = loop.call_later(pause_s, report)
 
         def stop() -> None:
             timer.cancel()
             if wait is not None:
                 wait.over = True
 
-        timer = loop.call_later(0.0 if self._was_told else PATIENCE_S, linger)
+        timer = loop.call_later(0.0 if self._had_error else PATIENCE_S, report)
         return stop
 
     def resolve(self, answers: Sequence[Answer], in_step: bool) -> None:
@@ -382,14 +382,14 @@ class Future(Generic[T]):
         waiter = self._waiter = Waiter()
         self.add_done_callback(waiter.set)
         wait: Wait | None = None
-        patience: float | None = 0.0 if self._was_told else PATIENCE_S
+        patience: float | None = 0.0 if self._had_error else PATIENCE_S
         waited_s = 0.0
         try:
             while not self._done:
-                begun = time.monotonic()
+                start = time.monotonic()
                 least = timeout if patience is None else patience if timeout is None else min(patience, timeout)
-                in_vain = not self._is_halted and not self._owner.wait(waiter, least)
-                passed_s = time.monotonic() - begun
+                timed_out = not self._is_halted and not self._owner.wait(waiter, least)
+                passed_s = time.monotonic() - start
                 waited_s += passed_s
                 if timeout is not None:
                     timeout = max(0.0, timeout - passed_s)
@@ -402,18 +402,18 @@ class Future(Generic[T]):
                     if wait is not None:
                         wait.show_news()
                         if wait.error is not None:
-                            self._was_told = True
+                            self._had_error = True
                             raise wait.error
                     self._owner.attend(self)
-                elif in_vain and (timeout == 0.0 or patience is None):
+                elif timed_out and (timeout == 0.0 or patience is None):
                     break
-                elif in_vain and patience == 0.0:
+                elif timed_out and patience == 0.0:
                     wait = wait or Wait(
                         self,
                         self.halt,
                         ends_by_itself=timeout is not None,
                         warn_after_s=warn_after_s,
-                        is_anew=self._was_told,
+                        is_anew=self._had_error,
                     )
                     wait.lasts_s = waited_s
                     patience = self._owner.linger(wait)

@@ -151,7 +151,7 @@ class Peers:
         effects: list[PeerEffect] = []
         is_another = 0 <= known.incarnation < news.incarnation
         if news.death is not None or news.incarnation > known.incarnation:
-            effects += self._lose(news, known, now)
+            effects += self._on_peer_lost(news, known, now)
         if news.death is not None and news.death.kind == "stopped":
             self.requests.respawn_log.forget((news.proc,))
         known.incarnation = news.incarnation
@@ -191,7 +191,7 @@ class Peers:
             effects += [Respawned(record.actor, proc), Send(known.peer, packed)]
         return effects
 
-    def _lose(self, news: PeerNews, known: _Peer, now: float) -> list[PeerEffect]:
+    def _on_peer_lost(self, news: PeerNews, known: _Peer, now: float) -> list[PeerEffect]:
         """Handle the end of a process. If the news is that a process is up, that process replaces it.
 
         Other processes that work on a request it has not answered leave their collectives now: no collective with it ever ends.

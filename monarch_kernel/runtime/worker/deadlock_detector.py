@@ -90,7 +90,7 @@ class Circles:
         if wait.over or wait.future.done():
             return
         if not wait.number:
-            found = _who_waits(wait, executor)
+            found = _find_wait(wait, executor)
             if found is None:
                 return
             wait.number = self._place.asker.new_number()
@@ -126,14 +126,14 @@ class Circles:
                     return Standing(self._describe(executor, message), "", self._waits(executor, task))
             for message, _ in list(executor.mailbox):
                 if getattr(message, "id", 0) == request:
-                    first = _in_the_way(executor) or self._holding_up(executor)
+                    first = _find_running(executor) or self._find_blocker(executor)
                     if first is None:
                         return None  # it is about to start
-                    behind = _short(executor, first[0])
+                    behind = _endpoint_name(executor, first[0])
                     return Standing(self._describe(executor, message), behind, self._waits(executor, first[1]))
         return None
 
-    def _holding_up(self, executor: Executor) -> tuple[Any, None] | None:
+    def _find_blocker(self, executor: Executor) -> tuple[Any, None] | None:
         """Return the message that blocks the thread of an executor."""
         each = (each for each in self._waiting.values() if each.executor is executor and each.task is None)
         return next(((one.message, None) for one in each if one.holds()), None)
@@ -147,7 +147,7 @@ class Circles:
         ]
 
     def _describe(self, executor: Executor, message: Message) -> str:
-        return f"{_short(executor, message)} on {self._place.name()}"
+        return f"{_endpoint_name(executor, message)} on {self._place.name()}"
 
 
 def _running(executor: Executor) -> list[tuple[Any, asyncio.Task[Any] | None]]:
@@ -159,7 +159,7 @@ def _running(executor: Executor) -> list[tuple[Any, asyncio.Task[Any] | None]]:
     return found
 
 
-def _in_the_way(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | None:
+def _find_running(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | None:
     """Return the message that an executor finishes before it takes the next; None if it is about to take that."""
     message = executor.taken[0]
     if message is None:
@@ -168,7 +168,7 @@ def _in_the_way(executor: Executor) -> tuple[Any, asyncio.Task[Any] | None] | No
     return (message, calls[0].task if calls else None) if not any(call.overlaps for call in calls) else None
 
 
-def _who_waits(wait: Wait, executor: Executor) -> _Waiting | None:
+def _find_wait(wait: Wait, executor: Executor) -> _Waiting | None:
     """Return the endpoint of an executor that a wait belongs to; None if there is none, or it may go on without the answer."""
     calls = list(executor.calls)[:_MAX_CALLS]
     if wait.is_awaited:
@@ -179,7 +179,7 @@ def _who_waits(wait: Wait, executor: Executor) -> _Waiting | None:
     return None if message is None else _Waiting(wait, executor, message, None)
 
 
-def _short(executor: Executor, message: Message) -> str:
+def _endpoint_name(executor: Executor, message: Message) -> str:
     """An endpoint as ``actor.endpoint``."""
     name = executor.name.removeprefix("actor ")
     if isinstance(message, Call):

@@ -29,7 +29,7 @@ from monarch_kernel.runtime.rpc.future import Future
 __all__ = ["StoreClient", "serve_rendezvous", "torch_store"]
 
 _NOTE = "meeting in a store"
-_TOLD_WITHIN_S = 3.0
+_END_WITHIN_S = 3.0
 """How long a request waits for `StoreClient.end`, in seconds, after the process that keeps the keys has ended."""
 
 
@@ -51,7 +51,7 @@ class StoreClient:
         self._limit_s: float | None = None
         self._is_ended = False
         self._dead: set[int] = set()
-        self._told = threading.Event()
+        self._end_received = threading.Event()
 
     def begin(self, proc: int, name: str) -> None:
         """Use another store from now on."""
@@ -62,7 +62,7 @@ class StoreClient:
     def resume(self) -> None:
         """Let requests wait again."""
         self._is_ended = False
-        self._told.clear()
+        self._end_received.clear()
 
     @contextlib.contextmanager
     def making(self, members: tuple[int, ...], timeout: timedelta | None) -> Iterator[None]:
@@ -80,9 +80,9 @@ class StoreClient:
             self._is_ended = True
         else:
             self._dead.add(dead)
-        self._told.set()
+        self._end_received.set()
         for future, members in list(self._pending.items()):
-            if self._is_in_vain(members):
+            if self._has_ended(members):
                 future.cancel()
 
     def ask(
@@ -124,7 +124,7 @@ class StoreClient:
         try:
             if waits:
                 self._pending[future] = members
-                if self._is_in_vain(members):
+                if self._has_ended(members):
                     future.cancel()
             is_answered = future.wait(timeout_s or None)
         except BaseException:
@@ -139,13 +139,13 @@ class StoreClient:
         if not isinstance(answer, Failure):
             return load(answer.payload, answer.frames)
         if answer.kind in ("lost", "stopped"):
-            self._told.wait(_TOLD_WITHIN_S)  # so that errors that follow are known as consequences of the death
+            self._end_received.wait(_END_WITHIN_S)  # so that errors that follow are known as consequences of the death
             raise dist.DistNetworkError(f"the process that keeps the keys of the group has ended: {answer.message}")
-        if waits and self._is_in_vain(members):
+        if waits and self._has_ended(members):
             raise dist.DistNetworkError(f"the wait for {_named(keys)} was ended: a peer is gone, or it was interrupted")
         raise dist.DistStoreError(f"{operation} of {_named(keys)} failed: {answer.message}")
 
-    def _is_in_vain(self, members: tuple[int, ...]) -> bool:
+    def _has_ended(self, members: tuple[int, ...]) -> bool:
         if self._is_ended:
             return True
         return not self._dead.isdisjoint(members) if members else bool(self._dead)

@@ -143,10 +143,10 @@ class Supervisor:
         """Handle the end of a process; returns whether meshes of this process's program failed with it."""
         with self._lock:
             effects = self._family.process_gone(process, death)
-            told = self._family.has_news(PROGRAM)
+            has_failed = self._family.has_news(PROGRAM)
         self._perform(effects)
         self._workplace.gone(process)
-        return told
+        return has_failed
 
     # -- inside
 

@@ -105,14 +105,14 @@ class Lab:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("who", ["agent", "rank"])
-def test_random_messages_neither_stop_the_loop_nor_harm_others(kind: type[Message], who: str) -> None:
-    if (kind, who) == (Spawn, "rank"):
+@pytest.mark.parametrize("sender", ["agent", "rank"])
+def test_random_messages_neither_stop_the_loop_nor_harm_others(kind: type[Message], sender: str) -> None:
+    if (kind, sender) == (Spawn, "rank"):
         pytest.skip("a rank may spawn any actors here")
     lab = Lab()
     forger = Forger(7)
     try:
-        peer = host_peer(lab.hosts[0]) if who == "agent" else rank_peer(lab.procs[0])
+        peer = host_peer(lab.hosts[0]) if sender == "agent" else rank_peer(lab.procs[0])
         for _ in range(200):
             lab.say(peer, forger.message(kind))
         record = lab.runtime._state.ranks[lab.procs[1]]

@@ -402,17 +402,17 @@ def test_a_request_during_close_resolves(swept: bool) -> None:
 def test_concurrent_requests_during_close_all_resolve() -> None:
     for seed in range(20):
         lab = Lab(MemoryHub(), 1).up()
-        begun = threading.Barrier(4)
+        all_started = threading.Barrier(4)
         ends: list[int] = []
         made: list[Future[Any]] = []
 
         def work(
             lab: Lab = lab,
-            begun: threading.Barrier = begun,
+            all_started: threading.Barrier = all_started,
             made: list[Future[Any]] = made,
             ends: list[int] = ends,
         ) -> None:
-            begun.wait(LONG_S)
+            all_started.wait(LONG_S)
             while True:
                 try:
                     future = lab.ask()
@@ -424,7 +424,7 @@ def test_concurrent_requests_during_close_all_resolve() -> None:
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()
-        begun.wait(LONG_S)
+        all_started.wait(LONG_S)
         for _ in range(random.Random(seed).randrange(2000)):
             pass
         lab.runtime.close()

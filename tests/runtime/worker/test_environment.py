@@ -102,9 +102,7 @@ TOLD = [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.m
 
 
 @pytest.mark.parametrize(("told", "is_kept"), [({}, True), *((told, False) for told in TOLD)])
-def test_freed_memory_is_kept_unless_the_user_has_configured_malloc(
-    told: dict[str, str], is_kept: bool
-) -> None:
+def test_freed_memory_is_kept_unless_the_user_has_configured_malloc(told: dict[str, str], is_kept: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **told}
     done = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True)
     faults = int(done.stdout)

@@ -366,9 +366,7 @@ def test_a_cell_that_waits_for_an_answer_is_interrupted(procs: ProcMesh) -> None
 
 
 @pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
-def test_code_that_ignores_the_signal_is_interrupted(
-    procs: ProcMesh, tmp_path: Path, how: str, bar: Bar
-) -> None:
+def test_code_that_ignores_the_signal_is_interrupted(procs: ProcMesh, tmp_path: Path, how: str, bar: Bar) -> None:
     one = procs.slice(r=0)
     cell = one.run(
         f"import signal, time\nsignal.signal(signal.SIGINT, signal.{how})\n"
