@@ -1,5 +1,5 @@
-"""What this environment has of all that the package needs, and what to do where something is missing.
+"""``monarch-kernel doctor``: checks whether this environment has what the package needs, and says how to fix what is missing.
 
-Nothing outside the standard library is imported before a check needs it, our own modules that need others included: what is
-missing or broken is just what is to be told.
+A check imports third-party packages, and modules of this package that need them, only when it runs: the doctor must still work
+when a package is missing or broken.
 """

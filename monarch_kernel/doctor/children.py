@@ -1,4 +1,4 @@
-"""Child processes that try what may hang or crash, so that only they do; they end in time, with all that they have started."""
+"""Runs checks that may hang or crash in child processes. A child that exceeds its time limit is killed with its descendants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SITES = ("site-packages", "dist-packages")
 
 
 class Said(NamedTuple):
-    """What a child has said.
+    """The output of a child process.
 
     Attributes:
-        out: what it has written to standard output.
-        trouble: why that is not all, or nothing, in words; empty if it has ended well.
+        out: what the child wrote to standard output.
+        trouble: why the output is missing or incomplete, as text; empty if the child succeeded.
     """
 
     out: str
@@ -31,13 +31,13 @@ class Said(NamedTuple):
 def ask(
     command: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None, cwd: str | None = None
 ) -> Said:
-    """Run a command to its end, or until the time is over, when it is killed with its children.
+    """Run a command and return its output; kill it and its children after the timeout.
 
     Args:
         command: the program and its arguments.
         timeout_s: how long it may take, in seconds.
-        env: its whole environment; left out, that of this process.
-        cwd: its working directory; left out, that of this process.
+        env: its whole environment; by default that of this process.
+        cwd: its working directory; by default that of this process.
     """
     pipe = subprocess.PIPE
     try:
@@ -58,11 +58,11 @@ def ask(
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)  # it was not waited for, so this is its group
+            os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the id is still its group
             out, _ = child.communicate()
-            return Said(out, f"it did not end within {timeout_s:g} s, and was killed")
+            return Said(out, f"timed out after {timeout_s:g} s and was killed")
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):  # communicate() may have waited for its end, after Ctrl-C
+            with contextlib.suppress(ProcessLookupError):  # communicate() may have reaped it, after Ctrl-C
                 os.killpg(child.pid, signal.SIGKILL)
             raise
     if child.returncode == 0:
@@ -71,23 +71,21 @@ def ask(
 
 
 def ask_python(code: str, timeout_s: float, *arguments: str) -> Said:
-    """Have another process of this interpreter run code that imports this very package, wherever that was found."""
+    """Run code in a child of this interpreter that imports this same copy of the package."""
     root, env = package_root(), dict(os.environ)
-    if (
-        os.path.basename(root) not in _SITES
-    ):  # where all else is installed, too, which must not come before Python's own
+    if os.path.basename(root) not in _SITES:  # site-packages on PYTHONPATH would come before the standard library
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (root, env.get("PYTHONPATH", ""))))
-    guard = "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]\n"  # else a user's own torch.py
+    guard = "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]\n"  # skips a torch.py of the user
     return ask([sys.executable, "-c", guard + code, *arguments], timeout_s, env=env)
 
 
 def package_root() -> str:
-    """The folder in which the package lies that is running."""
+    """Return the folder that contains the running package."""
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def _last(err: str) -> str:
-    """The last lines of what a program has written; of a traceback only what stands below its frames."""
+    """Return the last lines of a program's error output; of a traceback only the lines after its frames."""
     lines = err.strip().splitlines()[-_LAST_LINES:]
     below = max((i + 1 for i, line in enumerate(lines) if line.startswith("  ")), default=0)
     return "\n".join(lines[below:] or lines)
@@ -95,8 +93,8 @@ def _last(err: str) -> str:
 
 def _how_ended(code: int) -> str:
     if code > 0:
-        return f"it ended with exit code {code}"
+        return f"ended with exit code {code}"
     try:
-        return f"it was ended by {signal.Signals(-code).name}"
+        return f"killed by {signal.Signals(-code).name}"
     except ValueError:
-        return f"it was ended by signal {-code}"
+        return f"killed by signal {-code}"

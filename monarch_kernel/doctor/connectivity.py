@@ -1,4 +1,4 @@
-"""The ways between processes: memory of others, sockets in the session's directory, TCP; each is really tried."""
+"""Checks of how processes reach each other: cross-process memory access, sockets of a session, TCP. Each check tries it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_SOCKET_PATH = 107
 _END_S = 5.0
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 
-# Two that have the same parent, as ranks have: Yama may forbid to them what it allows to a parent.
+# Two processes with the same parent, like ranks: Yama may forbid siblings what it allows to a parent.
 _MEMORY = """
 import ctypes, os, sys, time
 from monarch_kernel.net.memory import process_memory
@@ -59,15 +59,15 @@ print("carried" if read == wrote == 0 else "other bytes came", flush=True)
 
 
 def memory_road() -> Iterator[Finding]:
-    """Whether one process may read and write memory of another, with one copy and without its help."""
+    """Check that a process can read and write the memory of another process, with one copy and without its help."""
     said = ask_python(_MEMORY, MEMORY_S)
     answers = said.out.splitlines() or [""]
     if not said.trouble and answers[0] == "carried":
-        found = "a process reads and writes that of another (process_vm_readv): one copy for large values and buffers"
-        yield Finding("memory of others", Sign.OK, found)
+        found = "processes can access each other's memory (process_vm_readv): one copy for large values and buffers"
+        yield Finding("process memory", Sign.OK, found)
         return
     found = (
-        f"a process can't reach that of another: {said.trouble or answers[0]}; large values and buffers go a slower way"
+        f"processes can't access each other's memory: {said.trouble or answers[0]}; large values and buffers are slower"
     )
     remedy = "in a container: docker run --cap-add SYS_PTRACE (in Kubernetes securityContext.capabilities.add)"
     try:
@@ -75,20 +75,22 @@ def memory_road() -> Iterator[Finding]:
     except (OSError, ValueError):
         scope = 0
     if scope > 1:
-        remedy = f"Yama forbids it (kernel.yama.ptrace_scope is {scope}): sysctl kernel.yama.ptrace_scope=1, as root"
-    yield Finding("memory of others", Sign.WARNING, found, remedy)
+        remedy = f"Yama forbids it (kernel.yama.ptrace_scope is {scope}): run sysctl kernel.yama.ptrace_scope=1 as root"
+    yield Finding("process memory", Sign.WARNING, found, remedy)
 
 
 def process_descriptors() -> Iterator[Finding]:
-    """Whether the end of a process can be waited for without asking again and again."""
+    """Check that pidfd_open reports the end of a process, without polling."""
     command = [sys.executable, "-S", "-c", "input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:  # it ends with its input
         assert child.stdin is not None
         try:
             fd = os.pidfd_open(child.pid)
         except OSError as error:
-            remedy = "ranks are watched by it: Linux 5.3 or newer, in a container whose seccomp profile lets it through"
-            yield Finding("pidfd", Sign.PROBLEM, f"pidfd_open can't be used: {error.strerror}", remedy)
+            remedy = (
+                "the host agent watches ranks with it: use Linux 5.3 or newer, and a seccomp profile that allows it"
+            )
+            yield Finding("pidfd", Sign.PROBLEM, f"pidfd_open failed: {error.strerror}", remedy)
             return
         try:
             child.stdin.close()
@@ -96,15 +98,18 @@ def process_descriptors() -> Iterator[Finding]:
         finally:
             os.close(fd)
     if ended:
-        yield Finding("pidfd", Sign.OK, "the end of a process is told at once")
+        yield Finding("pidfd", Sign.OK, "reports the end of a process at once")
     else:
         yield Finding(
-            "pidfd", Sign.PROBLEM, f"the end of a process was not told within {_END_S:g} s", "report it, with this list"
+            "pidfd",
+            Sign.PROBLEM,
+            f"did not report the end of a process within {_END_S:g} s",
+            "report it, with this list",
         )
 
 
 def session_socket() -> Iterator[Finding]:
-    """Whether sockets can be made where sessions make theirs, and their paths are short enough."""
+    """Check that sockets can be created in the directory of a session, and that their paths are short enough."""
     from monarch_kernel.net.transport.base import host_peer, rank_peer
 
     directory, owned = make_directory()
@@ -113,51 +118,51 @@ def session_socket() -> Iterator[Finding]:
         path = str(directory / longest)
         nbytes, found = (
             len(os.fsencode(path)),
-            f"in {directory.parent}, with paths of {len(os.fsencode(path))} bytes at most",
+            f"in {directory.parent}, with paths of up to {len(os.fsencode(path))} bytes",
         )
         if nbytes > _MAX_SOCKET_PATH:
-            remedy = "set TMPDIR to a directory with a shorter path, such as /tmp, before Jupyter is started"
-            said = f"{found}; the Linux kernel takes {_MAX_SOCKET_PATH}"
-            yield Finding("session's sockets", Sign.PROBLEM, said, remedy)
+            remedy = "set TMPDIR to a directory with a shorter path, such as /tmp, before you start Jupyter"
+            said = f"{found}; Linux allows {_MAX_SOCKET_PATH}"
+            yield Finding("session sockets", Sign.PROBLEM, said, remedy)
             return
         try:
             _exchange(socket.AF_UNIX, path)
         except OSError as error:
-            remedy = "its file system may take no sockets: set TMPDIR to a directory on a local disk, before Jupyter is started"
-            yield Finding("session's sockets", Sign.PROBLEM, f"{found}: {error.strerror or error}", remedy)
+            remedy = "the file system may not support sockets: set TMPDIR to a local directory before you start Jupyter"
+            yield Finding("session sockets", Sign.PROBLEM, f"{found}: {error.strerror or error}", remedy)
         else:
-            yield Finding("session's sockets", Sign.OK, found)
+            yield Finding("session sockets", Sign.OK, found)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
         os.close(owned)
 
 
 def loopback() -> Iterator[Finding]:
-    """Whether TCP works within this machine; process groups of ranks here are formed by it."""
+    """Check that TCP works within this machine; ranks on it form process groups over TCP."""
     try:
         _exchange(socket.AF_INET, ("127.0.0.1", 0))
     except OSError as error:
-        remedy = "ranks form process groups by it: ip link set lo up, or see what filters packets of the loopback"
+        remedy = "ranks form process groups over it: run ip link set lo up, or find what filters loopback packets"
         yield Finding("loopback", Sign.PROBLEM, f"TCP to 127.0.0.1: {error.strerror or error}", remedy)
     else:
         yield Finding("loopback", Sign.OK, "TCP to 127.0.0.1 works")
 
 
 def addresses() -> Iterator[Finding]:
-    """By which addresses other machines would connect to this one."""
+    """List the addresses at which other machines can connect to this one."""
     from monarch_kernel.runtime.host.network import interface_to, own_addresses
 
     found = [each for each in own_addresses() if not each.startswith("127.")]
     if found:
-        text = f"{', '.join(found)}; by {interface_to(())} most others are reached"
+        text = f"{', '.join(found)}; outgoing connections use {interface_to(())}"
         yield Finding("addresses", Sign.OK, text)
     else:
-        remedy = "this machine alone needs none; for hosts elsewhere it needs a network, or --dial, or --tunnel"
-        yield Finding("addresses", Sign.WARNING, "none by which other machines could connect to this one", remedy)
+        remedy = "only hosts on other machines need one: set up a network, or use --dial or --tunnel"
+        yield Finding("addresses", Sign.WARNING, "none at which other machines can connect to this one", remedy)
 
 
 def _exchange(family: socket.AddressFamily, address: str | tuple[str, int]) -> None:
-    """Send a byte through a socket of this process."""
+    """Send a byte from one socket of this process to another."""
     with socket.socket(family) as listener, socket.socket(family) as sender:
         for each in (listener, sender):
             each.settimeout(_END_S)
@@ -169,4 +174,4 @@ def _exchange(family: socket.AddressFamily, address: str | tuple[str, int]) -> N
             receiver.settimeout(_END_S)
             sender.sendall(b".")
             if receiver.recv(1) != b".":
-                raise OSError("what was sent did not arrive")
+                raise OSError("the byte that was sent did not arrive")

@@ -1,4 +1,4 @@
-"""What is optional: the engines that give hosts, and hardware that carries bytes between them."""
+"""Checks of optional parts: the engines that provide hosts, and RDMA hardware."""
 
 from __future__ import annotations
 
@@ -20,27 +20,25 @@ _LIBRARIES = {"ray": "ray", "ssh": "asyncssh", "kubernetes": "kubernetes", "ligh
 
 
 def engines() -> Iterator[Finding]:
-    """Which engines of ``%mesh up --on`` can be used from here, as far as that depends on this machine."""
+    """List the engines of ``%mesh up --on`` that are usable, as far as that depends on this machine."""
     from monarch_kernel.launch.registry import ENGINES
 
     lacks = {name: _lacks(name, engine.extra) for name, engine in ENGINES.items()}
     usable = [name for name, lack in lacks.items() if not lack]
     absent = [f"{name} ({lack})" for name, lack in lacks.items() if lack]
-    found = f"can be used: {', '.join(usable)}"
+    found = f"available: {', '.join(usable)}"
     if "kubernetes" in usable and not _knows_a_cluster():
-        found += " (kubernetes: no configuration of a cluster was found)"
+        found += " (kubernetes: no cluster is configured)"
     if not absent:
         yield Finding("engines", Sign.OK, found)
         return
     extras = [ENGINES[name].extra for name, lack in lacks.items() if lack and ENGINES[name].extra]
-    remedy = (
-        f"only if you want them: {sys.executable} -m pip install '{DISTRIBUTION}[{','.join(extras)}]'" if extras else ""
-    )
-    yield Finding("engines", Sign.OK, f"{found}; not here: {', '.join(absent)}", remedy)
+    remedy = f"if you want them: {sys.executable} -m pip install '{DISTRIBUTION}[{','.join(extras)}]'" if extras else ""
+    yield Finding("engines", Sign.OK, f"{found}; not available: {', '.join(absent)}", remedy)
 
 
 def _lacks(name: str, extra: str) -> str:
-    """What an engine needs that is not there, in words; empty if all is."""
+    """Say what an engine needs and does not find; empty if nothing is missing."""
     commands = [each for each in _COMMANDS.get(name, ()) if not shutil.which(each)]
     if commands:
         return f"no {', '.join(commands)}"
@@ -53,27 +51,27 @@ def _lacks(name: str, extra: str) -> str:
 
 
 def _not_found(name: str) -> str:
-    """A library that no requirement of ours names here: we are not installed, or it is not for this Python."""
+    """Look for the library directly, when no metadata names it: the package is not installed, or excludes this Python."""
     library = _LIBRARIES[name]
     return "" if importlib.util.find_spec(library) else f"{library} is not installed"
 
 
 def _knows_a_cluster() -> bool:
-    """Whether there is a kubeconfig, or this is a pod."""
+    """Return whether there is a kubeconfig, or this process runs in a pod."""
     paths = os.environ.get("KUBECONFIG", "") or str(Path.home() / ".kube" / "config")
     return "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.isfile, paths.split(os.pathsep)))
 
 
 def rdma() -> Iterator[Finding]:
-    """Hardware for RDMA, and the library that drives it."""
+    """Check for RDMA hardware, and for NIXL, the library that drives it."""
     from monarch_kernel.runtime.buffers.nixl import has_hardware, is_installed
 
     hardware, library = has_hardware(), is_installed()
     if hardware and not library:
-        found = "there are devices, and NIXL, which drives them, is not installed: bytes to other machines go by TCP"
+        found = "there are devices, but NIXL, which drives them, is not installed: data to other machines uses TCP"
         remedy = f"{sys.executable} -m pip install '{DISTRIBUTION}[rdma]'"
         yield Finding("RDMA", Sign.WARNING, found, remedy)
         return
     has = "NIXL is installed" if library else "NIXL is not installed"
-    where = "there are devices" if hardware else "there is no hardware, so bytes to other machines go by TCP"
+    where = "there are devices" if hardware else "there is no hardware, so data to other machines uses TCP"
     yield Finding("RDMA", Sign.OK, f"{has}, and {where}" if library == hardware else f"{has}; {where}")

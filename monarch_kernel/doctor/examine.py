@@ -1,7 +1,8 @@
-"""All that is looked at, one after the other; what hangs or fails is told, and the others go on.
+"""Runs all checks in order. A check that hangs or fails becomes a finding, and the next check runs.
 
-Each check runs on a thread of its own, which is left to itself when its time is over: a file system that does not answer can't
-be interrupted. What may hang otherwise runs in a child, which is killed (`children`).
+Each check runs on its own thread. The doctor abandons the thread at the deadline of the check, because a call to a file system
+that does not answer can't be interrupted. Code that may hang for other reasons runs in a child process, which can be killed
+(`children`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from monarch_kernel.doctor.report import Finding, Sign
 __all__ = ["CHECKS", "ITEM_WIDTH", "Check", "checks", "examine"]
 
 _DEADLINE_S = 10.0
-_MARGIN_S = 5.0  # so that a check that waits for a child can say what became of it
+_MARGIN_S = 5.0  # beyond the timeout of a child, so that the check can report it
 
 ITEM_WIDTH = 19
-"""Of the longest of the usual items, in characters."""
+"""Width of the longest name of an item, in characters."""
 
 
 class Check(NamedTuple):
     """One check.
 
     Attributes:
-        item: what is looked at; findings may be more exact.
-        look: does it.
+        item: what it checks; its findings may name it more exactly.
+        look: the function that checks it.
         deadline_s: how long it may take, in seconds.
     """
 
@@ -44,12 +45,12 @@ CHECKS: Sequence[Check] = (
     Check("cores", machine.processors),
     Check("memory", machine.memory),
     Check("shared memory", machine.shared_memory),
-    Check("memory of others", connectivity.memory_road, connectivity.MEMORY_S + _MARGIN_S),
+    Check("process memory", connectivity.memory_road, connectivity.MEMORY_S + _MARGIN_S),
     Check("temporary files", machine.temporary_files),
     Check("open files", machine.descriptors),
     Check("processes", machine.tasks),
     Check("pidfd", connectivity.process_descriptors),
-    Check("session's sockets", connectivity.session_socket, 2 * _DEADLINE_S),
+    Check("session sockets", connectivity.session_socket, 2 * _DEADLINE_S),
     Check("loopback", connectivity.loopback, 2 * _DEADLINE_S),
     Check("addresses", connectivity.addresses),
     Check("kernel in Jupyter", jupyter.kernels, jupyter.KERNEL_S),
@@ -58,20 +59,20 @@ CHECKS: Sequence[Check] = (
     Check("RDMA", engines.rdma),
     Check("leftovers", sessions.leftovers),
 )
-_RANK = Check("a rank", sessions.rank, sessions.RANK_S + _MARGIN_S)
+_RANK = Check("test rank", sessions.rank, sessions.RANK_S + _MARGIN_S)
 
 
 def checks(*, quick: bool = False) -> Sequence[Check]:
-    """All checks, in their order.
+    """Return all checks, in order.
 
     Args:
-        quick: leave out that of a rank, which takes seconds.
+        quick: leave out the check that starts a rank, which takes seconds.
     """
     return CHECKS if quick else (*CHECKS, _RANK)
 
 
 def examine(what: Iterable[Check]) -> Iterator[Finding]:
-    """Make checks, and give what each finds as soon as it has found it."""
+    """Run checks, and yield the findings of each as soon as it ends."""
     for check in what:
         yield from _found(check)
 
@@ -83,7 +84,7 @@ def _found(check: Check) -> Sequence[Finding]:
     def look() -> None:
         try:
             found.extend(check.look())
-        except Exception as error:  # of one check, which must not keep the others from being made
+        except Exception as error:  # the failure of one check must not prevent the others
             errors.append(error)
 
     thread = threading.Thread(target=look, name="monarch-doctor", daemon=True)
@@ -92,11 +93,13 @@ def _found(check: Check) -> Sequence[Finding]:
     if thread.is_alive():
         said = f"no answer within {check.deadline_s:g} s"
         return [
-            Finding(check.item, Sign.PROBLEM, said, "see whether file systems and the network of this machine answer")
+            Finding(
+                check.item, Sign.PROBLEM, said, "check whether the file systems and the network of this machine respond"
+            )
         ]
     for error in errors:
-        said = f"it could not be looked at: {type(error).__name__}: {error}"
+        said = f"the check failed: {type(error).__name__}: {error}"
         is_missing = isinstance(error, ImportError)
-        remedy = "install what can't be imported, again if it is there" if is_missing else "report it, with this list"
+        remedy = "install or reinstall the missing module" if is_missing else "report it, with this list"
         return [*found, Finding(check.item, Sign.PROBLEM, said, remedy)]
     return found

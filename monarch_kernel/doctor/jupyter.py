@@ -1,4 +1,4 @@
-"""What Jupyter knows of us: the kernel that it starts, and the panel in JupyterLab."""
+"""Checks of the installation in Jupyter: the kernelspecs, and the panel in JupyterLab."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch_kernel.doctor.software import OURS
 __all__ = ["KERNEL_S", "LAB_EXTENSION", "is_disabled", "kernels", "panel"]
 
 KERNEL_S = 30.0
-"""For all interpreters that kernelspecs name."""
+"""Deadline for trying all interpreters that kernelspecs name."""
 
 LAB_EXTENSION = "monarch-kernel-labextension"
 
@@ -27,27 +27,27 @@ _INSTALL = f"{sys.executable} -m {OURS} install --user"
 
 
 def kernels() -> Iterator[Finding]:
-    """The kernelspecs that start us, and whether what they start is what runs here."""
+    """Check that the kernelspecs of this package start the package that runs here."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     manager = KernelSpecManager(ensure_native_kernel=False)
     specs = {name: _read(Path(folder) / "kernel.json") for name, folder in sorted(manager.find_kernel_specs().items())}
     ours = {name: spec for name, spec in specs.items() if OURS in spec.get("argv", ())}
     if not ours:
-        others = f"; it knows {', '.join(specs)}" if specs else ""
-        yield Finding("kernel in Jupyter", Sign.PROBLEM, f"Jupyter knows no kernel of ours{others}", _INSTALL)
+        others = f"; Jupyter has {', '.join(specs)}" if specs else ""
+        yield Finding("kernel in Jupyter", Sign.PROBLEM, f"no Monarch kernel is installed{others}", _INSTALL)
     for name, spec in ours.items():
         yield _kernel(name, spec, sys.executable)
     yield from _other_jupyter()
 
 
 def _kernel(name: str, spec: Mapping[str, Any], python: str) -> Finding:
-    """One kernelspec.
+    """Check one kernelspec.
 
     Args:
-        name: of the kernel.
-        spec: what its file says.
-        python: the interpreter of Jupyter, which it takes where a spec only says ``python``.
+        name: the name of the kernel.
+        spec: the content of its ``kernel.json``.
+        python: the interpreter of Jupyter, which Jupyter uses when a spec only says ``python``.
     """
     item = f"kernel {name!r}"
     again = f"{_INSTALL} --name {name}"
@@ -55,28 +55,28 @@ def _kernel(name: str, spec: Mapping[str, Any], python: str) -> Finding:
     is_theirs = wanted in ("python", "python3", f"python{sys.version_info[0]}.{sys.version_info[1]}")
     interpreter = python if is_theirs else wanted
     if not shutil.which(interpreter):
-        return Finding(item, Sign.PROBLEM, f"its interpreter {interpreter} is not there", again)
+        return Finding(item, Sign.PROBLEM, f"its interpreter {interpreter} does not exist", again)
     env = {key: str(value) for key, value in spec.get("env", {}).items()}
     said = ask([interpreter, "-c", _WHICH], _EACH_S, env={**os.environ, **env}, cwd="/")
     if said.trouble:
-        return Finding(item, Sign.PROBLEM, f"{interpreter} does not import {OURS}: {said.trouble}", again)
+        return Finding(item, Sign.PROBLEM, f"{interpreter} can't import {OURS}: {said.trouble}", again)
     version, file = json.loads(said.out.splitlines()[-1])
     root, ours = os.path.dirname(os.path.dirname(file)), str(sys.modules[OURS].__version__)
     if version != ours:
-        return Finding(item, Sign.PROBLEM, f"{interpreter} imports {version} from {root}, and this is {ours}", again)
+        return Finding(item, Sign.PROBLEM, f"{interpreter} imports {version} from {root}, but this is {ours}", again)
     if os.path.realpath(root) != os.path.realpath(package_root()):
-        found = f"{interpreter} imports {version} from {root}, and this runs from {package_root()}"
-        return Finding(item, Sign.WARNING, found, f"if Jupyter is to start this one: {again}")
+        found = f"{interpreter} imports {version} from {root}, but this runs from {package_root()}"
+        return Finding(item, Sign.WARNING, found, f"to make Jupyter start this one: {again}")
     return Finding(item, Sign.OK, f"starts {interpreter}, which imports {version} from {root}")
 
 
 def _other_jupyter() -> Iterator[Finding]:
-    """The ``jupyter`` that is started by its name, if that is of another environment, which may know other kernels."""
+    """Check the ``jupyter`` on PATH if it belongs to another environment, which may have other kernels."""
     jupyter = shutil.which("jupyter")
     if not jupyter or Path(jupyter).parent.resolve() == Path(sys.executable).parent.resolve():
         return
     said = ask([jupyter, "kernelspec", "list", "--json"], _EACH_S)
-    item, where = "other Jupyter", f"{jupyter} is of another environment than this"
+    item, where = "other Jupyter", f"{jupyter} belongs to another environment"
     try:
         specs = {} if said.trouble else json.loads(said.out)["kernelspecs"]
     except (ValueError, KeyError):
@@ -84,16 +84,16 @@ def _other_jupyter() -> Iterator[Finding]:
     ours = {name: each["spec"] for name, each in specs.items() if OURS in each["spec"].get("argv", ())}
     if not ours:
         why = f": {said.trouble}" if said.trouble else ""
-        yield Finding(item, Sign.WARNING, f"{where}, and shows no kernel of ours{why}", f"if you use it: {_INSTALL}")
+        yield Finding(item, Sign.WARNING, f"{where}, and lists no Monarch kernel{why}", f"if you use it: {_INSTALL}")
         return
     for name, spec in ours.items():
         finding = _kernel(name, spec, _interpreter_of(jupyter))
-        sign = Sign.OK if finding.sign is Sign.OK else Sign.WARNING  # which Jupyter is used is not known here
+        sign = Sign.OK if finding.sign is Sign.OK else Sign.WARNING  # the user may not use this Jupyter
         yield Finding(item, sign, f"{where}; {finding.item}: {finding.found}", finding.remedy)
 
 
 def _interpreter_of(script: str) -> str:
-    """The interpreter that a script names in its first line; this one if it names none."""
+    """Return the interpreter that a script names in its first line; this one if it names none."""
     try:
         with open(script, "rb") as file:
             first = file.readline(512)
@@ -103,7 +103,7 @@ def _interpreter_of(script: str) -> str:
 
 
 def panel() -> Iterator[Finding]:
-    """The extension of JupyterLab, in the folders where that looks for it."""
+    """Check that JupyterLab finds the extension, in this version, and enabled."""
     from jupyter_core.paths import jupyter_config_path, jupyter_path
 
     item, ours = "panel in JupyterLab", str(sys.modules[OURS].__version__)
@@ -113,8 +113,8 @@ def panel() -> Iterator[Finding]:
         if (path := Path(each) / LAB_EXTENSION / "package.json").is_file()
     ]
     if not found:
-        remedy = f"the kernel works without it; it comes with a wheel: pip install {OURS} (from source it needs node)"
-        yield Finding(item, Sign.WARNING, f"{LAB_EXTENSION} is not installed: the panel of meshes is missing", remedy)
+        remedy = f"optional; the wheel contains it: pip install {OURS} (an install from source needs node)"
+        yield Finding(item, Sign.WARNING, f"{LAB_EXTENSION} is not installed: there is no panel of meshes", remedy)
         return
     version = str(_read(found[0]).get("version", ""))
     where = f"{version or 'of unknown version'}, in {found[0].parent}"
@@ -123,17 +123,17 @@ def panel() -> Iterator[Finding]:
         remedy = f"jupyter labextension enable {LAB_EXTENSION}"
         yield Finding(item, Sign.WARNING, f"{where}, and disabled in {disabling[0]}", remedy)
     elif not _is_same(version, ours):
-        remedy = "install the package again, with the environment of Jupyter active, and load the page anew"
-        yield Finding(item, Sign.WARNING, f"{where}, and the kernel is {ours}", remedy)
+        remedy = "reinstall the package in the environment of Jupyter, and reload the page"
+        yield Finding(item, Sign.WARNING, f"{where}, but the kernel is {ours}", remedy)
     else:
         yield Finding(item, Sign.OK, where)
 
 
 def is_disabled(told: object) -> bool:
-    """Whether JupyterLab's settings disable our extension, or a plugin of it.
+    """Return whether JupyterLab's settings disable the extension, or a plugin of it.
 
     Args:
-        told: what stands there as ``disabledExtensions``: names, or names with whether it is so.
+        told: the value of ``disabledExtensions``: a list of names, or a mapping from names to booleans.
     """
     names: Sequence[object] = ()
     if isinstance(told, Mapping):
@@ -144,16 +144,16 @@ def is_disabled(told: object) -> bool:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a file of JSON says; nothing if it is not there, or says something else."""
+    """Read a JSON object from a file; empty if the file does not exist, or contains something else."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # also what is no UTF-8
+    except (OSError, ValueError):  # includes invalid UTF-8
         return {}
     return told if isinstance(told, dict) else {}
 
 
 def _is_same(version: str, ours: str) -> bool:
-    """Whether a version that npm writes is ours, which is written as Python does: 0.1.0-alpha.1 is 0.1.0a1."""
+    """Compare a version in npm's notation with one in Python's: 0.1.0-alpha.1 is 0.1.0a1."""
     from packaging.version import InvalidVersion, Version
 
     try:

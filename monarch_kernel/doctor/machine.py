@@ -1,4 +1,4 @@
-"""What this machine has to take: cores, memory, shared memory, files, processes."""
+"""Checks of the resources of this machine: cores, memory, shared memory, files, processes."""
 
 from __future__ import annotations
 
@@ -24,60 +24,58 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def processors() -> Iterator[Finding]:
-    """The cores that may be used, and how many of them a control group gives time for."""
+    """Check how many cores this process may use, and how many a control group limits it to."""
     allowed, usable = len(os.sched_getaffinity(0)), cores()
     found = f"{allowed} of {os.cpu_count()} may be used"
     if usable < allowed:
-        found += f", of which a control group gives the time of {usable:g}"
-        remedy = (
-            f"ranks share out {allowed} threads: give fewer to each, as with %mesh up t -n 4 --env OMP_NUM_THREADS=1"
-        )
+        found += f", but a control group limits CPU time to {usable:g} cores"
+        remedy = f"ranks divide {allowed} threads: give each fewer, for example %mesh up t -n 4 --env OMP_NUM_THREADS=1"
         yield Finding("cores", Sign.WARNING, found, remedy)
     else:
         yield Finding("cores", Sign.OK, found)
 
 
 def memory() -> Iterator[Finding]:
-    """The memory that is free, by the tightest limit."""
+    """Check the free memory, by the tightest limit."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     free = room()
     found = f"{format_nbytes(free.nbytes)} of {free.of}; the machine has {format_nbytes(total)}"
     if free.nbytes < _LEAST_MEMORY:
-        remedy = "each rank imports torch: end other programs, or give the container more"
+        remedy = "each rank imports torch: close other programs, or give the container more memory"
         yield Finding("memory", Sign.WARNING, found, remedy)
     else:
         yield Finding("memory", Sign.OK, found)
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Files in memory, in which large values are handed over; and ``/dev/shm``, which other libraries take for that."""
+    """Check memory files (memfd), through which ranks pass large values, and ``/dev/shm``, which other libraries use."""
     from monarch_kernel.net.memory.shared_blocks import STORED_NBYTES, Blocks
 
     try:
         stored = Blocks().store([bytes(STORED_NBYTES)])
     except MemoryError as error:
         remedy = (
-            "large values are handed over in files without names (memfd): see memory limits of the container, ulimit -f"
+            "ranks pass large values in memory files (memfd): check the memory limit of the container, and ulimit -f"
         )
         yield Finding("shared memory", Sign.PROBLEM, f"a block of {format_nbytes(STORED_NBYTES)}: {error}", remedy)
         return
     del stored
-    found = "files in memory work (memfd)"
+    found = "memory files (memfd) work"
     if largest_file() < _GIB:
-        found += f", of at most {format_nbytes(largest_file())}"
-        remedy = "values that are larger can't be sent: ulimit -f unlimited, before Jupyter is started"
+        found += f", up to {format_nbytes(largest_file())}"
+        remedy = "larger values can't be sent: run ulimit -f unlimited before you start Jupyter"
         yield Finding("shared memory", Sign.WARNING, found, remedy)
         return
     try:
         usage = shutil.disk_usage(_SHARED_MEMORY)
     except OSError as error:
-        remedy = "workers of torch's DataLoader, and NCCL, need it: mount a tmpfs there"
+        remedy = "DataLoader workers and NCCL need it: mount a tmpfs there"
         yield Finding("shared memory", Sign.WARNING, f"{found}; {_SHARED_MEMORY}: {error.strerror}", remedy)
         return
     found += f"; {_SHARED_MEMORY} has {format_nbytes(usage.total)}, {format_nbytes(usage.free)} free"
     if usage.free < _LEAST_SHARED:
         remedy = (
-            "we do without it, but workers of torch's DataLoader, and NCCL, don't: remove what is left there, or give the "
+            "the kernel does not use it, but DataLoader workers and NCCL do: delete leftover files there, or give the "
             "container more (docker run --shm-size 8g; in Kubernetes an emptyDir with medium: Memory)"
         )
         yield Finding("shared memory", Sign.WARNING, found, remedy)
@@ -86,49 +84,47 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def temporary_files() -> Iterator[Finding]:
-    """The room for what ranks write, which is kept."""
+    """Check the free disk space for the output of ranks, which is stored in temporary files."""
     directory = tempfile.gettempdir()
     free = shutil.disk_usage(directory).free
     found = f"{directory} has {format_nbytes(free)} free"
     if free < _LEAST_TEMPORARY:
-        remedy = (
-            "what ranks write is kept there, up to 8 MiB a rank: remove something, or set TMPDIR to another directory"
-        )
+        remedy = "the output of ranks is stored there, up to 8 MiB per rank: free some space, or set TMPDIR"
         yield Finding("temporary files", Sign.WARNING, found, remedy)
     else:
         yield Finding("temporary files", Sign.OK, found)
 
 
 def descriptors() -> Iterator[Finding]:
-    """How many files a process may have open."""
+    """Check how many files a process may have open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= _LEAST_DESCRIPTORS or soft == resource.RLIM_INFINITY:
-        yield Finding("open files", Sign.OK, f"{_limit(soft)} at most for a process (ulimit -n)")
+        yield Finding("open files", Sign.OK, f"{_limit(soft)} per process (ulimit -n)")
         return
-    found = f"{_limit(soft)} at most for a process (ulimit -n), and it may ask for {_limit(hard)}"
+    found = f"{_limit(soft)} per process (ulimit -n), with a hard limit of {_limit(hard)}"
     if hard >= _LEAST_DESCRIPTORS or hard == resource.RLIM_INFINITY:
         remedy = (
-            f"enough for some ranks; for hundreds: ulimit -n {_LEAST_DESCRIPTORS}, in the shell that starts Jupyter"
+            f"enough for a few ranks; for hundreds, run ulimit -n {_LEAST_DESCRIPTORS} in the shell that starts Jupyter"
         )
     else:
         remedy = (
-            f"for hundreds of ranks have it raised to {_LEAST_DESCRIPTORS}: nofile in /etc/security/limits.conf, "
+            f"for hundreds of ranks, raise the hard limit to {_LEAST_DESCRIPTORS}: nofile in /etc/security/limits.conf, "
             "LimitNOFILE= of a systemd service, docker run --ulimit nofile"
         )
     yield Finding("open files", Sign.WARNING, found, remedy)
 
 
 def tasks() -> Iterator[Finding]:
-    """How many processes and threads there may be."""
+    """Check how many processes and threads the user may start."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     left = processes()
-    found = f"{_limit(soft)} at most for a user (ulimit -u)"
+    found = f"{_limit(soft)} per user (ulimit -u)"
     if left is not None:
-        found += f"; a control group has room for {left:,}"
+        found += f"; a control group allows {left:,} more"
     if (soft != resource.RLIM_INFINITY and soft < _LEAST_TASKS) or (left is not None and left < _LEAST_TASKS):
         remedy = (
-            "each rank is a process with several threads: ulimit -u, nproc in /etc/security/limits.conf, TasksMax= of a "
-            "systemd service, docker run --pids-limit"
+            "each rank is a process with several threads; raise the limit: ulimit -u, nproc in /etc/security/limits.conf, "
+            "TasksMax= of a systemd service, docker run --pids-limit"
         )
         yield Finding("processes", Sign.WARNING, found, remedy)
     else:

@@ -1,4 +1,4 @@
-"""What was found, in words: as text with aligned columns, and for other programs."""
+"""Formats findings as text with aligned columns, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_WIDTH = 30
 
 
 class Sign(Enum):
-    """Whether what was found is good: a sign and a word, for a colour says nothing to many."""
+    """The severity of a finding, shown as a mark and a word, because not every reader can tell colours apart."""
 
     OK = "ok"
     WARNING = "warning"
@@ -23,18 +23,18 @@ class Sign(Enum):
 
     @property
     def mark(self) -> str:
-        """The sign that stands before the word."""
+        """The mark before the word."""
         return {"ok": "✓", "warning": "!", "problem": "✗"}[self.value]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of a check.
 
     Attributes:
-        item: what was looked at.
-        sign: whether it is good.
-        found: what was found, in words; may have several lines.
-        remedy: what to do; empty where nothing has to be done.
+        item: what was checked.
+        sign: the severity.
+        found: what was found, as text; may have several lines.
+        remedy: what to do; empty if there is nothing to do.
     """
 
     item: str
@@ -44,12 +44,12 @@ class Finding(NamedTuple):
 
 
 def finding_text(finding: Finding, item_width: int, width: int = 100) -> str:
-    """One finding as lines whose columns are those of the others.
+    """Format one finding as lines with aligned columns.
 
     Args:
-        finding: what was found.
-        item_width: of the column of items, in characters.
-        width: of a line, in characters; words that are longer, such as paths, stay whole.
+        finding: the finding.
+        item_width: width of the column of items, in characters.
+        width: width of a line, in characters; longer words, such as paths, stay whole.
     """
     sign = finding.sign
     head = f"{sign.mark} {sign.value:<7}  {plain(finding.item):<{item_width}}  "
@@ -63,25 +63,25 @@ def finding_text(finding: Finding, item_width: int, width: int = 100) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How it is altogether, in one line."""
+    """Summarize all findings in one line."""
     n_problems, n_warnings = (_count(findings, sign) for sign in (Sign.PROBLEM, Sign.WARNING))
     if not n_problems + n_warnings:
-        return f"All {len(findings)} items are good."
+        return f"All {len(findings)} items are ok."
     parts = [f"{n} {word}{'s' * (n != 1)}" for n, word in ((n_problems, "problem"), (n_warnings, "warning")) if n]
-    return f"{' and '.join(parts)} among {len(findings)} items; what to do stands at the arrows."
+    return f"{' and '.join(parts)} among {len(findings)} items; each arrow (→) says what to do."
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """0 if there is no problem, warnings or not; else 1."""
+    """Return 1 if there is a problem, else 0; warnings do not count."""
     return int(_count(findings, Sign.PROBLEM) > 0)
 
 
 def as_json(findings: Sequence[Finding], version: str) -> dict[str, Any]:
-    """The same for other programs.
+    """Return the findings as a JSON object for other programs.
 
     Args:
-        findings: all of them.
-        version: of this package.
+        findings: all findings.
+        version: the version of this package.
     """
     rows = [
         {"item": f.item, "sign": f.sign.value, "found": plain(f.found), "remedy": plain(f.remedy)} for f in findings

@@ -1,7 +1,7 @@
-"""One rank, really brought up and down by the machinery that ``%mesh up`` uses; in a process of its own, which may be killed.
+"""Starts and ends one rank with the code that ``%mesh up`` uses, in a separate process, which the doctor may kill.
 
-It says what it does, a line of JSON for each step, so that whoever started it can say where it stopped. The rank is on a CPU:
-GPUs may be full with what another mesh does.
+It prints a line of JSON for each step, so that the doctor can report where it stopped. The rank runs on a CPU, because another
+mesh may have filled the GPUs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CELL = "import os, torch\n(os.getpid(), os.getppid(), float(torch.ones(1000, de
 
 
 def main() -> None:
-    """Bring a rank up, have it run a cell, and end it."""
-    die_with_parent(signal.SIGKILL)  # whoever waits for us
+    """Start a rank, run a cell in it, and end it."""
+    die_with_parent(signal.SIGKILL)  # when the doctor, which waits for this process, dies
     try:
         _say(result=_try())
-    except Exception as error:  # at the border of the process: whoever started it tells it to the user
+    except Exception as error:  # the doctor, in the parent process, reports it to the user
         _say(error=f"{type(error).__name__}: {error}")
     finally:
         close_session()
@@ -36,18 +36,18 @@ def main() -> None:
 
 def _try() -> dict[str, Any]:
     begun = time.monotonic()
-    _say(step="the host agent was being started")
+    _say(step="starting the host agent")
     hosts = this_host()
-    _say(step="a rank was coming up")
+    _say(step="starting a rank")
     mesh = hosts.spawn_procs({"gpus": 1}, name="doctor", device="cpu")
     mesh.initialized.get(_UP_S)
     up_s = time.monotonic() - begun
-    _say(step="the rank ran a cell")
+    _say(step="running a cell")
     rank, agent, total = mesh.run(_CELL).get(_UP_S).item(gpus=0)
     if total != 1000.0:
-        raise ValueError(f"torch adds a thousand ones to {total}")
+        raise ValueError(f"torch computes {total} as the sum of a thousand ones")
     rss = rss_nbytes(rank)
-    _say(step="the rank and its agent were ending")
+    _say(step="ending the rank and its agent")
     begun = time.monotonic()
     close_session()
     deadline = begun + _END_S

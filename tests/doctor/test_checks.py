@@ -1,4 +1,4 @@
-"""Each check says what there is, and what to do where a real circumstance is bad: limits, filters of system calls, files."""
+"""Each check reports what it finds and how to fix it, under real conditions: limits, filters of system calls, files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FILTER = b"".join(struct.pack("HBBI", *each) for each in (
     (0x20, 0, 0, 0),           # the number of the system call
     (0x15, 0, 1, {number}),    # is it this one?
     (0x06, 0, 0, 0x50001),     # then EPERM
-    (0x06, 0, 0, 0x7FFF0000),  # else it may
+    (0x06, 0, 0, 0x7FFF0000),  # else allow
 ))
 class Program(ctypes.Structure):
     _fields_ = [("n", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
@@ -48,7 +48,7 @@ assert not libc.prctl(22, 2, ctypes.byref(Program(4, FILTER)), 0, 0), "no filter
 
 
 def look_elsewhere(module: str, check: str, before: str = "", **environment: str) -> list[Finding]:
-    """What a check finds in a process that was put in some circumstance before."""
+    """Run a check in another process, after code that changes its conditions."""
     env = {**os.environ, "PYTHONPATH": ROOT, **environment}
     command = [sys.executable, "-c", before + LOOK.format(module=module, check=check)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd="/")
@@ -58,13 +58,13 @@ def look_elsewhere(module: str, check: str, before: str = "", **environment: str
 
 
 def limit(name: str, soft: int, hard: int | str = "hard") -> str:
-    """What a process does first to have a limit."""
+    """Return code that sets a resource limit of its process."""
     return f"from resource import *\n_, hard = getrlimit({name})\nsetrlimit({name}, ({soft}, {hard}))\n"
 
 
 def forbid(name: str) -> str:
     if name not in SYSCALLS:
-        pytest.skip(f"the numbers of system calls of {platform.machine()} are not known here")
+        pytest.skip(f"this test does not know the system call numbers of {platform.machine()}")
     return FORBID.format(number=SYSCALLS[name])
 
 
@@ -94,10 +94,10 @@ def test_this_machine_is_good_enough_for_the_tests() -> None:
 def test_few_open_files_are_a_warning_that_says_how_to_have_more() -> None:
     (low,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 256, 300))
     assert low.sign is Sign.WARNING
-    assert "256 at most for a process (ulimit -n), and it may ask for 300" in low.found
+    assert "256 per process (ulimit -n), with a hard limit of 300" in low.found
     assert "limits.conf" in low.remedy
     (enough,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 4096, 4096))
-    assert enough == Finding("open files", Sign.OK, "4,096 at most for a process (ulimit -n)")
+    assert enough == Finding("open files", Sign.OK, "4,096 per process (ulimit -n)")
 
 
 def test_where_more_may_be_asked_for_the_shell_does_it() -> None:
@@ -107,12 +107,12 @@ def test_where_more_may_be_asked_for_the_shell_does_it() -> None:
 
 def test_few_processes_are_a_warning() -> None:
     (low,) = look_elsewhere("machine", "tasks", limit("RLIMIT_NPROC", 100))
-    assert (low.sign, low.found.startswith("100 at most for a user")) == (Sign.WARNING, True)
+    assert (low.sign, low.found.startswith("100 per user")) == (Sign.WARNING, True)
 
 
 def test_files_that_may_not_grow_bound_what_can_be_sent() -> None:
     (bounded,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 20))
-    assert (bounded.sign, bounded.found) == (Sign.WARNING, "files in memory work (memfd), of at most 1.0 MiB")
+    assert (bounded.sign, bounded.found) == (Sign.WARNING, "memory files (memfd) work, up to 1.0 MiB")
     (none,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 16))
     assert (none.sign, "ulimit -f" in none.remedy) == (Sign.PROBLEM, True)
 
@@ -125,20 +125,20 @@ def test_shared_memory_that_a_container_forbids_is_a_problem() -> None:
 def test_memory_of_others_that_a_container_forbids_is_a_slower_way() -> None:
     (finding,) = look_elsewhere("connectivity", "memory_road", forbid("process_vm_readv"))
     assert finding.sign is Sign.WARNING
-    assert "Operation not permitted; large values and buffers go a slower way" in finding.found
+    assert "Operation not permitted; large values and buffers are slower" in finding.found
     assert finding.remedy
 
 
 def test_a_container_without_pidfd_is_a_problem() -> None:
     (finding,) = look_elsewhere("connectivity", "process_descriptors", forbid("pidfd_open"))
-    assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open can't be used: Operation not permitted")
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open failed: Operation not permitted")
 
 
 def test_a_directory_with_a_long_path_takes_no_sockets(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 90)
     folder.mkdir()
     (finding,) = look_elsewhere("connectivity", "session_socket", TMPDIR=str(folder))
-    assert (finding.sign, "the Linux kernel takes 107" in finding.found) == (Sign.PROBLEM, True)
+    assert (finding.sign, "Linux allows 107" in finding.found) == (Sign.PROBLEM, True)
     assert "TMPDIR" in finding.remedy
     assert not list(folder.iterdir())
 
@@ -146,7 +146,7 @@ def test_a_directory_with_a_long_path_takes_no_sockets(tmp_path: Path) -> None:
 def test_without_a_network_the_loopback_is_a_problem_and_addresses_are_missing() -> None:
     before = "import ctypes\nif ctypes.CDLL(None).unshare(0x40000000):\n    raise SystemExit(3)\n"
     if subprocess.run([sys.executable, "-c", before], check=False).returncode:
-        pytest.skip("this process may not make a network of its own")
+        pytest.skip("this process may not create a network namespace")
     (finding,) = look_elsewhere("connectivity", "loopback", before)
     assert (finding.sign, "unreachable" in finding.found) == (Sign.PROBLEM, True)
     (finding,) = look_elsewhere("connectivity", "addresses", before)
@@ -167,7 +167,7 @@ def test_the_package_says_how_it_is_installed_and_from_where_it_runs(tmp_path: P
     ("wanted", "said"),
     [
         ("torch>=2", ""),
-        ("torch>=99", ", and >=99 is needed"),
+        ("torch>=99", ", but >=99 is required"),
         ("no-such-package-of-ours", "no-such-package-of-ours is not installed"),
     ],
 )
@@ -203,10 +203,10 @@ TORCH: dict[str, Any] = {
     ("change", "gpus", "sign", "said"),
     [
         ({}, ["0", "1"], Sign.OK, "2.9, built for CUDA 12.8; devices: 2 x NVIDIA H100 (80 GiB)"),
-        ({"said": ["too old"]}, ["0", "1"], Sign.WARNING, "it says: too old"),
-        ({"is_available": False, "devices": [], "cuda": None}, [], Sign.OK, "no GPU here, so ranks use CPUs"),
-        ({"is_available": False, "devices": []}, [], Sign.OK, "no GPU here, so ranks use CPUs"),
-        ({"is_available": False, "devices": []}, ["0"], Sign.PROBLEM, "it can't use the 1 GPU of this machine"),
+        ({"said": ["too old"]}, ["0", "1"], Sign.WARNING, "torch warns: too old"),
+        ({"is_available": False, "devices": [], "cuda": None}, [], Sign.OK, "no GPU, so ranks use CPUs"),
+        ({"is_available": False, "devices": []}, [], Sign.OK, "no GPU, so ranks use CPUs"),
+        ({"is_available": False, "devices": []}, ["0"], Sign.PROBLEM, "torch can't use the 1 GPU of this machine"),
         ({"gloo": False}, [], Sign.PROBLEM, "without gloo"),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_follows_from_what_torch_says(change: dict[str, Any], gpus: Sequenc
     ("source", "said"),
     [
         ("raise ImportError('libcudart.so.12 is not there')", "ImportError: libcudart.so.12 is not there"),
-        ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
     ],
 )
 def test_a_torch_that_fails_is_a_problem_and_harms_nobody_else(tmp_path: Path, source: str, said: str) -> None:
@@ -239,7 +239,7 @@ def test_an_interrupt_to_which_the_command_ends_by_itself_is_an_interrupt() -> N
 STUB = """
 import warnings
 from types import SimpleNamespace as Space
-warnings.warn("what is said at the import is not about devices")
+warnings.warn("a warning of the import is not about devices")
 __version__, version = "2.9", Space(cuda="12.8", hip=None)
 distributed = Space(is_available=lambda: True, is_gloo_available=lambda: True, is_nccl_available=lambda: True)
 def is_available():
@@ -254,7 +254,7 @@ def test_torch_is_asked_for_its_devices_and_heard(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=True))
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
     assert finding.sign is Sign.WARNING
-    devices = "devices: 1 x NVIDIA H100 (80 GiB); it says: Found GPU0 which is too old"
+    devices = "devices: 1 x NVIDIA H100 (80 GiB); torch warns: Found GPU0 which is too old"
     assert finding.found == f"2.9, built for CUDA 12.8; {devices}"
 
 
@@ -262,14 +262,14 @@ def test_a_gpu_that_torch_can_not_use_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=False))
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
     assert finding.sign is Sign.PROBLEM
-    assert "it can't use the 1 GPU of this machine; it says: Found GPU0" in finding.found
+    assert "torch can't use the 1 GPU of this machine; torch warns: Found GPU0" in finding.found
     assert "nvidia-smi" in finding.remedy
 
 
 def test_which_engines_can_be_used(tmp_path: Path) -> None:
     (finding,) = look_elsewhere("engines", "engines", PATH=str(tmp_path))
     assert finding.sign is Sign.OK
-    assert finding.found.startswith("can be used: local")
+    assert finding.found.startswith("available: local")
     assert "slurm (no sbatch, squeue, scancel)" in finding.found
 
 
@@ -287,7 +287,7 @@ def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def apart(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process to which Jupyter's folders are only those below this one."""
+    """The environment of a process for which Jupyter's folders are only those below ``tmp_path``."""
     (tmp_path / "home").mkdir()
     return {
         "HOME": str(tmp_path / "home"),
@@ -297,7 +297,7 @@ def apart(tmp_path: Path) -> dict[str, str]:
     }
 
 
-NO_PREFIX = "import sys; sys.prefix = '/nowhere'\n"  # in which Jupyter always looks, too
+NO_PREFIX = "import sys; sys.prefix = '/nowhere'\n"  # Jupyter also searches this prefix
 
 
 def kernels(apart: dict[str, str], name: str = "", **spec: Any) -> Finding:
@@ -310,7 +310,7 @@ def kernels(apart: dict[str, str], name: str = "", **spec: Any) -> Finding:
 
 def test_no_kernelspec_is_a_problem_that_says_how_to_install(apart: dict[str, str]) -> None:
     finding = kernels(apart)
-    assert (finding.sign, finding.found) == (Sign.PROBLEM, "Jupyter knows no kernel of ours")
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "no Monarch kernel is installed")
     assert finding.remedy == f"{sys.executable} -m monarch_kernel install --user"
 
 
@@ -322,7 +322,7 @@ def test_a_kernelspec_that_starts_this_package_is_good(apart: dict[str, str], py
 
 def test_a_kernelspec_whose_interpreter_is_gone_is_a_problem(apart: dict[str, str]) -> None:
     finding = kernels(apart, "old", python="/gone/bin/python")
-    assert (finding.sign, finding.found) == (Sign.PROBLEM, "its interpreter /gone/bin/python is not there")
+    assert (finding.sign, finding.found) == (Sign.PROBLEM, "its interpreter /gone/bin/python does not exist")
     assert finding.remedy.endswith("install --user --name old")
 
 
@@ -336,7 +336,7 @@ def test_a_kernelspec_whose_interpreter_has_not_this_package_is_one(apart: dict[
     (other / "__init__.py").write_text("raise ImportError('half of it is not there')")
     finding = kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)})
     assert finding.sign is Sign.PROBLEM
-    assert "does not import monarch_kernel: ImportError: half of it is not there" in finding.found
+    assert "can't import monarch_kernel: ImportError: half of it is not there" in finding.found
     (other / "__init__.py").write_text(f"__version__ = '{monarch_kernel.__version__}'")
     assert kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)}).sign is Sign.WARNING
 
@@ -347,7 +347,7 @@ def test_the_jupyter_of_another_environment_may_know_no_kernel_of_ours(apart: di
     script.chmod(0o755)
     _, other = look_elsewhere("jupyter", "kernels", NO_PREFIX, **apart)
     assert other.sign is Sign.WARNING
-    assert f"{script} is of another environment than this, and shows no kernel of ours" in other.found
+    assert f"{script} belongs to another environment, and lists no Monarch kernel" in other.found
 
 
 def panel(apart: dict[str, str]) -> Finding:
@@ -357,8 +357,8 @@ def panel(apart: dict[str, str]) -> Finding:
 
 def test_the_panel_is_found_where_jupyterlab_looks_for_it(apart: dict[str, str]) -> None:
     without = panel(apart)
-    assert (without.sign, "the panel of meshes is missing" in without.found) == (Sign.WARNING, True)
-    assert "the kernel works without it" in without.remedy
+    assert (without.sign, "there is no panel of meshes" in without.found) == (Sign.WARNING, True)
+    assert "optional" in without.remedy
     told = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
     put(told, {"version": monarch_kernel.__version__})
     assert panel(apart) == Finding("panel in JupyterLab", Sign.OK, f"{monarch_kernel.__version__}, in {told.parent}")
@@ -413,14 +413,14 @@ def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
 def test_a_rank_comes_up_and_goes_down() -> None:
     (finding,) = sessions.rank()
     assert finding.sign is Sign.OK, finding
-    assert finding.found.startswith("came up in ")
+    assert finding.found.startswith("started in ")
 
 
 def test_a_rank_that_does_not_come_up_is_told_with_the_cause(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12 is not there')")
     (finding,) = look_elsewhere("sessions", "rank", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert finding.sign is Sign.PROBLEM
-    assert finding.found.startswith("it failed while a rank was coming up: ")
+    assert finding.found.startswith("failed while starting a rank: ")
     assert "libcudart.so.12 is not there" in finding.found
 
 
@@ -432,7 +432,7 @@ def test_a_rank_that_hangs_is_killed_with_all_that_is_of_its_session(
     monkeypatch.setattr(sessions, "RANK_S", 3.0)
     (finding,) = sessions.rank()
     assert finding.sign is Sign.PROBLEM
-    assert "a rank was coming up: it did not end within 3 s, and was killed" in finding.found
+    assert "starting a rank: timed out after 3 s and was killed" in finding.found
 
 
 # -- all of them
@@ -445,7 +445,7 @@ def test_a_check_that_fails_is_a_problem_and_the_others_go_on() -> None:
     good = Finding("good", Sign.OK, "well")
     failed, other = examine.examine([Check("bad", fails), Check("good", lambda: [good])])
     assert failed.sign is Sign.PROBLEM
-    assert failed.found == "it could not be looked at: RuntimeError: of all things"
+    assert failed.found == "the check failed: RuntimeError: of all things"
     assert other is good
 
 
@@ -469,8 +469,8 @@ def test_the_usual_items_fit_their_column() -> None:
 
 
 def test_a_child_that_takes_too_long_is_killed_with_its_children() -> None:
-    said = ask(["sh", "-c", "echo begun; sleep 600 & sleep 600"], 0.5)
-    assert said == ("begun\n", "it did not end within 0.5 s, and was killed")
+    said = ask(["sh", "-c", "echo started; sleep 600 & sleep 600"], 0.5)
+    assert said == ("started\n", "timed out after 0.5 s and was killed")
 
 
 def test_a_program_that_is_not_there_is_told() -> None:

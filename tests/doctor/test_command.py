@@ -25,8 +25,8 @@ def test_all_is_looked_at_and_a_rank_is_brought_up(tmp_path: Path) -> None:
     told = json.loads(run.stdout)
     assert run.returncode == (told["problems"] > 0)
     signs = {each["item"]: each["sign"] for each in told["findings"]}
-    assert (signs["torch"], signs["a rank"]) == ("ok", "ok"), told
-    assert {"Python", "required packages", "open files", "session's sockets", "engines"} <= set(signs)
+    assert (signs["torch"], signs["test rank"]) == ("ok", "ok"), told
+    assert {"Python", "required packages", "open files", "session sockets", "engines"} <= set(signs)
 
 
 def test_the_text_has_a_line_for_each_item_and_ends_in_a_sum(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_the_text_has_a_line_for_each_item_and_ends_in_a_sum(tmp_path: Path) -> 
     assert not run.stderr
     lines = run.stdout.splitlines()
     assert lines[0].startswith("✓ ok       Python               CPython")
-    assert not [line for line in lines if "a rank" in line[:30]]
+    assert not [line for line in lines if "test rank" in line[:30]]
     assert "items" in lines[-1]
     assert run.returncode == ("problem" in lines[-1])
 
@@ -44,7 +44,7 @@ def test_an_interrupt_ends_it_with_all_that_it_has_started(tmp_path: Path) -> No
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, start_new_session=True) as run:
         assert run.stdout is not None
-        while "leftovers" not in (line := run.stdout.readline()):  # then the rank comes
+        while "leftovers" not in (line := run.stdout.readline()):  # the test rank follows
             assert line
         os.killpg(run.pid, signal.SIGINT)
         _, error = run.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""Findings in words: columns are aligned, the sign is a word too, and what to do stands below."""
+"""Findings as text: columns are aligned, the sign is also a word, and the remedy follows an arrow."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_controls_of_terminals_do_not_reach_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("findings", "code", "text"),
     [
-        ([GOOD, GOOD], 0, "All 2 items are good."),
-        ([GOOD, DOUBTED], 0, "1 warning among 2 items; what to do stands at the arrows."),
-        ([BAD, DOUBTED, BAD], 1, "2 problems and 1 warning among 3 items; what to do stands at the arrows."),
+        ([GOOD, GOOD], 0, "All 2 items are ok."),
+        ([GOOD, DOUBTED], 0, "1 warning among 2 items; each arrow (→) says what to do."),
+        ([BAD, DOUBTED, BAD], 1, "2 problems and 1 warning among 3 items; each arrow (→) says what to do."),
     ],
 )
 def test_only_a_problem_fails(findings: list[Finding], code: int, text: str) -> None:
