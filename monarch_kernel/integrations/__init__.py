@@ -1,1 +1,1 @@
-"""Other frameworks on a mesh."""
+"""Integrations: other frameworks that run on a mesh."""

@@ -3,15 +3,15 @@
 Theory of operation
 ===================
 
-The notebook's Trainer has a strategy with a *launcher* (`launcher.py`), as Lightning's own for notebooks has: what a call of
-the Trainer would do here it has done elsewhere. The Trainer, the module and the data are pickled, once, without the mesh, and
-each rank calls the same method of its copy (`program.py`), in the process group of the mesh, as part of a cell: so output,
-progress bars, errors, interrupts and the order of cells are those of cells. Rank 0 sends home what has become of its copy
-(`sync_back.py`), which the notebook's own objects take over: they stay the objects that they are.
+The notebook's Trainer has a strategy with a *launcher* (`launcher.py`), like Lightning's own strategies for notebooks. The
+launcher runs a method of the Trainer on the ranks instead of in the notebook. It pickles the Trainer, the module and the data
+once, without the mesh, and each rank calls the same method of its copy (`program.py`), in the process group of the mesh, as
+part of a cell. So output, progress bars, errors, interrupts and the order of cells work as in cells. Rank 0 then sends the
+state of its copy to the notebook (`sync_back.py`), which loads it into its own objects and keeps their identity.
 
-Lightning comes as two packages with classes of their own, ``lightning`` and ``pytorch_lightning``: what both need is in
-`strategies.py`, and what inherits from their classes in `unified.py` and `standalone.py`. Neither is imported before the user
-does; the name ``"monarch"`` is registered with each when that happens (`registry.py`).
+Lightning comes as two packages with separate classes, ``lightning`` and ``pytorch_lightning``. `strategies.py` has what both
+need, and `unified.py` and `standalone.py` have the classes that inherit from theirs. This package imports neither before the
+user does; it registers the name ``"monarch"`` with each at that moment (`registry.py`).
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ def MonarchStrategy(
     package: Literal["lightning", "pytorch_lightning"] | None = None,
     **options: Any,
 ) -> Any:
-    """A strategy for a Trainer, which runs on the ranks of a mesh.
+    """Create a strategy that runs a Trainer on the ranks of a mesh.
 
     Args:
-        mesh: all of it; its ranks become those of Lightning, its hosts Lightning's nodes.
+        mesh: a whole mesh; its ranks are Lightning's ranks, and its hosts are Lightning's nodes.
         strategy: ``ddp`` is Lightning's DDPStrategy. ``fsdp`` is its ModelParallelStrategy (FSDP2), with all ranks in the
             axis ``data_parallel`` unless sizes are given; the module shards itself in ``configure_model``.
-        package: whose Trainer it is for; left out, ``pytorch_lightning`` if only that has been imported.
+        package: the package of the Trainer; by default ``pytorch_lightning`` if only that has been imported, else
+            ``lightning``.
         **options: for Lightning's strategy, such as ``find_unused_parameters=True`` or ``save_distributed_checkpoint=False``.
 
     Raises:
-        TypeError: it is no mesh.
-        ValueError: it is a part of one, or there is no such strategy.
+        TypeError: ``mesh`` is not a mesh.
+        ValueError: ``mesh`` is a slice, or there is no such strategy or package.
         ImportError: Lightning is not installed.
     """
     if not isinstance(mesh, ProcMesh):
-        raise TypeError(f"MonarchStrategy() takes a mesh, such as %mesh up brings up, not a {type(mesh).__name__}")
+        raise TypeError(f"MonarchStrategy() takes a mesh, such as %mesh up starts, not a {type(mesh).__name__}")
     if not mesh.is_whole:
         raise ValueError(
-            f"MonarchStrategy() takes a whole mesh, for the process group is that of all of it; {mesh.name!r} was sliced: "
-            "bring up a mesh of the size that is wanted"
+            f"MonarchStrategy() takes a whole mesh, because the process group spans all its ranks, but this is a slice of "
+            f"{mesh.name!r}: start a mesh of the size that you want"
         )
     if strategy not in ("ddp", "fsdp"):
         raise ValueError(f"there is no strategy {strategy!r} for meshes; there are: ddp, fsdp")

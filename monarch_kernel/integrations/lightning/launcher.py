@@ -1,4 +1,4 @@
-"""The launcher: what the Trainer's methods would do in the notebook they do on the ranks of a mesh."""
+"""The launcher: runs methods of the notebook's Trainer on the ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from monarch_kernel.train.process_group.worker import GroupStore
 
 __all__ = ["LaunchFailed", "MeshLauncher"]
 
-_DEPTH = 6  # how far into an object we look for what can't be pickled
+_DEPTH = 6  # how many levels of attributes to search for a value that can't be pickled
 
 
 class LaunchFailed(BaseException):
-    """Ranks have failed, or were interrupted.
+    """Ranks failed or were interrupted.
 
-    Lightning ends the program when a launcher raises KeyboardInterrupt, and tells callbacks of any exception, which have been
-    told on the ranks. So it gets this one, which none of its handlers is for but the last, and gives it to
-    `OnMesh.on_exception`, where the true one goes on to the user.
+    When a launcher raises KeyboardInterrupt, Lightning ends the program, and it reports any exception to callbacks, which the
+    ranks have done already. So the launcher raises this exception, which only Lightning's last handler catches and passes to
+    `OnMesh.on_exception`, which raises the original exception for the user.
     """
 
     def __init__(self, error: BaseException, trainer: Any) -> None:
@@ -47,7 +47,7 @@ class LaunchFailed(BaseException):
         trainer.callbacks = []
 
     def raise_own(self) -> NoReturn:
-        """Leave the Trainer as one that was interrupted, and raise what was raised on the ranks."""
+        """Leave the Trainer in the interrupted state, and raise the exception of the ranks."""
         trainer = self._trainer
         trainer.callbacks = self._callbacks
         trainer._teardown()
@@ -56,11 +56,11 @@ class LaunchFailed(BaseException):
 
 
 class MeshLauncher:
-    """Has methods of a Trainer run on all ranks of a mesh; what Lightning asks of a launcher.
+    """Runs methods of a Trainer on all ranks of a mesh; implements Lightning's interface of a launcher.
 
     Args:
-        strategy: whose launcher it is.
-        mesh: all of it.
+        strategy: the strategy that uses this launcher.
+        mesh: a whole mesh.
     """
 
     is_interactive_compatible = True
@@ -71,14 +71,13 @@ class MeshLauncher:
         self._script: _Script | None = None
 
     def launch(self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
-        """Run a method of the Trainer on all ranks, and take over what has become of it.
+        """Run a method of the Trainer on all ranks, and load the resulting state into the notebook's objects.
 
         Raises:
-            PayloadError: something that is to travel can't be pickled; which.
-            LaunchFailed: it failed on ranks, or was interrupted.
+            LaunchFailed: the method failed on ranks, was interrupted, or something that must be sent can't be pickled.
         """
         if trainer is None:
-            raise TypeError("MonarchStrategy runs what a Trainer does, and this comes from none")
+            raise TypeError("MonarchStrategy runs methods of a Trainer, but this call has no Trainer")
         job = Job(function.__name__, trainer, args, kwargs, self._globals())
         parts: list[Any] = []
         try:
@@ -93,8 +92,8 @@ class MeshLauncher:
         except (Exception, KeyboardInterrupt) as error:
             raise LaunchFailed(error, trainer) from None
         finally:
-            # The traceback of an error holds this frame. Views of memory that CPython's garbage collector finds in a cycle with
-            # what has them open make it crash (3.11), so none may be left for it.
+            # The traceback of an error holds this frame. CPython 3.11 crashes when its garbage collector finds memory views in
+            # a cycle with the object that exports them, so this frame must not keep any.
             parts.clear()
         told = values.values()
         take_home(trainer, told[0].weights, told[0].news)
@@ -103,17 +102,17 @@ class MeshLauncher:
         return in_order([(each.result, each.batches) for each in told])
 
     def kill(self, signum: int) -> None:
-        """Ranks end with their mesh, not with the notebook's Trainer."""
+        """Do nothing: ranks end with their mesh, not with the notebook's Trainer."""
 
     def _globals(self) -> Any:
-        """What of this process the ranks should have, too: the seed, the state of random generators, flags of torch."""
+        """Return the global state to copy to the ranks: seeds, the state of random generators, flags of torch."""
         module = importlib.import_module(f"{self._strategy.package}.strategies.launchers.multiprocessing")
         seeds = {name: os.environ[name] for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS") if name in os.environ}
         return module._GlobalStateSnapshot.capture(), seeds
 
 
 class _Script:
-    """Cells of a program that is no notebook: there is no other one, and what they write is printed."""
+    """Runs cells for a script, one at a time, and prints their output."""
 
     def __init__(self, mesh: ProcMesh) -> None:
         self._lane = Lane(mesh, GroupStore().form)
@@ -126,11 +125,11 @@ class _Script:
         return ValueMesh(results.extent, [result.value for result in results.values()])
 
 
-# What travels.
+# Packing a job.
 
 
 def _packed(job: Job, function: Callable[..., Any]) -> tuple[dict[str, str], list[Any]]:
-    """Pickle a job, once for all ranks, with the text of the notebook's cells that its code comes from.
+    """Pickle a job once for all ranks, with the source of the notebook cells that define its code.
 
     Raises:
         PayloadError: something in it can't be pickled.
@@ -142,7 +141,7 @@ def _packed(job: Job, function: Callable[..., Any]) -> tuple[dict[str, str], lis
             raise
         raise PayloadError(_culprit_text(job, function, error)) from None
     parts: tuple[Frame, ...] = (payload.data, *frames) if payload.data else frames
-    code = bytes(parts[0])  # those after it are tensors
+    code = bytes(parts[0])  # the other parts are tensors
     texts = {
         file: "".join(linecache.getlines(file))
         for file in list(linecache.cache)
@@ -152,7 +151,7 @@ def _packed(job: Job, function: Callable[..., Any]) -> tuple[dict[str, str], lis
 
 
 def _culprit_text(job: Job, function: Callable[..., Any], error: PayloadError) -> str:
-    """Say what of a job can't be pickled: the innermost attribute that can't be."""
+    """Name the innermost attribute of a job that can't be pickled."""
     bound = inspect.signature(function).bind(*job.args, **job.kwargs)
     candidates = [*bound.arguments.items(), ("trainer.strategy", job.trainer.strategy)]
     candidates += [(f"trainer.callbacks[{i}]", each) for i, each in enumerate(job.trainer.callbacks)]
@@ -161,8 +160,8 @@ def _culprit_text(job: Job, function: Callable[..., Any], error: PayloadError) -
         if (why := _trouble(value)) is not None:
             name, value, why = _innermost(name, value, why)
             return (
-                f"{name} (a {type(value).__name__}) can't be sent to the ranks: {why}. Make it there, such as in setup() or "
-                "configure_model(), or leave it out in __getstate__()"
+                f"{name} (a {type(value).__name__}) can't be sent to the ranks: {why}. Create it on the ranks, for example in "
+                "setup() or configure_model(), or leave it out in __getstate__()"
             )
     return f"the Trainer can't be sent to the ranks: {error}"
 
@@ -192,7 +191,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _trouble(value: Any) -> str | None:
-    """Why a value can't be pickled; None if it can."""
+    """Return why a value can't be pickled; None if it can."""
     try:
         cloudpickle.dumps(value)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Predictions of all ranks, put into the order of the data set."""
+"""Merges the predictions of all ranks into the order of the data set."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 __all__ = ["batches_of", "in_order"]
 
 Batches = list[list[list[int]]]
-"""By data loader, by batch: the numbers of its samples in the data set."""
+"""Indices of samples in the data set, by data loader and batch."""
 
 
 def batches_of(trainer: Any) -> Batches:
-    """Which samples this rank has predicted; empty lists for a loader that does not tell."""
+    """Return which samples this rank predicted; empty lists for a loader that does not record them."""
     loader = trainer.predict_loop._combined_loader
     return [
         [list(batch) for batch in getattr(getattr(each, "batch_sampler", None), "seen_batch_indices", ())]
@@ -23,13 +23,13 @@ def batches_of(trainer: Any) -> Batches:
 
 
 def in_order(ranks: Sequence[tuple[list[list[Any]], Batches]]) -> list[Any]:
-    """What one process alone would have predicted: the same batches, in the same order.
+    """Return what a single process would have predicted: the same batches, in the same order.
 
-    Each rank has each n-th sample. Predictions that are tensors (or dicts, lists and tuples of them) with a row for each sample
-    are cut and put together anew; others can't be, and come as the ranks made them, batch by batch, rank by rank.
+    With n ranks, each rank has every n-th sample. Predictions that are tensors with a row for each sample, or dicts, lists and
+    tuples of such tensors, are split and regrouped. Others stay as the ranks made them, batch by batch, rank by rank.
 
     Args:
-        ranks: of each its predictions, by data loader and batch, and which samples they are of.
+        ranks: for each rank its predictions, by data loader and batch, and the samples that they are for.
     """
     loaders = len(ranks[0][0])
     found = [_of_loader([(made[i], seen[i] if i < len(seen) else []) for made, seen in ranks]) for i in range(loaders)]
@@ -55,8 +55,8 @@ def _of_loader(ranks: Sequence[tuple[list[Any], list[list[int]]]]) -> list[Any]:
         made = [each for batch in zip_longest(*(made for made, _ in ranks), fillvalue=_NONE) for each in batch]
         if made:
             warnings.warn(
-                "predictions are not in the order of the data set: they are no tensors with a row for each sample, so they "
-                "come batch by batch of each rank; each rank has each n-th sample",
+                "predictions are not in the order of the data set, because they are not tensors with a row for each sample: "
+                "they come batch by batch, rank by rank, and each of n ranks has every n-th sample",
                 stacklevel=2,
             )
         return [each for each in made if each is not _NONE]
@@ -64,7 +64,7 @@ def _of_loader(ranks: Sequence[tuple[list[Any], list[list[int]]]]) -> list[Any]:
     order = torch.argsort(numbers, stable=True)
     try:
         columns = [torch.cat(leaves)[order] for leaves in zip(*(leaves for leaves, _ in flat), strict=True)]
-    except RuntimeError:  # rows of several shapes
+    except RuntimeError:  # rows of different shapes
         return [made for made, _ in pairs]
     size = max(len(seen) for _, seen in pairs)
     cut = [torch.split(column, size) for column in columns]

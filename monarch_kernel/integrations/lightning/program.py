@@ -1,4 +1,4 @@
-"""What each rank does for a Trainer of the notebook: the same, with its own copy."""
+"""The program of each rank: runs the method of the notebook's Trainer on its own copy."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Job", "Outcome", "run_job"]
 
 @dataclass(frozen=True)
 class Job:
-    """A call of a Trainer's method, as it travels.
+    """A call of a Trainer's method, as it is sent to the ranks.
 
     Attributes:
-        method: its name.
+        method: the name of the method.
         trainer: the Trainer, without the mesh.
-        args: of the call.
-        kwargs: of the call.
-        state: of the process that calls: what Lightning's own launchers take along, and environment variables.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+        state: global state of the calling process: Lightning's snapshot, and environment variables.
     """
 
     method: str
@@ -39,13 +39,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank gives back.
+    """The reply of a rank.
 
     Attributes:
-        result: of the call.
-        batches: which samples each batch of predictions is for; None if these are no predictions.
-        weights: of the module, if it was trained; None but from rank 0.
-        news: what else has changed, see `sync_back`; empty but from rank 0.
+        result: the result of the call.
+        batches: which samples each batch of predictions is for; None if the result is no predictions.
+        weights: the weights of the module, from rank 0 after training; else None.
+        news: the other state that changed, from rank 0 (see `sync_back`); empty from other ranks.
     """
 
     result: Any
@@ -58,11 +58,11 @@ def run_job(texts: Mapping[str, str], parts: Sequence[Frame]) -> Outcome:
     """Run a job that was packed in the notebook.
 
     Args:
-        texts: file -> text, of code that is in no file here.
+        texts: file -> source text, for code whose file does not exist on this machine.
         parts: the job, pickled.
 
     Raises:
-        BaseException: whatever the Trainer raises.
+        BaseException: the exception of the Trainer.
     """
     for file, text in texts.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -79,7 +79,7 @@ def run_job(texts: Mapping[str, str], parts: Sequence[Frame]) -> Outcome:
     result = _call(strategy, trainer, getattr(trainer, job.method), job)
     is_first = strategy.is_global_zero
     is_fit = trainer.state.fn == "fit"
-    weights = strategy.full_state() if is_fit else None  # on all ranks: each may have a part
+    weights = strategy.full_state() if is_fit else None  # a collective: each rank may have a shard
     batches = batches_of(trainer) if trainer.state.fn == "predict" and result is not None else None
     if batches is not None:
         result = trainer.predict_loop._predictions
@@ -93,7 +93,7 @@ def _environment(fabric: str) -> Any:
 
 
 def _use_plain_bar(strategy: Any, trainer: Any) -> None:
-    """Have tqdm draw the progress bar, in place of Rich, which Lightning prefers, and which is alive in terminals alone."""
+    """Replace Rich's progress bar, Lightning's default, which updates only in a terminal, by tqdm's."""
     progress = strategy.part("callbacks.progress")
     for i, callback in enumerate(trainer.callbacks):
         if isinstance(callback, progress.RichProgressBar):
@@ -101,7 +101,7 @@ def _use_plain_bar(strategy: Any, trainer: Any) -> None:
 
 
 def _call(strategy: Any, trainer: Any, method: Callable[..., Any], job: Job) -> Any:
-    """Call the method as Lightning does, but for what it does to a process that it takes for its own."""
+    """Call the method like Lightning does, but without Lightning's changes to a process that it assumes to own."""
     call = strategy.part("trainer.call")
     try:
         return method(*job.args, **job.kwargs)
@@ -115,7 +115,7 @@ def _call(strategy: Any, trainer: Any, method: Callable[..., Any], job: Job) -> 
         try:
             call._interrupt(trainer, error)
             trainer._teardown()
-        except Exception:  # of a callback that is told; what it is told of is what the user must see
+        except Exception:  # of a callback's on_exception(); the user must see the first exception
             traceback.print_exc()
         raise
     return None

@@ -1,7 +1,7 @@
-"""The strategy by its name, ``Trainer(strategy="monarch")``, and the notebook whose mesh it means.
+"""Registers the name in ``Trainer(strategy="monarch")``, and the notebook whose mesh it refers to.
 
-Lightning has no entry points for strategies, so the name is put into its registry when that is there: at once if Lightning has
-been imported, else by a finder on ``sys.meta_path``, which has it done at the end of the import, and changes nothing else.
+Lightning has no entry points for strategies, so the name goes into Lightning's registry: at once if Lightning is imported
+already, else by a finder on ``sys.meta_path``, which registers it at the end of the import and changes nothing else.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ PACKAGES = {
     "lightning": "monarch_kernel.integrations.lightning.unified",
     "pytorch_lightning": "monarch_kernel.integrations.lightning.standalone",
 }
-"""What Lightning can be imported as -> where our classes that inherit from its classes are."""
+"""A package of Lightning -> the module with the strategies that inherit from its classes."""
 
 _REGISTRIES = {"lightning.pytorch.strategies": "lightning", "pytorch_lightning.strategies": "pytorch_lightning"}
-"""Modules that have a ``StrategyRegistry`` -> their package."""
+"""A module with a ``StrategyRegistry`` -> its package."""
 
 _NAMES = {"monarch": "ddp", "monarch_fsdp": "fsdp"}
 
 
 class Notebook(Protocol):
-    """What a notebook does for Trainers."""
+    """What Trainers need of a notebook."""
 
     def latest_mesh(self) -> ProcMesh | None:
-        """The mesh that was brought up last; None if none is up."""
+        """Return the mesh that was started last; None if none is up."""
 
     def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
-        """Call a function on all ranks as a cell of the notebook: in its turn, with its output, to be interrupted."""
+        """Call a function on all ranks as a cell of the notebook: queued, with output, interruptible."""
 
 
 class _Finder(MetaPathFinder):
-    """Has the name registered when Lightning is imported; knows the notebook."""
+    """Registers the name when Lightning is imported, and holds the notebook."""
 
     def __init__(self, notebook: Notebook | None) -> None:
         self.notebook = notebook
@@ -68,17 +68,17 @@ class _Finder(MetaPathFinder):
 
 
 def register() -> None:
-    """See to it that Lightning knows the name, now or when it is imported."""
+    """Register the name with Lightning, now or when it is imported."""
     if _finder() is None:
         sys.meta_path.insert(0, _Finder(None))
     for name in _REGISTRIES:
         module = sys.modules.get(name)
-        if module is not None and hasattr(module, "StrategyRegistry"):  # else it is being imported
+        if module is not None and hasattr(module, "StrategyRegistry"):  # else its import is in progress
             _register_in(module)
 
 
 def install(notebook: Notebook) -> None:
-    """Have the name mean the mesh last brought up in a notebook, and have Trainers run as its cells."""
+    """Make the name refer to the latest mesh of a notebook, and run Trainers as its cells."""
     register()
     finder = _finder()
     assert finder is not None
@@ -86,14 +86,14 @@ def install(notebook: Notebook) -> None:
 
 
 def remove(notebook: Notebook) -> None:
-    """The notebook ends."""
+    """Forget a notebook that ends."""
     finder = _finder()
     if finder is not None and finder.notebook is notebook:
         finder.notebook = None
 
 
 def find_notebook() -> Notebook | None:
-    """The notebook of this process; None in a script."""
+    """Return the notebook of this process; None in a script."""
     finder = _finder()
     return None if finder is None else finder.notebook
 
@@ -107,21 +107,21 @@ def _register_in(module: ModuleType) -> None:
         module.StrategyRegistry.register(
             name,
             partial(_by_name, name, _REGISTRIES[module.__name__], strategy),
-            description=f"{strategy.upper()} on the mesh that was brought up last in the notebook (monarch_kernel)",
+            description=f"{strategy.upper()} on the latest mesh of the notebook (monarch_kernel)",
             override=True,
         )
 
 
 def _by_name(name: str, package: str, strategy: str) -> Any:
-    """What ``Trainer(strategy=name)`` gets.
+    """Create the strategy for ``Trainer(strategy=name)``.
 
     Raises:
-        ValueError: there is no mesh that it could mean.
+        ValueError: there is no notebook, or it has no mesh.
     """
     notebook = find_notebook()
     if notebook is None:
         raise ValueError(
-            f"strategy={name!r} means the mesh last brought up in a notebook, and this is none; "
+            f"strategy={name!r} refers to the latest mesh of a notebook, but this process has no notebook; "
             "write strategy=MonarchStrategy(mesh), from monarch_kernel.integrations.lightning"
         )
     mesh = notebook.latest_mesh()

@@ -1,4 +1,4 @@
-"""Our strategies as classes of the package ``pytorch_lightning``."""
+"""The strategies for the package ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MonarchDDP(OnMesh, DDPStrategy):
 
 
 class MonarchModelParallel(ShardedOnMesh, ModelParallelStrategy):
-    """FSDP2, and tensor parallelism, on the ranks of a mesh."""
+    """FSDP2 and tensor parallelism on the ranks of a mesh."""
 
     package = "pytorch_lightning"
     fabric = "lightning_fabric"

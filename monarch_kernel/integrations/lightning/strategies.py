@@ -1,4 +1,4 @@
-"""What our strategies add to those of Lightning, whichever of its packages they are of."""
+"""Mixins that make a Lightning strategy run on a mesh, for both packages of Lightning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["NotebookEnvironment", "OnMesh", "ShardedOnMesh"]
 
 
 class NotebookEnvironment:
-    """The cluster as Lightning sees it in the notebook, which is no rank of it: it answers as rank 0 would."""
+    """Lightning's cluster environment in the notebook, which is no rank of the cluster; answers like rank 0."""
 
     main_address = ""
     main_port = 0
@@ -28,39 +28,40 @@ class NotebookEnvironment:
 
     @staticmethod
     def detect() -> bool:
-        """Not by itself."""
+        """Return False: Lightning must not detect it automatically."""
         return False
 
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return self._world_size
 
     def set_world_size(self, size: int) -> None:
-        """Stays what the mesh has."""
+        """Do nothing: the mesh determines it."""
 
     def global_rank(self) -> int:
-        """The first."""
+        """Return the first rank."""
         return 0
 
     def set_global_rank(self, rank: int) -> None:
-        """Stays the first."""
+        """Do nothing: it is always the first rank."""
 
     def local_rank(self) -> int:
-        """The first of its host."""
+        """Return the first rank of the host."""
         return 0
 
     def node_rank(self) -> int:
-        """The first host."""
+        """Return the first host."""
         return 0
 
 
 class OnMesh:
-    """A mixin: a strategy that runs on the ranks of a mesh, of which it leads a copy each.
+    """A mixin for a strategy that runs on the ranks of a mesh, with a copy on each rank.
 
     Attributes:
-        package: Lightning's, such as ``lightning.pytorch``.
-        fabric: what that is built on, such as ``lightning.fabric``.
-        is_over: whether this rank has failed or was interrupted: the others are elsewhere, so nothing is asked of them.
+        package: Lightning's package, such as ``lightning.pytorch``.
+        fabric: the package below it, such as ``lightning.fabric``.
+        is_over: whether this rank failed or was interrupted: the other ranks are at different points of the program, so this
+            one no longer starts collectives.
     """
 
     package: ClassVar[str]
@@ -71,10 +72,10 @@ class OnMesh:
     _launcher: Any
 
     def _settle(self, mesh: ProcMesh, environment: Any) -> None:
-        """Take the mesh's ranks for one's own, when they are up: before, nobody knows their devices.
+        """Use the ranks of a mesh; wait until they are up, because their devices are unknown before.
 
         Raises:
-            SupervisionError: some did not come up.
+            SupervisionError: some ranks did not start.
         """
         import torch
 
@@ -87,20 +88,20 @@ class OnMesh:
         self.is_over = False
         self.cluster_environment = environment
         device = torch.device("cuda", 0) if ranks[0].device.startswith("cuda") else torch.device("cpu")
-        self.parallel_devices = [device] * (len(mesh) // len(hosts))  # of a GPU each rank sees its own alone
+        self.parallel_devices = [device] * (len(mesh) // len(hosts))  # each rank sees only its own GPU
 
     def part(self, name: str) -> ModuleType:
-        """A module of Lightning."""
+        """Import a module of Lightning."""
         return importlib.import_module(f"{self.package}.{name}")
 
     @property
     def num_nodes(self) -> int:
-        """Hosts of the mesh."""
+        """The number of hosts of the mesh."""
         return self._nodes
 
     @num_nodes.setter
     def num_nodes(self, num_nodes: int) -> None:
-        """Stays what the mesh has; `_check_request` refuses others."""
+        """Do nothing: the mesh determines it, and `_check_request` refuses other values."""
 
     def _configure_launcher(self) -> None:
         if self._mesh is not None:
@@ -108,12 +109,13 @@ class OnMesh:
             self._launcher = MeshLauncher(self, self._mesh)
 
     def _check_request(self, mesh: ProcMesh) -> None:
-        """See whether the Trainer that is being made was asked for what the mesh has.
+        """Check that the arguments of the Trainer fit the mesh.
 
-        Lightning does not tell strategies, so it is read off the frame in which it makes them.
+        Lightning does not pass them to strategies, so this method reads them from the frame in which Lightning creates the
+        strategy.
 
         Raises:
-            ValueError: it was asked for something else.
+            ValueError: an argument contradicts the mesh.
         """
         frame = sys._getframe(1)
         while frame.f_back is not None and not {"devices", "num_nodes", "strategy"} <= frame.f_locals.keys():
@@ -126,75 +128,75 @@ class OnMesh:
             has = f"mesh {mesh.name!r} has {per} ranks on one host"
         number = _number_of(devices)
         if number not in (None, per):
-            raise ValueError(f"Trainer(devices={devices!r}), but {has}: leave devices out, or bring up another mesh")
+            raise ValueError(f"Trainer(devices={devices!r}), but {has}: leave devices out, or start another mesh")
         if nodes not in (1, self._nodes):
-            raise ValueError(f"Trainer(num_nodes={nodes!r}), but {has}: leave num_nodes out, or bring up another mesh")
+            raise ValueError(f"Trainer(num_nodes={nodes!r}), but {has}: leave num_nodes out, or start another mesh")
         chosen = self.accelerator.name()
         if chosen != kind:
             raise ValueError(
-                f"Trainer(accelerator=...) is, or was chosen as, {chosen!r} here, but the ranks of mesh {mesh.name!r} are "
-                f"on {kind!r}: write accelerator={kind!r}"
+                f"the Trainer uses accelerator {chosen!r}, given or chosen by default, but the ranks of mesh {mesh.name!r} "
+                f"use {kind!r}: write accelerator={kind!r}"
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the mesh, and without what each call of the Trainer makes anew."""
+        """Leave out the mesh, and what each call of the Trainer creates again."""
         own = {"_mesh": None, "_launcher": None}
         return {**self.__dict__, **own, "_optimizers": [], "_lightning_optimizers": [], "lr_scheduler_configs": []}
 
     def enter_rank(self, environment: Any) -> None:
-        """Be that of a rank from now on.
+        """Switch this copy to its rank.
 
         Args:
-            environment: Lightning's, which reads that of torchrun.
+            environment: Lightning's cluster environment for torchrun's environment variables.
         """
         self.cluster_environment = environment
         self.set_world_ranks()
 
     def set_world_ranks(self) -> None:
-        """Tell Lightning's decorators for rank 0 which rank this is."""
+        """Set the rank in Lightning's ``rank_zero_only`` decorators."""
         rank = self.cluster_environment.global_rank()
         for module in (f"{self.package}.utilities.rank_zero", "lightning_utilities.core.rank_zero"):
             importlib.import_module(module).rank_zero_only.rank = rank
 
-    # -- where the others are elsewhere
+    # -- collectives, which do nothing after a failure
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks; for none after a failure."""
+        """Wait for all ranks; after a failure, return at once."""
         if not self.is_over:
             super().barrier(*args, **kwargs)  # type: ignore[misc]
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Give all ranks the object of one; after a failure each keeps its own."""
+        """Send the object of one rank to all; after a failure, each rank keeps its own."""
         return obj if self.is_over else super().broadcast(obj, src)  # type: ignore[misc]
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce over all ranks; after a failure over this one."""
+        """Reduce over all ranks; after a failure, over this rank only."""
         return tensor if self.is_over else super().reduce(tensor, *args, **kwargs)  # type: ignore[misc]
 
     def all_gather(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Gather from all ranks; after a failure from this one."""
+        """Gather from all ranks; after a failure, from this rank only."""
         return tensor if self.is_over else super().all_gather(tensor, *args, **kwargs)  # type: ignore[misc]
 
     def on_exception(self, exception: BaseException) -> None:
-        """Lightning is told of an exception; of one that came from ranks it has been told there."""
+        """Handle an exception of the Trainer; re-raise one that the ranks have reported already."""
         if isinstance(exception, LaunchFailed):
             exception.raise_own()
         super().on_exception(exception)  # type: ignore[misc]
 
     def full_state(self) -> dict[str, Any]:
-        """The weights, on the CPU; to be called on all ranks, whole on the first."""
+        """Return the weights on the CPU; a collective, complete on rank 0."""
         import torch
 
         state: dict[str, Any] = self.lightning_module.state_dict()  # type: ignore[attr-defined]
         return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
 
     def can_send_optimizers(self) -> bool:
-        """Whether rank 0 has all of the optimizers' state."""
+        """Return whether rank 0 has the complete state of the optimizers."""
         return True
 
 
 class ShardedOnMesh(OnMesh):
-    """A mixin: the same where each rank has a part of the weights."""
+    """A mixin like `OnMesh`, for strategies in which each rank has a shard of the weights."""
 
     def full_state(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -206,20 +208,20 @@ class ShardedOnMesh(OnMesh):
         return False
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The weights, for a checkpoint.
+        """Return the weights for a checkpoint.
 
         Raises:
-            RuntimeError: after a failure, for the parts of others are out of reach.
+            RuntimeError: after a failure, because the shards of other ranks are out of reach.
         """
         if self.is_over:
             raise RuntimeError(
-                "no checkpoint can be saved now: this rank has failed, and the others have parts of the weights"
+                "can't save a checkpoint after this rank failed, because other ranks have shards of the weights"
             )
         return dict(super().lightning_module_state_dict())  # type: ignore[misc]
 
 
 def _number_of(devices: Any) -> int | None:
-    """How many devices ``Trainer(devices=...)`` asks for; None for as many as there are."""
+    """Return how many devices ``Trainer(devices=...)`` requests; None for all devices."""
     if isinstance(devices, str):
         devices = devices.strip()
         if devices in ("auto", "-1"):

@@ -1,8 +1,8 @@
-"""What comes home from rank 0: the state of its copies, which the notebook's own objects take over.
+"""Copies the state of rank 0 back to the notebook's Trainer and its objects.
 
-References to the Trainer, its module, its parameters, callbacks and loggers travel by name (`_known`), and become those of
-the notebook; so an optimizer that comes home has the parameters of the notebook's module. Of callbacks and loggers each
-attribute travels by itself: what can't be pickled (an open file, a progress bar) stays what it was here.
+References to the Trainer, its module, its parameters, callbacks and loggers are pickled as names (`_known`), and resolve to the
+notebook's objects: an optimizer from rank 0 refers to the parameters of the notebook's module. Each attribute of callbacks and
+loggers is pickled separately. One that can't be pickled (an open file, a progress bar) keeps its value in the notebook.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RESUMES = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint
 
 
 def pack_home(trainer: Any, with_optimizers: bool) -> bytes:
-    """Pickle what has become of a Trainer, but for the weights; for rank 0."""
+    """Pickle the state of a Trainer, without the weights; rank 0 calls it."""
     logged = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
     news: dict[str, Any] = {
         "state": trainer.state,
@@ -42,12 +42,12 @@ def pack_home(trainer: Any, with_optimizers: bool) -> bytes:
     if with_optimizers:
         news["optimizers"] = _try_pickle((trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs), names)
     data = _try_pickle(news, names)
-    assert data is not None  # plain values, and what is pickled already
+    assert data is not None  # plain values and bytes
     return data
 
 
 def take_home(trainer: Any, weights: dict[str, Any] | None, data: bytes) -> None:
-    """Have a Trainer and all that is its go on with what `pack_home` has made of them elsewhere."""
+    """Load the state that `pack_home` pickled on rank 0 into the notebook's Trainer and its objects."""
     if weights is not None:
         _take_weights(trainer, weights)
     known = dict(_known(trainer))
@@ -63,12 +63,12 @@ def take_home(trainer: Any, weights: dict[str, Any] | None, data: bytes) -> None
         setattr(trainer._logger_connector, name, metrics)
     for name, (kind, attributes) in news["attributes"].items():
         mine = vars(known[name])
-        if type(known[name]).__name__ != kind:  # a progress bar of another make
+        if type(known[name]).__name__ != kind:  # a progress bar of another class
             continue
         for key, pickled in attributes.items():
             try:
                 mine[key] = _unpickle(pickled, known)
-            except Exception:  # a class may be pickled, and then refuse to be made anew
+            except Exception:  # some objects can be pickled but not unpickled
                 continue
     if news.get("optimizers") is not None:
         trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs = _unpickle(news["optimizers"], known)
@@ -79,14 +79,14 @@ def _take_weights(trainer: Any, weights: dict[str, Any]) -> None:
     if missing.unexpected_keys:
         few = ", ".join(missing.unexpected_keys[:3])
         warnings.warn(
-            f"{len(missing.unexpected_keys)} tensors of the trained module ({few} ...) have no place in the notebook's, which "
-            "has not made these layers: configure_model(), or setup(), makes them on the ranks; load them from a checkpoint",
+            f"the notebook's module lacks {len(missing.unexpected_keys)} tensors of the trained module ({few} ...), whose "
+            "layers configure_model() or setup() creates only on the ranks; load them from a checkpoint",
             stacklevel=2,
         )
 
 
 def _go_on(loop: Any) -> None:
-    """Have a loop go on where its copy has ended, and not as one that resumes from a checkpoint."""
+    """Make a loop continue where its copy ended, instead of resuming as from a checkpoint."""
     for name in _RESUMES:
         if name in vars(loop):
             setattr(loop, name, False)
@@ -97,7 +97,7 @@ def _go_on(loop: Any) -> None:
             _go_on(each)
 
 
-# Names for what the notebook and the rank both have.
+# Names of objects that both the notebook and the rank have.
 
 Name = tuple[Any, ...]
 
@@ -141,7 +141,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return self._names.get(id(value))
 
     def reducer_override(self, value: Any) -> Any:
-        """Tensors of a device arrive on the CPU: the notebook may have no such device."""
+        """Move tensors to the CPU: the notebook may not have their device."""
         import torch
 
         if type(value) is torch.Tensor and value.device.type != "cpu":

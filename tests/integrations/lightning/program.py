@@ -1,4 +1,4 @@
-"""A program that trains on a mesh of two ranks, and prints as JSON what has come of it; run by `test_program.py`."""
+"""A program that trains on a mesh of two ranks, and prints its results as JSON; `test_program.py` runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ loggers: Any = importlib.import_module(f"{PARTS}.loggers")
 torch.manual_seed(0)
 X = torch.randn(64, 4)
 Y = X.sum(1, keepdim=True)
-# The whole of them is one global batch, so that it makes no difference which rank has which samples.
+# All samples are one global batch, so that it does not matter which rank has which samples.
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": HERE}
 PLAIN = {**QUIET, "logger": False, "enable_checkpointing": False}
 
@@ -78,7 +78,7 @@ class Words(Net):
 
 
 class Notes(L.Callback):  # type: ignore[misc]
-    """Notes what it is told; has something that can't come home."""
+    """Records losses; has an attribute that can't be sent to the notebook."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []

@@ -1,4 +1,4 @@
-"""Trainers in a notebook: a real kernel, a mesh of two ranks, and what the user sees."""
+"""Trainers in a notebook: a real kernel, a mesh of two ranks, and the output that the user sees."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Net(L.LightningModule):
 
 class Told(L.Callback):
     def on_exception(self, trainer, module, error):
-        print(f"\\ntold of {type(error).__name__}")
+        print(f"\\nnotified of {type(error).__name__}")
 
 x = torch.randn(64, 4)
 data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
@@ -70,7 +70,7 @@ def fit(options: str = "", net: str = "Net()") -> str:
 
 
 def epochs_shown(cell: Cell) -> list[str]:
-    """What the progress bar has been, one after the other."""
+    """All texts that the progress bar has shown, in order."""
     return [
         m["content"]["data"]["text/plain"]
         for m in cell.of_type("display_data", "update_display_data")
@@ -79,7 +79,7 @@ def epochs_shown(cell: Cell) -> list[str]:
 
 
 def running(notebook: Notebook, code: str) -> Cell:
-    """A cell whose training goes on without end."""
+    """Start a cell with an endless training."""
     cell = notebook.send(code)
     return cell.wait_for(lambda cell: len(epochs_shown(cell)) > 2)
 
@@ -116,8 +116,8 @@ def test_a_failure_on_one_rank_is_shown_with_its_rank_and_line(notebook: Noteboo
     assert "loss = (self.layer(x) - y).square().mean()" in cell.error
     assert "x: Tensor[4, 8] float32 cpu" in cell.error
     assert "lightning/pytorch" not in cell.error
-    assert "told of RuntimeError" in cell.lines()[1]
-    assert "told of LaunchFailed" not in cell.stdout
+    assert "notified of RuntimeError" in cell.lines()[1]
+    assert "notified of LaunchFailed" not in cell.stdout
     assert notebook.value("str(trainer.state.status)") == "TrainerStatus.INTERRUPTED"
     assert notebook.value("len(trainer.callbacks) > 0") is True
     notebook.ok(fit("max_epochs=1,"))
@@ -130,13 +130,13 @@ def test_an_interrupt_stops_all_ranks_and_they_can_be_used_again(notebook: Noteb
         cell.wait()
     assert cell.ename == "RemoteInterrupt"
     assert "interrupted on [0-1]; their state is kept" in cell.error
-    assert all("told of KeyboardInterrupt" in cell.lines()[rank] for rank in (0, 1))
+    assert all("notified of KeyboardInterrupt" in cell.lines()[rank] for rank in (0, 1))
     assert (
         notebook.ok("%remote t dist.get_world_size() if (dist := __import__('torch').distributed) else 0").plain
         == "[0-1] 2"
     )
     notebook.ok(fit("max_epochs=1,"))
-    # The kernel itself can still be interrupted: Lightning would have it ignore the signal from now on.
+    # The kernel itself can still be interrupted: by default Lightning makes it ignore the signal from now on.
     cell = notebook.send("print('sleeps', flush=True); time.sleep(60)")
     cell.wait_for(lambda cell: "sleeps" in cell.stdout)
     notebook.wait_blocked()

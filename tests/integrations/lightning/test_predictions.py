@@ -1,4 +1,4 @@
-"""Predictions of ranks are put into the order of the data set."""
+"""Predictions of ranks are merged into the order of the data set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Trainer of a program runs on a mesh of two ranks: what it comes to is what one process alone comes to."""
+"""A Trainer of a script runs on a mesh of two ranks, with the same results as a single process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("program.py")
 
 @pytest.fixture(scope="module", params=["lightning", "pytorch_lightning"])
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program has found, of a Trainer of each of Lightning's packages."""
+    """The results of the program, for each package of Lightning."""
     run = subprocess.run(
         [sys.executable, str(PROGRAM), request.param, str(tmp_path_factory.mktemp("lightning"))],
         capture_output=True,

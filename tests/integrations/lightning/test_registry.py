@@ -1,4 +1,4 @@
-"""The strategy has a name in the registries of Lightning, whatever is imported first."""
+"""The strategy is registered with Lightning by name, in any order of imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ["lightning.pytorch", "pytorch_lightning"]
 
 
 def run(*lines: str) -> str:
-    """Run a program; gives what it prints."""
+    """Run a program and return its output."""
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "\n".join(lines)], capture_output=True, text=True, check=False
     )
