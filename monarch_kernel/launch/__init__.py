@@ -1,1 +1,1 @@
-"""What obtains hosts and starts an agent on each."""
+"""Launchers: obtain hosts from an engine (Ray, Slurm, Kubernetes ...) and start an agent on each."""

@@ -1,18 +1,19 @@
-"""The seam between the controller and whatever obtains hosts: an engine that has machines, and starts our agent on them.
+"""The interface between the controller and launchers, which obtain hosts from an engine and start an agent on each.
 
 Theory of operation
 ===================
 
-We schedule nothing. An engine (Ray, Slurm, Kubernetes, sshd ...) obtains machines, places what runs there and takes it away; a
-*launcher* asks it for hosts, and has it run one process on each: `agent_command`, with an `AgentConfig`. The agent then
-connects to the controller by itself, or is dialled, if its config has no addresses. From then on the launcher is needed only
-to say what an engine knows and we can't see: why a host is not there yet, how it ended, what it wrote; and to give hosts back.
+This package schedules nothing. An engine (Ray, Slurm, Kubernetes, sshd ...) obtains machines, and starts and stops processes on
+them. A *launcher* asks the engine for hosts, and to run one process on each: `agent_command`, with an `AgentConfig`. The agent
+then connects to the controller, or the controller dials the agent if its config has no addresses. From then on the launcher
+only reports what the engine knows and the controller can't see (why a host is not up yet, how it ended, what it wrote), and
+gives hosts back.
 
-The config holds secrets. It goes by a channel of the engine's that others can't read: standard input, or the environment
-variable `AGENT_VARIABLE`; never by arguments, or by files that others can read.
+The config holds secrets. It goes through a channel of the engine that other users can't read: standard input, or the
+environment variable `AGENT_VARIABLE`; never arguments, or files that others can read.
 
-A launcher is called from any thread, also from the one that drives the controller's loop, which must not wait. So whatever
-takes longer than a few milliseconds is done on a thread of the launcher's own, and the methods give what is known by then.
+Any thread may call a launcher, also the one that runs the controller's loop, which must not block. So a launcher does
+everything that takes longer than a few milliseconds on its own thread, and its methods return what is known so far.
 
 Every launcher passes the tests of `tests/launch/test_conformance.py`.
 """
@@ -29,30 +30,30 @@ __all__ = ["HostHandle", "Launcher", "agent_command"]
 
 
 class HostHandle(Protocol):
-    """One host that was asked for."""
+    """A host that a launcher was asked for."""
 
     @property
     def address(self) -> str:
-        """Where the controller has to dial the agent, once that is known; empty where the agent dials."""
+        """The address at which the controller dials the agent, once known; empty if the agent dials the controller."""
         ...
 
     @property
     def node(self) -> str:
-        """What the engine calls the machine, once that is known; empty where its launcher need not be told (`COMMON`)."""
+        """The engine's name of the machine, once known; empty if its launcher does not take names back (`COMMON`)."""
         ...
 
     def poll(self) -> str | None:
-        """None while it runs, or may still come; else why it has ended or will never come, in words. Must not wait."""
+        """Return None while the host runs or may still come up, else why it ended or can't come up, as text. Must not block."""
         ...
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that the agent itself, or the engine about it, has written; at most 20. Must not wait."""
+        """Return the last lines, at most 20, that the agent wrote, or the engine about it. Must not block."""
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Give the host back to the engine, whatever state it is in, and release what the handle held.
+        """Give the host back to the engine in any state, and release the resources of the handle.
 
-        An agent that is ending by itself has ``timeout_s`` seconds for it, then it is forced. May be called twice.
+        An agent that is shutting down has ``timeout_s`` seconds before it is killed. May be called twice.
         """
         ...
 
@@ -61,34 +62,35 @@ class Launcher(Protocol):
     """Obtains hosts from an engine."""
 
     name: str
-    """Of the engine, as in ``--on``."""
+    """The name of the engine, as in ``--on``."""
 
     def launch(self, configs: Sequence[AgentConfig]) -> Sequence[HostHandle]:
-        """Ask for one host for each of these; returns at once, a handle for each in their order.
+        """Ask for one host for each config; return at once, with one handle for each config, in order.
 
-        What goes wrong later is told by `HostHandle.poll`. May be called again at any time, for hosts that replace others.
+        `HostHandle.poll` reports later failures. May be called again at any time, for hosts that replace others.
 
         Raises:
-            LaunchError: the engine can't be reached, or will never have that many; the text says what to do, in numbers.
+            LaunchError: the engine can't be reached, or can never provide that many hosts; the text says what to do, in
+                numbers.
         """
         ...
 
     def progress(self) -> str:
-        """What the engine says of hosts that are not up yet, in a few words, such as ``Slurm: Resources``; empty for nothing.
+        """Return what the engine says about hosts that are not up yet, such as ``Slurm: Resources``; empty if nothing.
 
-        Must not wait.
+        Must not block.
         """
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Give back all that handles have not, and end what the launcher runs; nothing is left in the engine afterwards."""
+        """Give all remaining hosts back, and stop the launcher's threads and processes; leave nothing in the engine."""
         ...
 
 
 def agent_command(python: str = "") -> tuple[str, ...]:
-    """What is run on a host; its config is in the environment (`AGENT_VARIABLE`), or is read from its standard input.
+    """Return the command to run on a host; it reads its config from the environment (`AGENT_VARIABLE`) or standard input.
 
     Args:
-        python: interpreter of the host; left out, the path of this one.
+        python: interpreter of the host; by default the path of this one.
     """
     return (python or sys.executable, "-m", "monarch_kernel.bootstrap", "agent")

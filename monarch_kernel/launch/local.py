@@ -1,4 +1,4 @@
-"""This machine: the host agent is a child process in a session of its own."""
+"""The launcher for this machine: each host agent is a child process in its own session."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TERMINATE_S = 2.0
 
 
 class LocalLauncher:
-    """Starts agents as child processes: this machine's own, or several that behave as if they were elsewhere.
+    """Starts agents as child processes: one for this machine, or several that behave like remote hosts.
 
     Args:
-        directory: for their logs; left out, they are in files without names, which nobody has to remove.
-        command: what is run; its standard input is the agent's configuration.
+        directory: directory for their logs; by default the logs are unnamed files, which need no cleanup.
+        command: the command to run; it gets the agent's configuration on its standard input.
         python: interpreter of the hosts, if no command is given.
     """
 
@@ -39,15 +39,15 @@ class LocalLauncher:
         self._hosts: list[LocalHost] = []
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
-        """Start agents; their configs go over standard input, so that no one else on the machine sees the token."""
+        """Start agents; pass their configs on standard input, so that other users of the machine can't see the token."""
         return [self._start(config) for config in configs]
 
     def progress(self) -> str:
-        """Nothing: they start at once."""
+        """Return an empty text: agents start at once."""
         return ""
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the end of all agents; force it when the time is up."""
+        """Wait for all agents to end, and kill those that remain after the timeout."""
         deadline = time.monotonic() + timeout_s
         while self._hosts:
             self._hosts.pop().close(max(0.0, deadline - time.monotonic()))
@@ -68,7 +68,7 @@ class LocalLauncher:
                     os.close(log)
                 raise LaunchError(f"{self._command[0]} can't be run: {error.strerror}") from error
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, as its handle tells
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; its handle reports that
             process.stdin.write(config.encode())
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
@@ -82,37 +82,37 @@ class LocalHost:
 
     Args:
         process: the agent.
-        log: what it writes; a file, or the descriptor of one, which is closed with the handle.
+        log: the file with its output, or a descriptor, which `close` closes.
     """
 
-    address = ""  # it dials
+    address = ""  # the agent dials
     node = ""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path | int) -> None:
         self._process = process
         self._log = log
-        self._said: tuple[str, ...] = ()  # when that was closed
+        self._said: tuple[str, ...] = ()  # the end of the log when it was closed
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id of the agent."""
         return self._process.pid
 
     def poll(self) -> str | None:
-        """None while it runs; else how it ended."""
+        """Return None while the agent runs, else how it ended."""
         code = self._process.poll()
         if code is None:
             return None
         return f"the host agent (pid {self._process.pid}) {how_ended(code)}"
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that the agent wrote."""
+        """Return the last lines that the agent wrote."""
         if isinstance(self._log, Path):
             return _tail(self._log)
         return self._said if self._log < 0 else _tail(Path(f"/proc/self/fd/{self._log}"))
 
     def close(self, timeout_s: float) -> None:
-        """Wait for its end; force it when the time is up."""
+        """Wait for the agent to end, and kill it after the timeout."""
         self._end(timeout_s)
         if isinstance(self._log, int) and self._log >= 0:
             self._said = self.log_tail()
@@ -123,7 +123,7 @@ class LocalHost:
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            self._process.terminate()  # with all that it started
+            self._process.terminate()  # the agent then ends its children too
             try:
                 self._process.wait(_TERMINATE_S)
             except subprocess.TimeoutExpired:
@@ -132,12 +132,12 @@ class LocalHost:
 
 
 class AdoptedHost:
-    """An agent on this machine that another process has launched.
+    """An agent on this machine that another process launched.
 
     Args:
-        pid: its process id.
-        pidfd: a descriptor of the process, which is closed with the handle; -1 if it has ended.
-        log: what it has written.
+        pid: the process id of the agent.
+        pidfd: a pidfd of the agent, which `close` closes; -1 if it has ended.
+        log: the file with its output.
     """
 
     address = ""
@@ -149,17 +149,17 @@ class AdoptedHost:
         self._log = log
 
     def poll(self) -> str | None:
-        """None while it runs; else that it ended."""
+        """Return None while the agent runs, else that it ended."""
         if self._fd >= 0 and not self._ended(0.0):
             return None
         return f"the host agent (pid {self._pid}) ended"
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that the agent wrote."""
+        """Return the last lines that the agent wrote."""
         return _tail(self._log)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for its end; force it when the time is up."""
+        """Wait for the agent to end, and kill it after the timeout."""
         for signum, wait_s in ((0, timeout_s), (signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, _TERMINATE_S)):
             if self._fd < 0:
                 return
@@ -169,7 +169,7 @@ class AdoptedHost:
                 self.release()
 
     def release(self) -> None:
-        """Let it go on, and watch it no more."""
+        """Stop watching the agent, and let it run."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -181,7 +181,7 @@ class AdoptedHost:
 
 
 def _nameless() -> int:
-    """A descriptor of a new file that has no name."""
+    """Create an unnamed file and return its descriptor."""
     fd, name = tempfile.mkstemp(prefix="monarch-")
     os.unlink(name)
     return fd

@@ -1,4 +1,4 @@
-"""A port of this machine that leads somewhere else, by whatever connections it is given."""
+"""Forwards a local port to another machine over connections that the caller makes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Connection", "Tunnel"]
 
 
 class Connection(Protocol):
-    """What can be read from and written to like a socket."""
+    """A connection with the methods of a socket."""
 
     def recv(self, nbytes: int, /) -> bytes: ...
 
@@ -24,14 +24,14 @@ class Connection(Protocol):
 
 
 class Tunnel:
-    """Listens on the loopback, and joins each connection with one that it makes to the other end.
+    """Listens on the loopback interface, and joins each connection with a new one to the remote end.
 
     Args:
-        connect: makes a connection to the other end; raises an OSError if it can't.
-        name: of its threads.
+        connect: makes a connection to the remote end; raises an OSError if it can't.
+        name: the name of the threads.
 
     Attributes:
-        address: of this end.
+        address: the local address.
     """
 
     def __init__(self, connect: Callable[[], Connection], name: str) -> None:
@@ -64,13 +64,13 @@ class Tunnel:
                 here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
                     there = self._connect()
-                except OSError:  # who has connected tries again
+                except OSError:  # the local peer tries again
                     here.close()
                     continue
                 self._join(here, there)
 
     def _join(self, here: Connection, there: Connection) -> None:
-        ways: list[int] = [2]  # that are open
+        ways: list[int] = [2]  # the number of open directions
         pumps = [
             threading.Thread(target=self._pump, args=(*pair, ways), name=self._name, daemon=True)
             for pair in ((here, there), (there, here))
@@ -92,12 +92,12 @@ class Tunnel:
         _end(sink)
         with self._lock:
             ways[0] -= 1
-            if not ways[0]:  # nobody uses them any more
+            if not ways[0]:  # both directions have ended
                 for connection in (source, sink):
                     connection.close()
                     self._open.remove(connection)
 
 
 def _end(connection: Connection | socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # it has ended already
         connection.shutdown(socket.SHUT_RDWR)

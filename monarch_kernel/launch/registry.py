@@ -1,12 +1,12 @@
-"""The engines that ``--on`` names: what may be asked of each, and where its launcher is.
+"""The table of the engines that ``--on`` names, with their options and launchers.
 
-A table, and how a launcher is made of an entry. Nothing of an engine is imported before it is chosen, so that a notebook needs
-only the libraries of the one it uses. The command line, its help and its completion are made of this table
-(`notebook.syntax.options`), and nothing else knows the engines by name.
+This module imports an engine's launcher only when the engine is chosen, so that a notebook needs only the libraries of that
+engine. The command line, its help and its completion come from this table (`notebook.syntax.options`), and no other module
+knows the engines by name.
 
-An engine's launcher is called with keyword arguments only: the fields of the options that were given, and those of `COMMON`
-that its entry says it takes. What was not given is left to the launcher's own default. Beside the methods of `Launcher` it may
-have ``plan(hosts: int) -> str``: what it would ask for, such as a script, which ``--dry-run`` prints.
+`make_launcher` passes keyword arguments only: the fields of the options that were given, and the fields of `COMMON` that the
+engine takes. The launcher has its own defaults for everything else. Besides the methods of `Launcher` it may have
+``plan(hosts: int) -> str``, which returns what it would ask for, such as a script; ``--dry-run`` prints that.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["COMMON", "ENGINES", "Engine", "Option", "make_launcher", "plan_text"
 Common = Literal["python", "hosts", "gpus", "occupied", "doubted"]
 
 COMMON: Mapping[Common, str] = {
-    "python": "interpreter of the hosts (str); not given where it is that of the notebook",
-    "hosts": "the names of the hosts (tuple[str, ...]), where the engine does not choose them",
-    "gpus": "GPUs that each host must have (int); not given where none are asked for",
+    "python": "interpreter of the hosts (str); left out if it is that of the notebook",
+    "hosts": "the names of the hosts (tuple[str, ...]), if the engine does not choose them",
+    "gpus": "GPUs that each host must have (int); left out if none are requested",
     "occupied": "machines, as in `HostHandle.node`, where an earlier launcher has hosts of the same mesh (tuple[str, ...])",
-    "doubted": "machines where it had hosts that are gone, which are taken if there are no others (tuple[str, ...])",
+    "doubted": "machines where an earlier launcher lost hosts, to be used only as a last resort (tuple[str, ...])",
 }
-"""What every command line may have, and a launcher may want to know: keyword argument -> what it holds."""
+"""Arguments of every command line that a launcher may take: keyword argument -> its meaning."""
 
 
 def _count(text: str) -> int:
@@ -45,7 +45,7 @@ def _count(text: str) -> int:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 65535:
-        raise ValueError("takes the number of a port, 1 to 65535")
+        raise ValueError("takes a port number, 1 to 65535")
     return int(text)
 
 
@@ -77,12 +77,12 @@ class Option:
     """One option of an engine.
 
     Attributes:
-        flags: how it is written, the long spelling first.
+        flags: its spellings, the long one first.
         field: keyword argument of the launcher.
         help: what it does, in one line.
-        metavar: what its value is called; empty: it takes none, and the argument is True.
-        parse: makes the argument of the text; raises a ValueError that says what it takes.
-        repeated: may be given several times; the argument is a tuple.
+        metavar: name of its value; empty if it takes none, and the argument is True.
+        parse: converts the text to the argument; raises a ValueError that says what the option takes.
+        repeated: whether it may be given several times; the argument is then a tuple.
     """
 
     flags: tuple[str, ...]
@@ -98,14 +98,14 @@ class Engine:
     """One engine.
 
     Attributes:
-        name: as in ``--on``.
-        title: in sentences, such as ``Slurm``.
+        name: its name in ``--on``.
+        title: its name in sentences, such as ``Slurm``.
         help: what it is, in one line.
-        module: where its launcher is.
-        launcher: its class there.
-        takes: which of `COMMON` the launcher takes. With ``hosts`` they are named; without, only counted.
-        extra: of this package, which installs what the launcher imports; empty if it needs nothing.
-        options: its own.
+        module: the module of its launcher.
+        launcher: the class of its launcher.
+        takes: the fields of `COMMON` that the launcher takes. With ``hosts``, the user names the hosts, else only their number.
+        extra: the extra of this package that installs what the launcher imports; empty if it needs nothing.
+        options: its own options.
         ends_with_us: why its hosts can't outlive the notebook's process; empty if they can.
     """
 
@@ -120,12 +120,12 @@ class Engine:
     ends_with_us: str = ""
 
 
-_CPUS = Option(("--cpus",), "cpus", "processor cores of each host", "N", _number)
+_CPUS = Option(("--cpus",), "cpus", "CPU cores of each host", "N", _number)
 
 _LOCAL = Engine(
     "local",
     "this machine",
-    "this machine (default); with --hosts N as N hosts, to try things",
+    "this machine (default); with --hosts N it acts as N hosts, for experiments",
     "monarch_kernel.launch.local",
     "LocalLauncher",
 )
@@ -139,30 +139,37 @@ _RAY = Engine(
     takes=("python", "gpus", "occupied", "doubted"),
     extra="ray",
     options=(
-        Option(("--address",), "address", "of the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
+        Option(("--address",), "address", "the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
         _CPUS,
-        Option(("--resource",), "resources", "each host must have it; may be repeated", "NAME=N", _pair, repeated=True),
-        Option(("--grows",), "grows", "nodes that are missing may still come, as with an autoscaler: wait for them"),
-        Option(("--dial",), "dials", "connect to the hosts from here, where they can't connect to this machine"),
+        Option(
+            ("--resource",),
+            "resources",
+            "resource that each host must have; may be repeated",
+            "NAME=N",
+            _pair,
+            repeated=True,
+        ),
+        Option(("--grows",), "grows", "wait for nodes that do not exist yet, as with an autoscaler"),
+        Option(("--dial",), "dials", "connect to the hosts, if they can't connect to this machine"),
     ),
 )
 
 _SSH = Engine(
     "ssh",
     "SSH",
-    "machines that you can log in to",
+    "machines that you can log in to with SSH",
     "monarch_kernel.launch.ssh",
     "SshLauncher",
     takes=("python", "hosts", "occupied", "doubted"),
     extra="ssh",
     options=(
         Option(("--user", "-l"), "user", "log in as", "USER"),
-        Option(("--port",), "port", "of sshd", "PORT", _port),
+        Option(("--port",), "port", "port of sshd", "PORT", _port),
         Option(("--identity", "-i"), "identity", "file with the private key", "FILE"),
-        Option(("--ssh-config", "-F"), "config", "instead of ~/.ssh/config", "FILE"),
-        Option(("--forward-agent",), "forward_agent", "let programs there use your SSH agent"),
+        Option(("--ssh-config", "-F"), "config", "configuration file, instead of ~/.ssh/config", "FILE"),
+        Option(("--forward-agent",), "forward_agent", "let programs on the hosts use your SSH agent"),
         Option(
-            ("--tunnel",), "tunnel", "hosts connect through SSH: auto (where they must), always, never", "WHEN", _tunnel
+            ("--tunnel",), "tunnel", "hosts connect through SSH: auto (if necessary), always, never", "WHEN", _tunnel
         ),
     ),
 )
@@ -170,21 +177,21 @@ _SSH = Engine(
 _SLURM = Engine(
     "slurm",
     "Slurm",
-    "a Slurm cluster, by sbatch on this machine",
+    "a Slurm cluster, with sbatch on this machine",
     "monarch_kernel.launch.slurm",
     "SlurmLauncher",
     takes=("python", "gpus"),
     options=(
-        Option(("--partition", "-p"), "partition", "of the cluster", "NAME"),
-        Option(("--account", "-A"), "account", "who is charged", "NAME"),
+        Option(("--partition", "-p"), "partition", "partition of the cluster", "NAME"),
+        Option(("--account", "-A"), "account", "account to charge", "NAME"),
         Option(("--qos", "-q"), "qos", "quality of service", "NAME"),
-        Option(("--time", "-t"), "time", "how long the hosts are kept at most", "[D-]HH:MM:SS"),
-        Option(("--nodelist", "-w"), "nodelist", "with these nodes, all of them", "NODES"),
-        Option(("--exclude", "-x"), "exclude", "not these nodes", "NODES"),
+        Option(("--time", "-t"), "time", "time limit of the hosts", "[D-]HH:MM:SS"),
+        Option(("--nodelist", "-w"), "nodelist", "nodes that must be included", "NODES"),
+        Option(("--exclude", "-x"), "exclude", "nodes to exclude", "NODES"),
         Option(("--constraint", "-C"), "constraint", "only nodes with these features", "FEATURES"),
-        Option(("--cpus",), "cpus", "processor cores of each host", "N", _count),
+        Option(("--cpus",), "cpus", "CPU cores of each host", "N", _count),
         Option(("--mem",), "mem", "memory of each host, such as 64G", "SIZE"),
-        Option(("--directory",), "directory", "for logs, shared with the nodes (default: ~/.monarch)", "DIR"),
+        Option(("--directory",), "directory", "directory for logs, shared with the nodes (default: ~/.monarch)", "DIR"),
         Option(("--sbatch",), "sbatch", "any other option of sbatch; may be repeated", "OPTION", repeated=True),
     ),
 )
@@ -197,19 +204,26 @@ _KUBERNETES = Engine(
     "KubernetesLauncher",
     takes=("python", "gpus"),
     extra="kubernetes",
-    ends_with_us="the connection to pods may go through the kernel, and nobody else removes them",
+    ends_with_us="the connection to pods may go through the kernel, and only the kernel removes them",
     options=(
-        Option(("--image",), "image", "of the container, with monarch_kernel in it", "IMAGE"),
-        Option(("--namespace",), "namespace", "where the pods are made", "NAME"),
-        Option(("--context",), "context", "of the kubeconfig", "NAME"),
+        Option(("--image",), "image", "container image that has monarch_kernel installed", "IMAGE"),
+        Option(("--namespace",), "namespace", "namespace of the pods", "NAME"),
+        Option(("--context",), "context", "context of the kubeconfig", "NAME"),
         _CPUS,
         Option(("--mem",), "mem", "memory of each pod, such as 64Gi", "SIZE"),
-        Option(("--node-selector",), "node_selector", "only such nodes; may be repeated", "K=V", _pair, repeated=True),
-        Option(("--service-account",), "service_account", "that the pods run as", "NAME"),
-        Option(("--gpu-resource",), "gpu_resource", "what the cluster calls a GPU (nvidia.com/gpu)", "NAME"),
-        Option(("--dial",), "dial", "connect to the pods, where they can't reach this machine"),
-        Option(("--tunnel",), "tunnel", "the same by way of the API server, where pods can't be reached"),
-        Option(("--pod",), "pod", "file with what else the pods shall have: volumes, tolerations ...", "FILE"),
+        Option(
+            ("--node-selector",),
+            "node_selector",
+            "label that a node must have; may be repeated",
+            "K=V",
+            _pair,
+            repeated=True,
+        ),
+        Option(("--service-account",), "service_account", "service account of the pods", "NAME"),
+        Option(("--gpu-resource",), "gpu_resource", "resource name of a GPU (default: nvidia.com/gpu)", "NAME"),
+        Option(("--dial",), "dial", "connect to the pods, if they can't connect to this machine"),
+        Option(("--tunnel",), "tunnel", "connect to the pods through the API server, if they are not reachable"),
+        Option(("--pod",), "pod", "YAML file with other fields of the pods: volumes, tolerations ...", "FILE"),
     ),
 )
 
@@ -220,34 +234,34 @@ _LIGHTNING = Engine(
     "monarch_kernel.launch.lightning",
     "LightningLauncher",
     extra="lightning",
-    ends_with_us="nobody but the kernel would stop its machines, which cost money",
+    ends_with_us="only the kernel stops its machines, which cost money",
     options=(
-        Option(("--machine",), "machine", "of each host, such as H100_X_8", "MACHINE"),
-        Option(("--studio",), "studio", "whose environment they get; in a Studio, that one (default)", "NAME"),
-        Option(("--image",), "image", "of a container, instead of a Studio's environment", "IMAGE"),
-        Option(("--teamspace",), "teamspace", "instead of the current one", "[OWNER/]NAME"),
-        Option(("--cloud",), "cloud", "provider or account, instead of the teamspace's", "NAME"),
-        Option(("--interruptible",), "interruptible", "cheaper machines, which may be taken away"),
-        Option(("--separate",), "separate", "each host is a job of its own, instead of all being one"),
+        Option(("--machine",), "machine", "machine type of each host, such as H100_X_8", "MACHINE"),
+        Option(("--studio",), "studio", "Studio whose environment the hosts get (default: the current one)", "NAME"),
+        Option(("--image",), "image", "container image, instead of a Studio's environment", "IMAGE"),
+        Option(("--teamspace",), "teamspace", "teamspace, instead of the current one", "[OWNER/]NAME"),
+        Option(("--cloud",), "cloud", "cloud provider or account, instead of the teamspace's", "NAME"),
+        Option(("--interruptible",), "interruptible", "use cheaper machines, which Lightning may take away"),
+        Option(("--separate",), "separate", "run each host as a separate job, instead of one job for all"),
     ),
 )
 
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine for engine in (_LOCAL, _RAY, _SSH, _SLURM, _KUBERNETES, _LIGHTNING)
 }
-"""By name, in the order in which help lists them."""
+"""The engines by name, in the order of the help text."""
 
 
 def make_launcher(engine: Engine, options: Mapping[str, Any], **common: Any) -> Launcher:
     """Make a launcher.
 
     Args:
-        engine: which one.
-        options: fields of the engine's options -> values.
-        common: of `COMMON`; what the launcher does not take, and what is empty, is left out.
+        engine: the engine.
+        options: field of one of the engine's options -> value.
+        common: fields of `COMMON`; empty ones, and those that the launcher does not take, are left out.
 
     Raises:
-        LaunchError: what it imports is not installed, which the text says how to install; or options make no sense to it.
+        LaunchError: a library is not installed, and the text says how to install it; or the launcher refuses an option.
     """
     given = {name: common[name] for name in engine.takes if common.get(name)}
     try:
@@ -268,7 +282,7 @@ def _missing(engine: Engine, error: ImportError) -> str:
 
 
 def plan_text(engine: Engine, launcher: Launcher, hosts: int, options: Mapping[str, Any]) -> str:
-    """What a launcher would ask for, in its own words if it has any."""
+    """Return what a launcher would ask for: the text of its ``plan`` method if it has one."""
     plan = getattr(launcher, "plan", None)
     if plan is not None:
         return str(plan(hosts))

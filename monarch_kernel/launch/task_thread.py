@@ -1,4 +1,4 @@
-"""What a launcher does on a thread of its own, because it takes time: one thing after the other, when it is due."""
+"""A thread that runs a launcher's delayed tasks one at a time, so that slow calls do not block the caller."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _log = logging.getLogger(__name__)
 
 
 class Chores:
-    """A thread that does what is due; it starts with the first thing, and ends with `close`.
+    """Runs tasks on one thread when they are due; the thread starts with the first task, and ends with `close`.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +29,7 @@ class Chores:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def at(self, delay_s: float, do: Callable[[], object]) -> None:
-        """Have something done after this time; at once, and before all else, if it is negative. Nothing once it is closed."""
+        """Schedule a task after a delay; a negative delay runs it next, before all others. No effect after `close`."""
         with self._changed:
             if self._is_closed:
                 return
@@ -39,7 +39,7 @@ class Chores:
             self._changed.notify_all()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Do nothing more, and wait for the end of what is being done."""
+        """Drop all waiting tasks, and wait for the running one to end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -56,5 +56,5 @@ class Chores:
                 do = heapq.heappop(self._due)[2]
             try:
                 do()
-            except Exception:  # a defect of ours, which must not keep what is due later from being done
+            except Exception:  # a bug in a task must not prevent later tasks
                 _log.exception("%r failed", do)

@@ -1,4 +1,4 @@
-"""Words that engines have in common, for progress and failures."""
+"""Helpers for texts about progress and failures, which all launchers use."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["how_ended", "last_line", "most_common", "plural", "signal_name"]
 
 
 def plural(count: int, what: str) -> str:
-    """Such as ``1 host``, ``2 hosts``."""
+    """Format a count with its noun, such as ``1 host``, ``2 hosts``."""
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def most_common(texts: Iterable[str]) -> str:
-    """What several hosts wait for, in a few words: ``3 × Pending; 1 × pulling the image``; empty ones do not count."""
+    """Summarize what several hosts wait for: ``3 × Pending; 1 × pulling the image``; empty texts do not count."""
     counts = Counter(text for text in texts if text)
     return "; ".join(text if len(counts) == 1 else f"{n} × {text}" for text, n in counts.most_common(2))
 
 
 def signal_name(number: int) -> str:
-    """Such as ``SIGKILL``."""
+    """Return the name of a signal, such as ``SIGKILL``."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -29,11 +29,11 @@ def signal_name(number: int) -> str:
 
 
 def how_ended(code: int) -> str:
-    """How a process ended whose exit code this is; negative for a signal."""
+    """Say how a process ended, by its exit code; negative for a signal."""
     return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def last_line(text: str) -> str:
-    """The last line of what a command has said."""
+    """Return the last line of a command's output."""
     lines = text.strip().splitlines()
     return lines[-1] if lines else "no reason was given"

@@ -1,4 +1,4 @@
-"""What the tests of all launchers need of an engine: hosts to give, and ways to make it stall and to kill a host."""
+"""The interface of an engine in the conformance tests of launchers: it has hosts, can stall, and can kill a host."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Bench"]
 
 
 class Bench(ABC):
-    """An engine that is up, and has three hosts to give at least; see `tests/launch/test_conformance.py`.
+    """A running engine with at least three free hosts; see `tests/launch/test_conformance.py`.
 
     Attributes:
-        up_s: after how many seconds hosts that have not come up fail a test.
-        lost_s: within how many seconds the death of a host is known; the timing tier asserts it.
-        waits_for: what the engine says of hosts while it stalls, as a regular expression; empty where it says nothing.
+        up_s: how long hosts may take to come up before a test fails, in seconds.
+        lost_s: how long the death of a host may go unnoticed, in seconds; the timing tier asserts it.
+        waits_for: regular expression for what the engine says about hosts while it stalls; empty if it says nothing.
     """
 
     up_s = 60.0
@@ -28,27 +28,27 @@ class Bench(ABC):
 
     @abstractmethod
     def make(self, hosts: int, python: str = "") -> Launcher:
-        """Make a launcher that will be asked for as many hosts.
+        """Create a launcher for a number of hosts.
 
         Args:
-            hosts: how many; of an engine whose hosts are named, the first of them. The launcher may be asked for another in
-                place of one that died.
-            python: interpreter of the hosts; left out, one that works.
+            hosts: how many; an engine with named hosts uses the first ones. The test may ask the launcher for another host to
+                replace one that died.
+            python: interpreter of the hosts; by default one that works.
         """
 
     @abstractmethod
     def stalled(self) -> contextlib.AbstractContextManager[None]:
-        """Let no host come that is asked for within; what has not come by then comes, or is refused, when it is left."""
+        """Hold back all requested hosts inside the context; after it, they come up or are refused."""
 
     def kill(self, agent_pid: int) -> None:
-        """End a host without warning; where a whole machine can be ended, that, not only its agent."""
+        """Kill a host without warning: the whole machine if the engine allows that, else only its agent."""
         os.kill(agent_pid, signal.SIGKILL)
 
     def left(self) -> list[str]:
-        """What of ours there is in the engine: jobs, pods, groups, connections; nothing after a launcher was closed."""
+        """Return the launcher's objects in the engine (jobs, pods, groups, connections); must be empty after `close`."""
         return []
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Between two tests: an engine that has lost a machine gets it back."""
+        """Wrap a test; restore the machines that it killed."""
         yield

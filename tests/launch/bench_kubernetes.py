@@ -1,4 +1,4 @@
-"""A small Kubernetes cluster, for the tests of all launchers."""
+"""The fake Kubernetes cluster for the conformance tests of launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.launch.cluster import Cluster, Image
 
 
 class KubernetesBench(Bench):
-    """Hosts come when their image has been pulled."""
+    """Hosts come up when their image has been pulled."""
 
     waits_for = "^Kubernetes: pulling the image$"
 

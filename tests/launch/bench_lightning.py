@@ -1,4 +1,4 @@
-"""A small Lightning cloud, for the tests of all launchers."""
+"""The fake Lightning cloud for the conformance tests of launchers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launch.lightnings import Cloud, hang_up, lightning_cloud
 
 
 class LightningBench(Bench):
-    """Hosts come when there are machines."""
+    """Hosts come up when there are machines."""
 
     waits_for = "^Lightning: waiting for a machine: no capacity in this region$"
 

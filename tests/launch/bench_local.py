@@ -1,4 +1,4 @@
-"""This machine, for the tests of all launchers: agents that come as if from elsewhere, when they are let."""
+"""This machine for the conformance tests of launchers: agents that act as remote hosts, and can be stalled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ exec {python} "$@"
 
 
 class LocalBench(Bench):
-    """Interpreters wait as long as there is a file."""
+    """Interpreters wait as long as a file exists."""
 
     def __init__(self, directory: Path) -> None:
         self._stall = directory / "stall"

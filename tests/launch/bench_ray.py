@@ -1,4 +1,4 @@
-"""The Ray cluster that the tests of launchers share, for those of all launchers."""
+"""The shared Ray cluster for the conformance tests of launchers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.launch.rays import RayCluster, raylet_of, shared
 
 
 class RayBench(Bench):
-    """Hosts come when somebody else has given the nodes back."""
+    """Hosts come up when another driver has given the nodes back."""
 
     up_s = 100.0
     waits_for = "^Ray: 2 hosts with 1 CPU: that is free on 0 of 4 nodes$"

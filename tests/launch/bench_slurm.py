@@ -1,4 +1,4 @@
-"""A real Slurm cluster on this machine, for the tests of all launchers."""
+"""A real Slurm cluster on this machine for the conformance tests of launchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real SSH servers on this machine, for the tests of all launchers."""
+"""Real SSH servers on this machine for the conformance tests of launchers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = ("a", "b", "c", "d")
 
 
 class SshBench(Bench):
-    """Agents connect through tunnels; servers that are stopped do not answer."""
+    """Agents connect through tunnels; stopped servers do not answer."""
 
     waits_for = "^SSH: connecting to a, b$"
 

@@ -1,7 +1,7 @@
-"""A small Kubernetes cluster: an API server over HTTP, a scheduler, and kubelets that run containers as processes.
+"""A fake Kubernetes cluster: an API server over HTTP, a scheduler, and kubelets that run containers as processes.
 
-It does what a real one does with pods, secrets and events, as far as we use it; a container is a process of this machine,
-and an image says which commands there are in it.
+It handles pods, secrets and events like a real cluster, as far as the launcher uses them. A container is a process of this
+machine, and an image is a set of commands.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ TOKEN = "the token"
 
 @dataclass
 class Image:
-    """What a container is made of.
+    """An image of a container.
 
     Attributes:
-        commands: name -> what is run in its place; arguments that follow are dropped.
-        problem: why it can't be pulled.
+        commands: name -> command to run instead; the arguments are dropped.
+        problem: why pulling it fails.
         is_there: set when it has been pulled.
     """
 
@@ -63,16 +63,16 @@ class RefusedRequest(Exception):
 
 
 class Cluster:
-    """The cluster; everything in it can be looked at and broken.
+    """The cluster, with methods to inspect and to break its parts.
 
     Attributes:
-        images: by name.
-        nodes: by name.
+        images: images by name.
+        nodes: nodes by name.
         denied: verbs and resources that the user may not use, such as ``("create", "pods")``.
-        tells_rights: whether it answers what the user may do.
-        answers: verb and resource -> what is answered instead, each once.
-        gpu_quota: of the namespace ``lab``.
-        requests: what was asked, such as ``create pods``.
+        tells_rights: whether the user may review access rights.
+        answers: verb and resource -> responses to send instead, each once.
+        gpu_quota: GPU quota of the namespace ``lab``.
+        requests: all requests, such as ``create pods``.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -93,7 +93,7 @@ class Cluster:
         self._epoch = 0  # of watches
         self._is_over = False
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._doing: dict[str, str] = {}  # pod -> what its kubelet is told to do with it
+        self._doing: dict[str, str] = {}  # pod -> the current order for its kubelet
         self._kubelets: list[threading.Thread] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"cluster": self}))
         self._server.daemon_threads = True
@@ -105,7 +105,7 @@ class Cluster:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def kubeconfig(self, namespace: str = "lab", token: str = TOKEN, url: str = "") -> str:
-        """Write one."""
+        """Write a kubeconfig and return its path."""
         file = self.directory / f"kubeconfig-{namespace}-{len(os.listdir(self.directory))}"
         context = {"cluster": "small", "user": "me", "namespace": namespace}
         file.write_text(
@@ -123,7 +123,7 @@ class Cluster:
         return str(file)
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all threads and processes."""
         with self._changed:
             self._is_over = True
             for name in self._processes:
@@ -139,10 +139,10 @@ class Cluster:
         self._server.server_close()
         self._thread.join()
 
-    # -- what a test looks at, and does
+    # -- for tests
 
     def names(self, kind: str) -> list[str]:
-        """Of the objects of a kind that there are, without the notebook's own pod."""
+        """Return the names of all objects of a kind, except the notebook's own pod."""
         with self._changed:
             return sorted(name for what, _, name in self._objects if what == kind and name != "notebook-0")
 
@@ -151,33 +151,33 @@ class Cluster:
             return next(copy.deepcopy(o) for (k, _, n), o in self._objects.items() if (k, n) == (kind, name))
 
     def pid(self, pod: str) -> int:
-        """Of a pod's container."""
+        """Return the process id of a pod's container."""
         return self._processes[pod].pid
 
     def kill_for_memory(self, pod: str) -> None:
-        """What the kernel of a node does to a container that uses more than its limit."""
+        """Kill a container as the Linux kernel does when it exceeds its memory limit."""
         self._tell(pod, "oom")
 
     def evict(self, pod: str) -> None:
-        """What a kubelet does when its node runs out of memory."""
+        """Evict a pod as a kubelet does when its node runs out of memory."""
         self._tell(pod, "evict")
 
     def preempt(self, pod: str) -> None:
-        """What the scheduler does when a pod of higher priority needs the node."""
+        """Preempt a pod as the scheduler does when a pod of higher priority needs the node."""
         self._tell(pod, "preempt")
 
     def lose_node(self, pod: str) -> None:
-        """The machine is gone: its kubelet says nothing any more, and confirms nothing."""
+        """Lose the machine: its kubelet no longer reports or confirms anything."""
         with self._changed:
             self.nodes[self.find("pods", pod)["spec"]["nodeName"]].is_lost = True
         _kill(self._processes[pod], signal.SIGKILL)
 
     def remove(self, pod: str) -> None:
-        """What ``kubectl delete pod`` does."""
+        """Delete a pod, like ``kubectl delete pod``."""
         self.delete("pods", "lab", pod, None)
 
     def break_watches(self, *, forget: bool) -> None:
-        """End all watches, and, if told so, forget what has happened up to now: who goes on from there gets a 410."""
+        """End all watches; with ``forget``, also drop the history, so that a watch from an older version gets a 410."""
         with self._changed:
             self._epoch += 1
             if forget:
@@ -187,7 +187,7 @@ class Cluster:
             self._changed.notify_all()
 
     def tell_event(self, pod: str, reason: str, message: str, kind: str = "Normal") -> None:
-        """Of a pod."""
+        """Publish an event about a pod."""
         with self._changed:
             name = f"{pod}.{self._version}"
             event = {
@@ -204,7 +204,11 @@ class Cluster:
     # -- the API server
 
     def rights(self, verb: str, resource: str) -> None:
-        """Let them through, or not."""
+        """Check that the user has a permission.
+
+        Raises:
+            RefusedRequest: the user does not have it, or a test set another response.
+        """
         with self._changed:
             self.requests.append(f"{verb} {resource}")
             answers = self.answers.get((verb, resource))
@@ -254,7 +258,7 @@ class Cluster:
         return {"metadata": {"resourceVersion": version}, "items": [o for o in items if _matches(o, query)]}
 
     def watch(self, kind: str, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
-        """What happens to objects of a kind; an empty piece now and then, to see whether somebody still listens."""
+        """Yield changes of objects of a kind, and sometimes an empty piece, to check that the client is still connected."""
         since = int(query["resourceVersion"])
         with self._changed:
             epoch = self._epoch
@@ -298,7 +302,7 @@ class Cluster:
             self._tell(name, "delete")
         return made
 
-    # -- the rest of the cluster
+    # -- scheduler and kubelets
 
     def _put(self, kind: str, namespace: str, name: str, thing: dict[str, Any], what: str) -> dict[str, Any]:
         with self._changed:
@@ -349,7 +353,7 @@ class Cluster:
             self._put("pods", "lab", pod, changed, "MODIFIED")
 
     def _run_pod(self, name: str) -> None:
-        """What scheduler and kubelet do with a pod."""
+        """Do the work of the scheduler and the kubelet for a pod."""
         with self._changed:
             self._doing.setdefault(name, "run")
         if self._schedule(name) and self._pull(name):
@@ -360,7 +364,7 @@ class Cluster:
             if deleted and pod is not None and not self._is_over and not self._is_on_lost_node(pod):
                 self._put("pods", "lab", name, copy.deepcopy(pod), "DELETED")
             elif pod is not None:
-                del self._doing[name]  # the object is there, and nobody has to be told that it shall end
+                del self._doing[name]  # the object remains, and nothing has to stop the pod
 
     def _goes_on(self, name: str) -> bool:
         return not self._is_over and self._doing[name] == "run"
@@ -590,7 +594,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _forward(self, port: int) -> None:
-        """Be a web socket between the client and a port of this machine: channel 0 has data, channel 1 errors."""
+        """Relay a web socket of the client to a local port: channel 0 has data, channel 1 errors."""
         key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
         self.send_response(101)
         self.send_header("Upgrade", "websocket")
@@ -685,7 +689,7 @@ def _notebook_pod() -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[bytes], signum: int) -> None:
-    process.send_signal(signum)  # nothing if the thread that waits for it has seen its end
+    process.send_signal(signum)  # no effect if another thread has reaped it
 
 
 def _now() -> str:

@@ -1,4 +1,4 @@
-"""One Ray cluster for all tests of launchers that need one, started by the first of them."""
+"""One Ray cluster for all launcher tests that need one; the first of them starts it."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def ray_clusters_end() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> rays.RayCluster:
-    """The cluster that modules share, with all its nodes: in place of a node that a test has killed there is another."""
+    """The shared cluster with all its nodes: it has replaced nodes that earlier tests killed."""
     return rays.shared()

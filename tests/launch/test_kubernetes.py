@@ -1,4 +1,4 @@
-"""Hosts as pods: the real client over HTTP, against a small cluster that runs containers as processes."""
+"""The Kubernetes launcher: the real client over HTTP, against a fake cluster that runs containers as processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture
 def make(cluster: Cluster) -> Iterator[Launch]:
-    """Makes launchers, and closes them."""
+    """A function that creates launchers; they are closed after the test."""
     made: list[KubernetesLauncher] = []
 
     def launcher(**options: Any) -> KubernetesLauncher:
@@ -123,7 +123,7 @@ def test_pods_belong_to_the_pod_of_the_notebook(cluster: Cluster, home: Home, ma
         assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "notebook-0", "uid": "uid-notebook-0"}
     (stray,) = make(owner="notebook-7").launch(home.configs([2]))
     wait_until(stray.poll, "the end")
-    assert "the pod 'notebook-7' that shall own the hosts is not there" in str(stray.poll())
+    assert "can't get the pod 'notebook-7', which must own the hosts" in str(stray.poll())
 
 
 def test_more_of_a_pod_is_merged_into_ours(cluster: Cluster, home: Home, make: Launch, tmp_path: Path) -> None:
@@ -151,11 +151,11 @@ def test_a_piece_of_a_pod_that_is_none_is_refused(home: Home, make: Launch) -> N
     for host in hosts:
         wait_until(host.poll, "the end")
         assert str(host.poll()).startswith(
-            "Kubernetes: this can't be asked for (create pods): spec.tolerations.0.operater: "
+            "Kubernetes: the request is not valid (create pods): spec.tolerations.0.operater: "
         )
 
 
-# -- what a pod that is not up waits for
+# -- pods that are not up yet
 
 
 def test_a_pod_that_fits_nowhere_says_so_until_it_does(cluster: Cluster, home: Home, make: Launch) -> None:
@@ -177,7 +177,7 @@ def test_an_image_that_is_being_pulled(cluster: Cluster, home: Home, make: Launc
     cluster.images["monarch:1"].is_there.clear()
     launcher = make()
     launcher.launch(home.configs([1, 2]))
-    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the words")
+    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the text")
     cluster.images["monarch:1"].is_there.set()
     home.wait_for([1, 2])
 
@@ -185,7 +185,7 @@ def test_an_image_that_is_being_pulled(cluster: Cluster, home: Home, make: Launc
 def test_an_image_that_does_not_exist(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make(image="monarch:2", image_patience_s=0.5)
     (host,) = launcher.launch(home.configs([1]))
-    wait_until(lambda: "ErrImagePull" in launcher.progress(), "the words")
+    wait_until(lambda: "ErrImagePull" in launcher.progress(), "the text")
     assert host.poll() is None
     wait_until(host.poll, "the end")
     assert str(host.poll()).startswith(f"the pod {host.name} did not come up: ErrImagePull: ")
@@ -197,9 +197,9 @@ def test_an_image_that_can_be_pulled_after_all(cluster: Cluster, home: Home, mak
     image.is_there.clear()
     launcher = make(image="monarch:2")
     launcher.launch(home.configs([1]))
-    wait_until(lambda: "ErrImagePull: rpc error: code = NotFound desc = too many" in launcher.progress(), "the words")
+    wait_until(lambda: "ErrImagePull: rpc error: code = NotFound desc = too many" in launcher.progress(), "the text")
     image.problem = ""
-    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the words")
+    wait_until(lambda: launcher.progress() == "Kubernetes: pulling the image", "the text")
     image.is_there.set()
     home.wait_for([1])
 
@@ -235,7 +235,7 @@ def test_the_agent_ends_with_an_error(home: Home, running: Any) -> None:
     home.end(1, 3)
     wait_until(host.poll, "the end")
     assert host.poll() == f"the pod {host.name}: the host agent ended with exit code 3"
-    assert host.log_tail()[-1] == "host 1 ends: 3"  # what it wrote last is there when the end is told
+    assert host.log_tail()[-1] == "host 1 ends: 3"  # the last line is there when poll() reports the end
 
 
 def test_the_agent_is_killed(cluster: Cluster, running: Any) -> None:
@@ -277,11 +277,11 @@ def test_a_node_that_is_lost_does_not_keep_us(cluster: Cluster, running: Any, mo
     launcher, host = running
     cluster.lose_node(host.name)
     monkeypatch.setattr("monarch_kernel.launch.kubernetes.launcher._GONE_S", 0.3)
-    launcher.close(0.0)  # nobody confirms that it has ended: it is removed by force
+    launcher.close(0.0)  # nothing confirms that the pod ended: the launcher deletes it by force
     assert cluster.names("pods") == cluster.names("secrets") == []
 
 
-# -- an API server that is not at its best
+# -- failures of the API server
 
 
 def test_a_watch_that_breaks_misses_nothing(cluster: Cluster, home: Home, running: Any) -> None:
@@ -292,7 +292,7 @@ def test_a_watch_that_breaks_misses_nothing(cluster: Cluster, home: Home, runnin
         wait_until(lambda watches=watches: cluster.watches > watches, "another watch")  # type: ignore[misc]
         assert host.poll() is None
     cluster.break_watches(forget=True)
-    cluster.remove(host.name)  # nobody may be watching: then the next list has to tell
+    cluster.remove(host.name)  # perhaps while no watch is open: then the next list must show it
     wait_until(host.poll, "the end")
     launcher.launch(home.configs([2]))
     home.wait_for([2])
@@ -313,7 +313,7 @@ def test_what_may_have_been_made_is_removed(cluster: Cluster, home: Home, make: 
     launcher = make()
     name = launcher._spec.name(1)
     cluster.images["monarch:1"].is_there.clear()
-    cluster.answers["create", "pods"] = [RefusedRequest(400, "BadRequest", "but it was made, as it turns out")]
+    cluster.answers["create", "pods"] = [RefusedRequest(400, "BadRequest", "but it was created anyway")]
     cluster.create("pods", "lab", dict(launcher._spec.pod(1, None)))
     (host,) = launcher.launch(home.configs([1]))
     wait_until(host.poll, "the end")
@@ -327,7 +327,7 @@ def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Ho
     name = launcher._spec.name(1)
     cluster.answers["create", "pods"] = [RefusedRequest(504, "Timeout", "request did not complete in time")]
     secret = launcher._spec.secret(1, home.configs([1])[0].encode(), None)
-    cluster.create("secrets", "lab", dict(secret))  # AlreadyExists for who comes next
+    cluster.create("secrets", "lab", dict(secret))  # the launcher gets AlreadyExists
     (host,) = launcher.launch(home.configs([1]))
     home.wait_for([1])
     assert host.name == name
@@ -337,8 +337,8 @@ def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Ho
 @pytest.mark.parametrize(
     ("tells_rights", "words"),
     [
-        (True, "Kubernetes: we may not create pods, delete secrets in namespace 'lab'; the role that is needed is in"),
-        (False, f"Kubernetes: {USER} may not create pods in namespace 'lab'; the role that is needed is in"),
+        (True, "Kubernetes: you may not create pods, delete secrets in namespace 'lab'; docs/guides/kubernetes.md has"),
+        (False, f"Kubernetes: {USER} may not create pods in namespace 'lab'; docs/guides/kubernetes.md has"),
     ],
 )
 def test_what_we_may_not_do_is_named(
@@ -355,7 +355,7 @@ def test_events_are_not_needed(cluster: Cluster, home: Home, make: Launch) -> No
     cluster.denied = {("list", "events"), ("watch", "events")}
     launcher = make(gpus=16)
     launcher.launch(home.configs([1]))
-    wait_until(lambda: "1 Insufficient nvidia.com/gpu" in launcher.progress(), "the words")
+    wait_until(lambda: "1 Insufficient nvidia.com/gpu" in launcher.progress(), "the text")
 
 
 def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) -> None:
@@ -374,9 +374,9 @@ def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) 
     ("options", "words"),
     [
         ({"namespace": "elsewhere"}, "Kubernetes: there is no namespace 'elsewhere' in this cluster"),
-        ({"token": "an old one"}, "Kubernetes: the API server does not know who we are (401)"),
+        ({"token": "an old one"}, "Kubernetes: the API server rejected the credentials (401)"),
         ({"url": "http://127.0.0.1:9"}, "Kubernetes: the API server at http://127.0.0.1:9 can't be reached: "),
-        ({"context": "prod"}, "Kubernetes: the configuration of the cluster can't be used: "),
+        ({"context": "prod"}, "Kubernetes: can't load the configuration of the cluster: "),
     ],
 )
 def test_a_cluster_that_is_not_there_for_us(
@@ -392,11 +392,11 @@ def test_a_cluster_that_is_not_there_for_us(
 
 
 def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="no cluster is known: there is no kubeconfig .*nowhere"):
+    with pytest.raises(LaunchError, match="no cluster is configured: there is no kubeconfig .*nowhere"):
         KubernetesLauncher(image="monarch:1", kubeconfig=str(tmp_path / "nowhere"))
     with pytest.raises(LaunchError, match="no image was given"):
         KubernetesLauncher()
-    with pytest.raises(LaunchError, match="'64 gigs' is no amount of memory; write it as 64Gi"):
+    with pytest.raises(LaunchError, match="'64 gigs' is not an amount of memory; write it as 64Gi"):
         KubernetesLauncher(image="monarch:1", mem="64 gigs")
 
 

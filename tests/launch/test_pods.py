@@ -1,4 +1,4 @@
-"""What the status of a pod comes to, in words."""
+"""The status of pods as text."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ def test_one_that_is_deleted_before_it_runs_will_not_come() -> None:
     assert ended(what) == "was deleted before it had started"
     running = pod("Running", state={"running": {}})
     running["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert ended(running) is None  # it has some time to end
+    assert ended(running) is None  # it is terminating
 
 
 def test_refusals() -> None:
     assert refusal(500, "upstream error", "create pods", "lab") == (
-        "the API server answered 500 when asked to create pods: upstream error"
+        "the API server answered 500 to the request to create pods: upstream error"
     )
     security = '{"message": "pods \\"p\\" is forbidden: violates PodSecurity \\"restricted:latest\\""}'
     assert refusal(403, security, "create pods", "lab") == (
-        "the cluster does not let us create pods in namespace 'lab': "
+        "the cluster forbids to create pods in namespace 'lab': "
         'pods "p" is forbidden: violates PodSecurity "restricted:latest"'
     )
 

@@ -1,4 +1,4 @@
-"""The API server of a Kubernetes cluster: the few requests that we make of it, by the official client."""
+"""Requests to the API server of a Kubernetes cluster, with the official client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch_kernel.launch.port_forward import Connection
 __all__ = ["REQUEST_S", "ApiServer", "RefusedError", "is_in_cluster"]
 
 REQUEST_S = (5.0, 10.0)
-"""How long a request may take to connect, and for each read, in seconds."""
+"""Timeouts of a request for connecting, and for each read, in seconds."""
 
 _LOG_S = (2.0, 3.0)
 _WATCH_S = 60
@@ -34,11 +34,11 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class RefusedError(Exception):
-    """The API server did not do what was asked; the text is for people.
+    """The API server refused a request, or did not answer; the text is readable for users.
 
     Attributes:
-        status: HTTP status; 0 if there was no answer.
-        is_temporary: whether it may do it when asked again.
+        status: HTTP status; 0 if there was no response.
+        is_temporary: whether a retry may succeed.
     """
 
     def __init__(self, text: str, status: int = 0, is_temporary: bool = False) -> None:
@@ -48,13 +48,13 @@ class RefusedError(Exception):
 
 
 class ApiServer:
-    """The few requests that we make, by the official client; objects are plain JSON, errors are `RefusedError`.
+    """A client for the API server; objects are plain JSON, and errors are `RefusedError`.
 
     Args:
-        kubeconfig: file; empty for the usual ones.
-        context: of it; empty for the current one.
-        in_cluster: whether to use what a pod is given instead.
-        namespace: empty for that of the context, or of the pod.
+        kubeconfig: path of the kubeconfig; empty for the default paths.
+        context: context of the kubeconfig; empty for the current one.
+        in_cluster: whether to use the service account of this pod instead.
+        namespace: the namespace; empty for that of the context, or of the pod.
     """
 
     def __init__(self, kubeconfig: str, context: str, in_cluster: bool, namespace: str) -> None:
@@ -71,11 +71,9 @@ class ApiServer:
                 contexts, active = config.list_kube_config_contexts(file)
                 chosen = next((c for c in contexts if c["name"] == context), active)
                 found = chosen["context"].get("namespace", "")
-        except (
-            Exception
-        ) as error:  # its own, of YAML, of programs that get credentials: whatever it is, it is for the user
-            raise RefusedError(f"the configuration of the cluster can't be used: {error}") from error
-        configuration.retries = 0  # we try again ourselves, and say so
+        except Exception as error:  # of the client, of YAML, or of a credential plugin; the user must see any of them
+            raise RefusedError(f"can't load the configuration of the cluster: {error}") from error
+        configuration.retries = 0  # the launcher retries, and reports that in progress()
         configuration.connection_pool_maxsize = 16
         self.namespace = namespace or found or "default"
         self._where = configuration.host
@@ -88,11 +86,11 @@ class ApiServer:
         self._is_hung_up = False
 
     def ping(self) -> None:
-        """See whether we are let in."""
+        """Check that the API server accepts the credentials."""
         self._json("list pods", self._core.list_namespaced_pod, limit=1)
 
     def missing_rights(self, *, dials: bool, tunnel: bool) -> list[str]:
-        """What we need and may not do, such as ``create pods``; empty if the cluster does not tell."""
+        """Return the required permissions that are missing, such as ``create pods``; empty if the cluster does not say."""
         missing = []
         for verb, resource, sub in _NEEDED + (
             _NEEDED_TO_DIAL + (_NEEDED_FOR_TUNNEL if tunnel else ()) if dials else ()
@@ -100,7 +98,7 @@ class ApiServer:
             asked = {"verb": verb, "resource": resource, "subresource": sub, "namespace": self.namespace}
             try:
                 answer = self._json(
-                    "ask for our rights",
+                    "review access rights",
                     self._rights.create_self_subject_access_review,
                     {
                         "apiVersion": "authorization.k8s.io/v1",
@@ -116,28 +114,28 @@ class ApiServer:
         return missing
 
     def create_secret(self, secret: Json) -> None:
-        """Make a secret, if it is not there already."""
+        """Create a secret, unless it exists."""
         self._create("create secrets", self._core.create_namespaced_secret, secret)
 
     def create_pod(self, pod: Json) -> None:
-        """Make a pod, if it is not there already."""
+        """Create a pod, unless it exists."""
         self._create("create pods", self._core.create_namespaced_pod, pod)
 
     def delete_secret(self, name: str) -> None:
-        """Remove a secret."""
+        """Delete a secret."""
         self._json("delete secrets", self._core.delete_namespaced_secret, name)
 
     def delete_pod(self, name: str, by_force: bool) -> None:
-        """Ask a pod to end and be removed, or remove it although nobody confirms that it has ended."""
+        """Delete a pod gracefully, or by force, without waiting for its node to confirm that it ended."""
         more: dict[str, Any] = {"grace_period_seconds": 0} if by_force else {}
         self._json("delete pods", self._core.delete_namespaced_pod, name, **more)
 
     def pod(self, name: str) -> Json:
-        """A pod."""
+        """Return a pod."""
         return self._json("get pods", self._core.read_namespaced_pod, name)
 
     def log(self, name: str) -> tuple[str, ...]:
-        """The last lines that a pod's agent has written."""
+        """Return the last lines that a pod's agent wrote."""
         data = self._request(
             "get pods/log",
             self._core.read_namespaced_pod_log,
@@ -150,35 +148,35 @@ class ApiServer:
         return tuple(data.decode(errors="replace").splitlines())
 
     def connect_to(self, name: str, port: int) -> Connection:
-        """Connect to a port of a pod by way of the API server.
+        """Connect to a port of a pod through the API server.
 
         Raises:
-            OSError: it can't be done.
+            OSError: the connection failed.
         """
         from kubernetes.client.exceptions import ApiException
         from kubernetes.stream import portforward
 
-        with self._forwarding:  # a client is not itself while it connects
+        with self._forwarding:  # portforward() patches its client while it connects
             try:
                 forward = portforward(
                     self._forwarded.connect_get_namespaced_pod_portforward, name, self.namespace, ports=str(port)
                 )
             except ApiException as error:
-                raise ConnectionError(f"the API server does not connect us to pods: {error.reason}") from error
+                raise ConnectionError(f"the API server refused to forward a port of a pod: {error.reason}") from error
         _close_always(forward.websocket)
         connection: Connection = forward.socket(port)
         return connection
 
     def list_pods(self, selector: str) -> Json:
-        """All pods with these labels."""
+        """List all pods that match a label selector."""
         return self._json("list pods", self._core.list_namespaced_pod, label_selector=selector)
 
     def watch_pods(self, selector: str, version: str) -> Iterator[Json]:
-        """What happens to pods with these labels from then on."""
+        """Yield changes of pods that match a label selector, from a resource version on."""
         return self._watch("watch pods", self._core.list_namespaced_pod, version, label_selector=selector)
 
     def newest_event(self) -> str:
-        """The version from which on events are new; empty if we may not see any."""
+        """Return the resource version after which events are new; empty if the user may not list events."""
         try:
             listing = self._json("list events", self._core.list_namespaced_event, limit=1)
         except RefusedError:
@@ -186,15 +184,15 @@ class ApiServer:
         return str(listing["metadata"]["resourceVersion"])
 
     def watch_events(self, version: str) -> Iterator[Json]:
-        """What the cluster tells of pods from then on."""
+        """Yield events about pods, from a resource version on."""
         only = "involvedObject.kind=Pod"
         return self._watch("watch events", self._core.list_namespaced_event, version, field_selector=only)
 
     def hang_up(self) -> None:
-        """End all watches, in whatever threads they are, and those to come."""
+        """End all current and future watches, in any thread."""
         self._is_hung_up = True
         for stream in list(self._streams):
-            with contextlib.suppress(ValueError, OSError):  # it has ended by itself
+            with contextlib.suppress(ValueError, OSError):  # it has ended already
                 stream.shutdown()
 
     def close(self) -> None:
@@ -206,18 +204,18 @@ class ApiServer:
             self._json(doing, create, thing)
         except RefusedError as refused:
             if refused.status != 409 or "already exists" not in str(refused):
-                raise  # else it was made when we were not told: nobody else has these names
+                raise  # else an earlier request created it without a response: the names are unique to this launcher
 
     def _json(self, doing: str, do: Callable[..., Any], *args: object, namespaced: bool = True, **more: object) -> Json:
         if namespaced:
-            # The namespace follows the name of what exists, and precedes what is made.
+            # The namespace is the argument after the name of an existing object, and before a new object.
             at = 1 if args and isinstance(args[0], str) else 0
             args = (*args[:at], self.namespace, *args[at:])
         answer = self._request(doing, do, *args, _request_timeout=REQUEST_S, **more)
         try:
             found: Json = json.loads(answer)
-        except ValueError as error:  # something else than an API server, such as a page to log in
-            raise RefusedError(f"{self._where} does not answer as an API server does: {answer[:100]!r}") from error
+        except ValueError as error:  # not an API server, for example a login page
+            raise RefusedError(f"{self._where} does not answer like an API server: {answer[:100]!r}") from error
         return found
 
     def _request(self, doing: str, do: Callable[..., Any], *args: object, **more: object) -> bytes:
@@ -254,7 +252,7 @@ class ApiServer:
             for piece in stream.stream(65536, decode_content=True):
                 *lines, rest = (rest + piece).split(b"\n")
                 yield from (json.loads(line) for line in lines if line.strip())
-        except (HTTPError, OSError, ValueError) as error:  # also half a line, where a proxy has cut it
+        except (HTTPError, OSError, ValueError) as error:  # ValueError: half a line, cut by a proxy
             raise self._unreachable(error) from error
         finally:
             self._streams.discard(stream)
@@ -270,32 +268,32 @@ class ApiServer:
             status = int(error.status or 0)
             body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
             text = refusal(status, body or str(error.reason), doing, self.namespace)
-            # 409 without a name that is taken: somebody else has changed a quota at the same time.
+            # 409 for another reason than an existing name: another client changed a quota at the same time.
             later = status in (408, 429) or status >= 500 or (status == 409 and "already exists" not in text)
             raise RefusedError(text, status, later) from error
         except (HTTPError, OSError) as error:
             raise self._unreachable(error) from error
-        except ValueError as error:  # the client checks what it sends
-            raise RefusedError(f"this can't be asked for ({doing}): {_invalid(error)}") from error
+        except ValueError as error:  # the client validates requests
+            raise RefusedError(f"the request is not valid ({doing}): {_invalid(error)}") from error
 
     def _unreachable(self, error: Exception) -> RefusedError:
         return RefusedError(f"the API server at {self._where} can't be reached: {error}", is_temporary=True)
 
 
 def _invalid(error: ValueError) -> str:
-    """What is wrong with what was to be sent, by its place; not its value, which may be a secret."""
+    """Describe an invalid request by its fields, without their values, which may be secret."""
     errors = getattr(error, "errors", None)  # pydantic's
     if errors is None:
         return type(error).__name__
-    # The first part of a place is the number of an argument.
+    # The first part of a location is the number of an argument.
     return "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in errors())
 
 
 def is_in_cluster(kubeconfig: str, context: str) -> bool:
-    """Whether what a pod is given is to be used: there is no kubeconfig, but that.
+    """Return whether to use the service account of this pod, because there is no kubeconfig.
 
     Raises:
-        LaunchError: there is neither, or no library to use it with.
+        LaunchError: there is neither, or the client library is not installed.
     """
     try:
         from kubernetes.config import kube_config
@@ -309,7 +307,7 @@ def is_in_cluster(kubeconfig: str, context: str) -> bool:
         return False
     if kubeconfig or context or not (_SERVICE_ACCOUNT / "token").is_file():
         raise LaunchError(
-            f"Kubernetes: no cluster is known: there is no kubeconfig ({', '.join(files)})"
+            f"Kubernetes: no cluster is configured: there is no kubeconfig ({', '.join(files)})"
             + ("" if kubeconfig or context else ", and this is not a pod with a service account")
         )
     return True

@@ -1,4 +1,4 @@
-"""A pod that is a host, or will be: what is known of it."""
+"""The handle of a pod that is, or will be, a host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["PodHost"]
 
 
 class PodHost:
-    """A pod that is a host, or will be.
+    """A pod that is, or will be, a host.
 
-    Attributes are for the launcher, and change under its lock.
+    The attributes are for the launcher, which changes them under its lock.
     """
 
     def __init__(self, name: str, config: AgentConfig, remove: Callable[[PodHost, float], None]) -> None:
@@ -41,11 +41,11 @@ class PodHost:
         self.is_given_up = False
 
     def poll(self) -> str | None:
-        """None while the pod runs or may still come; else how it ended."""
+        """Return None while the pod runs or may still come up, else how it ended."""
         return self.end
 
     def log_tail(self) -> tuple[str, ...]:
-        """What the cluster warned of, and the last lines of the agent as they were a moment ago."""
+        """Return warnings of the cluster, and the last lines of the agent that were fetched."""
         warnings = [
             f"{TITLE}: {event.get('reason', '')}: {told(event.get('message'))}"
             for event in list(self.events)
@@ -54,17 +54,17 @@ class PodHost:
         return (*warnings, *self.log)[-20:]
 
     def close(self, timeout_s: float) -> None:
-        """Remove the pod and its secret; an agent that is ending by itself has the time for it."""
+        """Delete the pod and its secret; an agent that is shutting down has ``timeout_s`` seconds to end."""
         self._remove(self, timeout_s)
 
     @property
     def is_up(self) -> bool:
-        """Whether its agent has been started."""
+        """Whether its agent has started."""
         return self.pod is not None and is_up(self.pod)
 
     @property
     def is_in_cluster(self) -> bool:
-        """Whether there is a pod, as far as we know, which can be removed."""
+        """Whether, as far as is known, the cluster has the pod, and it can be deleted."""
         is_made = self.made_at is not None or self.pod is not None
         return is_made and not self.is_gone and not self.is_given_up
 
@@ -75,15 +75,15 @@ class PodHost:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Whether there is nothing left to wait for."""
         return self.is_up or self.end is not None or self.is_closing
 
     def made_before(self, moment: float) -> bool:
-        """Whether the pod was there at that time."""
+        """Return whether the pod existed at that time."""
         return self.made_at is not None and self.made_at < moment
 
     def waits_for(self) -> str:
-        """What it waits for, in a few words."""
+        """Say what the pod waits for, in a few words."""
         if self.pod is None:
             return "asking for pods"
         return self.trouble if self.trouble_since is not None else waits_for(self.pod, self.events)

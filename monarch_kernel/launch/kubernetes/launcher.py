@@ -1,21 +1,21 @@
-"""Kubernetes: each host is a pod.
+"""The Kubernetes launcher: each host is a pod.
 
 Theory of operation
 ===================
 
 A host is a Pod that is never restarted, and a Secret of the same name with the config of its agent, which the container gets as
-an environment variable. Both have a label of the launcher, by which they are found. If the notebook itself runs in a pod of
-that namespace it is their owner: however it ends, the cluster removes what belongs to it.
+an environment variable. Both have a label of the launcher, by which it finds them. If the notebook itself runs in a pod of that
+namespace, that pod is their owner: when it ends, for whatever reason, the cluster deletes them.
 
-Three threads, which end with `KubernetesLauncher.close`:
+The launcher has three threads, which end with `KubernetesLauncher.close`:
 
-- ``monarch-kubernetes`` does what is due, one thing at a time: connects, makes pods, fetches logs;
-- ``monarch-kubernetes-pods`` lists our pods and watches them, again and again. What it has seen last is the truth about a pod;
-  one that was made before a list was asked for, and is not in it, is gone. So it does not matter where a watch breaks;
-- ``monarch-kubernetes-events`` watches the events of pods, which only serve to find words.
+- ``monarch-kubernetes`` runs delayed tasks, one at a time: it connects, creates pods and fetches logs;
+- ``monarch-kubernetes-pods`` lists the launcher's pods and watches them, in a loop. The last state that it saw is the state of
+  a pod; a pod that was created before a list request, and is not in the list, is gone. So a broken watch loses nothing;
+- ``monarch-kubernetes-events`` watches the events of pods, which only improve the texts.
 
-A handle gives what they have found out. That a pod has ended is told when its log has been fetched. What the API server
-refuses for now (it can't be reached, it is busy) is tried again for a while, everything else is the end of that host.
+Handles return what these threads have found. A handle reports the end of a pod after its log was fetched. The launcher retries
+temporary failures (the API server is unreachable or busy) for a while; any other failure ends the host.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ _CONNECT_PATIENCE_S = 3.0
 _PATIENCE_S = 20.0
 _GONE_S = 15.0
 _REMOVE_S = 30.0
-_LOG_TIMES = 9  # after 1, 2, 4 ... seconds: what an agent that can't connect has to say comes early
+_LOG_TIMES = 9  # after 1, 2, 4 ... seconds: an agent that can't connect reports that early
 
 
 class KubernetesLauncher:
-    """Makes pods.
+    """Creates pods as hosts.
 
     Args:
-        image: of the container, with Python, torch and monarch_kernel in the versions of the notebook.
-        namespace: where they are made; left out, that of the kubeconfig's context, or of the pod that this runs in.
-        gpus: of each host.
-        gpu_resource: what the cluster calls a GPU.
-        cpus: processor cores that each host is promised.
-        mem: memory of each host, promised and also its limit, such as ``64Gi``.
-        service_account: that hosts run as, with its token; left out, they get none.
+        image: image of the container, with Python, torch and monarch_kernel in the versions of the notebook.
+        namespace: namespace of the pods; by default that of the kubeconfig's context, or of the pod that this runs in.
+        gpus: GPUs of each host.
+        gpu_resource: the cluster's resource name of a GPU.
+        cpus: CPU cores that each host requests.
+        mem: memory of each host, as request and limit, such as ``64Gi``.
+        service_account: service account of the hosts, with its token; by default they get none.
         node_selector: labels that a node must have.
-        context: of the kubeconfig.
-        kubeconfig: the file; left out, ``$KUBECONFIG``, ``~/.kube/config``, or what a pod is given.
+        context: context of the kubeconfig.
+        kubeconfig: the file; by default ``$KUBECONFIG``, ``~/.kube/config``, or the service account of this pod.
         python: interpreter in the image.
-        pod: what else a pod shall have (tolerations, volumes, imagePullSecrets ...), or the YAML file with it; see `merged`.
-        owner: pod that the hosts end with; left out, the one that this runs in, if any.
+        pod: other fields of a pod (tolerations, volumes, imagePullSecrets ...), or a YAML file with them; see `merged`.
+        owner: pod that the hosts end with; by default the one that this runs in, if any.
         dial: whether this machine connects to the pods, because they can't connect to it.
-        tunnel: the same by way of the API server, because it can't reach them either.
-        image_patience_s: how long an image may be in trouble before a host is given up, in seconds.
+        tunnel: whether it does so through the API server, because it can't reach the pods directly either.
+        image_patience_s: how long pulling an image may fail before the launcher gives the host up, in seconds.
 
     Raises:
-        LaunchError: the client library is not installed, or there is no cluster to ask.
+        LaunchError: the client library is not installed, no cluster is configured, or an argument is not valid.
     """
 
     name = "kubernetes"
@@ -98,9 +98,9 @@ class KubernetesLauncher:
         image_patience_s: float = 60.0,
     ) -> None:
         if not image:
-            raise LaunchError(f"{TITLE}: no image was given (--image): one that has monarch_kernel and torch in it")
+            raise LaunchError(f"{TITLE}: no image was given; name one that has monarch_kernel and torch with --image")
         if mem and not re.fullmatch(r"[0-9.]+([KMGTPE]i?|k|m)?", mem):
-            raise LaunchError(f"{TITLE}: {mem!r} is no amount of memory; write it as 64Gi, or 500Mi")
+            raise LaunchError(f"{TITLE}: {mem!r} is not an amount of memory; write it as 64Gi, or 500Mi")
         self._spec = PodSpec(
             image=image,
             session=secrets.token_hex(4),
@@ -124,14 +124,14 @@ class KubernetesLauncher:
         self.namespace = namespace
         self._api: ApiServer | None = None
         self._hosts: dict[str, PodHost] = {}
-        self._changed = threading.Condition()  # of anything below, and of hosts
+        self._changed = threading.Condition()  # protects the attributes below, and hosts
         self._chores = Chores("monarch-kubernetes")
         self._threads: list[threading.Thread] = []
         self._trouble = ""
         self._is_closed = False
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[PodHost]:
-        """Ask for a pod for each; that, and what comes of it, happens on threads."""
+        """Request a pod for each config; threads create and watch the pods."""
         with self._changed:
             if self._is_closed:
                 raise LaunchError(f"{TITLE}: this launcher is closed")
@@ -142,7 +142,7 @@ class KubernetesLauncher:
         return hosts
 
     def progress(self) -> str:
-        """What the cluster says of pods that are not up yet."""
+        """Return what the cluster says about pods that are not up yet."""
         with self._changed:
             texts = [host.waits_for() for host in self._hosts.values() if not host.is_settled]
             if texts and self._trouble:
@@ -151,28 +151,28 @@ class KubernetesLauncher:
         return f"{TITLE}: {words}" if words else ""
 
     def plan(self, hosts: int) -> str:
-        """What would be asked of the API server for one of the hosts, as YAML."""
+        """Return the objects that would be created for one of the hosts, as YAML."""
         import yaml
 
-        config = b"<what the agent of this host must know, with the keys of the session>"
+        config = b"<configuration of the agent of this host, with the keys of the session>"
         objects = (self._spec.secret(1, config, None), self._spec.pod(1, None))
         head = f"# {hosts} × this, in namespace {self.namespace or '(of the context)'}\n"
         return head + "---\n".join(yaml.safe_dump(thing, sort_keys=False) for thing in objects)
 
     def close(self, timeout_s: float) -> None:
-        """Remove all pods and secrets, and see them gone."""
+        """Delete all pods and secrets, and wait until they are gone."""
         with self._changed:
             hosts = list(self._hosts.values())
         self.close_hosts(hosts, timeout_s)
         left = self._wait(lambda: [host for host in hosts if host.is_in_cluster], _GONE_S)
-        for host in left:  # nobody is there to confirm that it has ended: its node is lost
+        for host in left:  # its node is lost, and can't confirm that the pod ended
             self._remove(host, by_force=True)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._chores.close()
         for host in hosts:
-            if host.tunnel is not None:  # made since, by what was being done
+            if host.tunnel is not None:  # created since by the last task
                 host.tunnel.close()
         if self._api is not None:
             self._api.hang_up()
@@ -185,7 +185,7 @@ class KubernetesLauncher:
         self.close_hosts([host], timeout_s)
 
     def close_hosts(self, hosts: Sequence[PodHost], timeout_s: float) -> None:
-        """Remove these pods, with their secrets; agents that are ending by themselves have ``timeout_s`` seconds."""
+        """Delete pods with their secrets; agents that are shutting down have ``timeout_s`` seconds to end."""
         with self._changed:
             for host in hosts:
                 host.is_closing = True
@@ -194,10 +194,10 @@ class KubernetesLauncher:
         self._wait(lambda: [host for host in hosts if host.is_being_made], sum(REQUEST_S))
         deadline = time.monotonic() + _REMOVE_S
         for host in hosts:
-            if time.monotonic() < deadline:  # an API server that does not answer takes its time for each
+            if time.monotonic() < deadline:  # an unresponsive API server costs a timeout for each host
                 self._remove(host)
 
-    # -- what is due, in its thread
+    # -- tasks of the thread monarch-kubernetes
 
     def _connected(self) -> ApiServer:
         if self._api is not None:
@@ -208,8 +208,8 @@ class KubernetesLauncher:
             missing = api.missing_rights(dials=self._dials, tunnel=self._tunnels)
             if missing:
                 raise RefusedError(
-                    f"we may not {', '.join(missing)} in namespace {api.namespace!r}; "
-                    "the role that is needed is in docs/guides/kubernetes.md"
+                    f"you may not {', '.join(missing)} in namespace {api.namespace!r}; "
+                    "docs/guides/kubernetes.md has the role that you need"
                 )
             self._owner = self._find_owner(api)
             since = api.newest_event()
@@ -230,8 +230,8 @@ class KubernetesLauncher:
             return api.pod(name)
         except RefusedError as refused:
             if self._owner_name:
-                raise RefusedError(f"the pod {name!r} that shall own the hosts is not there: {refused}") from None
-            return None  # a pod that may not look at itself, or is called otherwise: then nobody owns them
+                raise RefusedError(f"can't get the pod {name!r}, which must own the hosts: {refused}") from None
+            return None  # this pod may not get pods, or has another name than its host name: the hosts have no owner
 
     def _make(self, host: PodHost) -> None:
         with self._changed:
@@ -242,7 +242,7 @@ class KubernetesLauncher:
             self._ask_for(host, self._connected())
         except RefusedError as refused:
             with self._changed:
-                # Who is not let in once need not try for each host.
+                # A failure to connect fails all hosts: there is no need to try for each.
                 all_of_them = self._hosts.values() if self._api is None else [host]
                 for each in all_of_them:
                     each.end = each.end or f"{TITLE}: {refused}"
@@ -251,7 +251,7 @@ class KubernetesLauncher:
                 host.is_being_made = False
                 self._trouble = ""
                 self._changed.notify_all()
-        if host.is_closing:  # meanwhile, by somebody who may not have waited
+        if host.is_closing:  # another thread closed it meanwhile, and may not have waited
             self._remove(host)
 
     def _ask_for(self, host: PodHost, api: ApiServer) -> None:
@@ -261,13 +261,13 @@ class KubernetesLauncher:
         secret = self._spec.secret(number, config, self._owner)
         pod = self._spec.pod(number, self._owner)
         self._attempt(lambda: api.create_secret(secret), host)
-        host.has_secret = host.is_asked_for = True  # from here on there may be a pod, although we are not told
+        host.has_secret = host.is_asked_for = True  # from here on the pod may exist, even if the request fails
         self._attempt(lambda: api.create_pod(pod), host)
         with self._changed:
             host.made_at = time.monotonic()
 
     def _attempt(self, do: Callable[[], object], host: PodHost | None = None) -> None:
-        """Do it, again if it is refused for now; not when it is no longer wanted, nor for ever."""
+        """Run a request, and retry temporary failures until a deadline, or until the host is closing."""
         deadline, pause_s = time.monotonic() + (_PATIENCE_S if host else _CONNECT_PATIENCE_S), 0.2
 
         def is_unwanted() -> bool:
@@ -288,16 +288,16 @@ class KubernetesLauncher:
                 pause_s *= 2
 
     def _fetch_log(self, host: PodHost, delay_s: float = 0.0) -> None:
-        """Fetch the last lines of a host, and, if there is a delay, again after twice that."""
+        """Fetch the last lines of a host's log; with a delay, fetch them again after twice that delay."""
         if self._api is None or host.is_closing:
             return
-        with contextlib.suppress(RefusedError):  # there may be no log, or nobody to ask for it; what we had is kept
+        with contextlib.suppress(RefusedError):  # no log yet, or the node is lost: keep the last one
             host.log = self._api.log(host.name)
         if delay_s and host.runs and delay_s < 2**_LOG_TIMES:
             self._chores.at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
 
     def _find_address(self, host: PodHost, delay_s: float = 0.2) -> None:
-        """Look where an agent that is to be dialled listens, until it has said so."""
+        """Find the address of an agent that the controller dials; retry until its log has the port."""
         if self._api is None or host.pod is None or host.is_closing or not host.runs:
             return
         self._fetch_log(host)
@@ -326,7 +326,7 @@ class KubernetesLauncher:
             if since is not None and time.monotonic() >= since + self._patience_s:
                 host.end = host.end or f"the pod {host.name} did not come up: {host.trouble}"
 
-    # -- what is watched
+    # -- threads that watch
 
     def _watch_pods(self, api: ApiServer) -> None:
         pause_s = 0.2
@@ -339,7 +339,7 @@ class KubernetesLauncher:
                 for event in api.watch_pods(self._spec.selector, listing["metadata"]["resourceVersion"]):
                     if event.get("type") in ("ADDED", "MODIFIED", "DELETED"):
                         self._see(event["object"], event["type"] == "DELETED")
-                    elif event.get("type") == "ERROR":  # what we have seen is too old to go on from: list anew
+                    elif event.get("type") == "ERROR":  # the resource version is too old to continue from: list again
                         break
             except RefusedError:
                 pause_s = min(2 * pause_s, 10.0)
@@ -372,7 +372,7 @@ class KubernetesLauncher:
             if not trouble:
                 host.trouble_since = None
             elif "ErrImagePull" in trouble or not host.trouble:
-                host.trouble = trouble  # says why; ImagePullBackOff, which follows, does not
+                host.trouble = trouble  # has the reason; ImagePullBackOff, which follows, does not
             if how is not None and not host.is_ending:
                 host.is_ending = True
                 text = (
@@ -406,7 +406,7 @@ class KubernetesLauncher:
                 pause_s = 0.2
             except RefusedError as refused:
                 if refused.status == 403:
-                    return  # we may not see them; conditions of the pods have to do
+                    return  # no permission for events; the conditions of pods must suffice
                 if refused.status == 410:
                     since = api.newest_event()
                 pause_s = min(2 * pause_s, 10.0)
@@ -421,7 +421,7 @@ class KubernetesLauncher:
         thread.start()
 
     def _wait(self, left: Callable[[], Any], timeout_s: float) -> Any:
-        """Wait until nothing is left, the launcher has closed, or the time is up; what is left then."""
+        """Wait until nothing is left, the launcher is closed, or the timeout is over; return what is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or not left(), timeout_s)
             return left()
@@ -453,11 +453,11 @@ class KubernetesLauncher:
                 host.is_gone = True
                 self._changed.notify_all()
         elif not refused.is_temporary:
-            host.is_given_up = True  # nothing that we can do: do not wait for its end
+            host.is_given_up = True  # a retry can't help: do not wait for its end
 
 
 def _read_more(file: str) -> Json:
-    """Read a piece of a pod."""
+    """Read a partial pod from a YAML file."""
     if not file:
         return {}
     import yaml
@@ -467,5 +467,5 @@ def _read_more(file: str) -> Json:
     except (OSError, yaml.YAMLError) as error:
         raise LaunchError(f"{TITLE}: {file} can't be read: {error}") from error
     if not isinstance(more, dict):
-        raise LaunchError(f"{TITLE}: {file} is no piece of a pod: it has to begin with spec:, or metadata:")
+        raise LaunchError(f"{TITLE}: {file} is not part of a pod: it must start with spec: or metadata:")
     return more

@@ -1,4 +1,4 @@
-"""Pods as Kubernetes writes them: what we ask for, and what their status says, in words. Pure; all objects are plain JSON."""
+"""Builds the objects of a pod, and describes a pod's status as text. Pure functions; all objects are plain JSON."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _FORBIDDEN = re.compile(
 
 @dataclass(frozen=True)
 class PodSpec:
-    """What all pods of a launcher have in common.
+    """The common specification of all pods of a launcher.
 
     Attributes:
-        image: of the container; has monarch_kernel, torch and Python in it.
-        session: marks what belongs together; part of all names.
-        gpus: of each pod; 0 for none.
-        gpu_resource: what the cluster calls a GPU.
-        cpus: processor cores that each pod is promised; 0 leaves it to the cluster.
-        mem: memory of each pod, promised and also its limit, such as ``64Gi``; empty leaves it to the cluster.
-        service_account: that the pods run as; empty for the namespace's default, without its token.
+        image: image of the container; has monarch_kernel, torch and Python in it.
+        session: unique id of the launcher; part of all names, and a label.
+        gpus: GPUs of each pod; 0 for none.
+        gpu_resource: the cluster's resource name of a GPU.
+        cpus: CPU cores that each pod requests; 0 leaves it to the cluster.
+        mem: memory of each pod, as request and limit, such as ``64Gi``; empty leaves it to the cluster.
+        service_account: service account of the pods; empty for the namespace's default, without its token.
         node_selector: labels that a node must have.
         python: interpreter in the image.
-        more: merged into the pod, see `merged`.
+        more: a partial pod to merge in, see `merged`.
     """
 
     image: str
@@ -56,16 +56,16 @@ class PodSpec:
     more: Json = field(default_factory=dict)
 
     def name(self, host: int) -> str:
-        """Of the pod, and of its secret."""
+        """Return the name of the pod and its secret."""
         return f"monarch-{self.session}-{host}"
 
     @property
     def selector(self) -> str:
-        """Label selector of all that belongs to the launcher."""
+        """Label selector of all objects of the launcher."""
         return f"monarch-kernel/session={self.session}"
 
     def secret(self, host: int, config: bytes, owner: Json | None) -> Json:
-        """The secret with the config of a host's agent."""
+        """Return the secret with the config of a host's agent."""
         return {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -75,16 +75,16 @@ class PodSpec:
         }
 
     def pod(self, host: int, owner: Json | None) -> Json:
-        """The pod that is a host."""
+        """Return the pod of a host."""
         limits: dict[str, str] = {}
         requests: dict[str, str] = {}
         if self.gpus:
             limits[self.gpu_resource] = str(self.gpus)
         if self.cpus:
-            requests["cpu"] = f"{round(1000 * self.cpus)}m"  # no limit: it would slow the agent down, and nothing else
+            requests["cpu"] = f"{round(1000 * self.cpus)}m"  # no limit: it would only throttle the agent
         if self.mem:
             limits["memory"] = requests["memory"] = self.mem
-        # Collectives and data loaders share memory by files there, and a container has 64 MiB unless told otherwise.
+        # Collectives and data loaders share memory in files there, and a container has 64 MiB by default.
         shared = {"name": "shm", "emptyDir": {"medium": "Memory"}}
         container = {
             "name": "agent",
@@ -101,16 +101,16 @@ class PodSpec:
             "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
         }
         spec: dict[str, Any] = {
-            "restartPolicy": "Never",  # whether a host is replaced is decided by the controller
+            "restartPolicy": "Never",  # the controller decides whether to replace a host
             "terminationGracePeriodSeconds": _TERMINATION_S,
-            "enableServiceLinks": False,  # else the environment has variables for each service of the namespace
+            "enableServiceLinks": False,  # omits environment variables for each service of the namespace
             "containers": [container],
             "volumes": [shared],
         }
         if self.service_account:
             spec["serviceAccountName"] = self.service_account
         else:
-            spec["automountServiceAccountToken"] = False  # what runs there has no business with the API server
+            spec["automountServiceAccountToken"] = False  # the agent and ranks don't use the API server
         if self.node_selector:
             spec["nodeSelector"] = dict(self.node_selector)
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": self._metadata(host, owner), "spec": spec}
@@ -134,9 +134,9 @@ class PodSpec:
 
 
 def merged(base: Json, more: Json) -> dict[str, Any]:
-    """Merge a piece of a pod into another: mappings by key, lists one after the other, all else replaced.
+    """Merge a partial pod into another: merge mappings by key, append lists, and replace all other values.
 
-    Of ``containers`` the first is merged into ours, for it is the one that the agent runs in.
+    The first of ``containers`` is merged into the container of the agent.
     """
     result = dict(base)
     for key, value in more.items():
@@ -153,17 +153,17 @@ def merged(base: Json, more: Json) -> dict[str, Any]:
 
 
 def is_up(pod: Json) -> bool:
-    """Whether the agent's container has been started."""
+    """Return whether the agent's container has started."""
     state = _state(pod)
     return "running" in state or "terminated" in state
 
 
 def ended(pod: Json, limit: str = "") -> str | None:
-    """How a pod has ended, or why it will never run, in words; None while it runs or may still come.
+    """Say how a pod ended, or why it can't run; None while it runs or may still come up.
 
     Args:
-        pod: as the API server has it.
-        limit: its limit of memory, for the words.
+        pod: the pod, from the API server.
+        limit: its memory limit, for the text.
     """
     status = pod.get("status") or {}
     phase, reason, message = status.get("phase"), status.get("reason", ""), _flat(status.get("message", ""))
@@ -186,7 +186,7 @@ def ended(pod: Json, limit: str = "") -> str | None:
             "",
             "Error",
             "Completed",
-        ):  # StartError, ContainerCannotRun: there is no such command in the image
+        ):  # StartError, ContainerCannotRun: the image does not have the command
             return _join(why, said)
         if code > 128:
             return f"the host agent {how_ended(128 - code)}"
@@ -200,17 +200,17 @@ def ended(pod: Json, limit: str = "") -> str | None:
 
 
 def image_trouble(pod: Json) -> str:
-    """Why the image can't be pulled, as it looks now; empty if nothing is known to be wrong with it."""
+    """Say why pulling the image fails at the moment; empty if no failure is known."""
     waiting = _state(pod).get("waiting") or {}
     return _join(waiting["reason"], _flat(waiting.get("message", ""))) if waiting.get("reason") in _IMAGE else ""
 
 
 def waits_for(pod: Json, events: Sequence[Json]) -> str:
-    """What a pod that is not up yet waits for, in a few words; empty if it is up.
+    """Say what a pod that is not up yet waits for, in a few words; empty if it is up.
 
     Args:
-        pod: as the API server has it.
-        events: what the cluster has told of it, the oldest first.
+        pod: the pod, from the API server.
+        events: its events, the oldest first.
     """
     if is_up(pod):
         return ""
@@ -234,13 +234,13 @@ def waits_for(pod: Json, events: Sequence[Json]) -> str:
 
 
 def refusal(status: int, body: str, doing: str, namespace: str) -> str:
-    """Why the API server refused something, in words that say what to do.
+    """Say why the API server refused a request, and what to do.
 
     Args:
         status: HTTP status.
-        body: what it answered, as JSON if it is its own.
-        doing: what was asked for, such as ``create pods``.
-        namespace: where.
+        body: the body of the response; JSON if it comes from the API server itself.
+        doing: the request, such as ``create pods``.
+        namespace: the namespace of the request.
     """
     try:
         answer = json.loads(body)
@@ -249,23 +249,23 @@ def refusal(status: int, body: str, doing: str, namespace: str) -> str:
         message = ""
     message = message or _flat(body)[:300]
     if status == 401:
-        return "the API server does not know who we are (401): the credentials are wrong or have expired"
+        return "the API server rejected the credentials (401): they are wrong or have expired"
     if status == 403 and "exceeded quota" in message:
         return f"the quota of namespace {namespace!r} is used up: {message.partition('exceeded quota: ')[2]}"
     if status == 403 and (found := _FORBIDDEN.search(message)):
         return (
             f"{found['user']} may not {found['verb']} {found['resource']} in namespace {namespace!r}; "
-            "the role that is needed is in docs/guides/kubernetes.md"
+            "docs/guides/kubernetes.md has the role that you need"
         )
     if status == 403:
-        return f"the cluster does not let us {doing} in namespace {namespace!r}: {message}"
+        return f"the cluster forbids to {doing} in namespace {namespace!r}: {message}"
     if status == 404 and "namespaces" in message:
         return f"there is no namespace {namespace!r} in this cluster"
-    return f"the API server answered {status} when asked to {doing}: {message}"
+    return f"the API server answered {status} to the request to {doing}: {message}"
 
 
 def _state(pod: Json) -> Json:
-    """Of the agent's container: ``waiting``, ``running`` or ``terminated``."""
+    """Return the state of the agent's container: ``waiting``, ``running`` or ``terminated``."""
     for container in (pod.get("status") or {}).get("containerStatuses") or ():
         if container.get("name") == "agent":
             return container.get("state") or {}
@@ -281,7 +281,7 @@ def _condition(pod: Json, kind: str, value: str) -> Json | None:
 
 
 def told(message: str | None) -> str:
-    """A message of the scheduler's, without its end: that no other pod can be pushed aside, which nobody has asked for."""
+    """Cut the note about preemption, which is irrelevant here, from a message of the scheduler."""
     return _flat(message).partition(" preemption: ")[0]
 
 

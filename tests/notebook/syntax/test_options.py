@@ -174,7 +174,7 @@ def test_axes_determine_the_ranks_per_host() -> None:
         ),
         (
             "t --on ssh --hosts a,b -n 1 --port 99999 --dry-run",
-            "--port takes the number of a port, 1 to 65535, not '99999'",
+            "--port takes a port number, 1 to 65535, not '99999'",
         ),
         (
             "t --on ray --hosts 2 -n 1 -p debug",
