@@ -1,4 +1,4 @@
-"""A small Lightning cloud: the REST services that the SDK asks, with machines that are processes of this one."""
+"""A fake Lightning cloud: the REST services that the SDK uses, with processes of this machine as its machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STUDIO_VARIABLES = {
 
 @dataclass
 class Machine:
-    """A machine of a job, as the API tells of it."""
+    """A machine of a job, with the fields of the API."""
 
     id: str
     name: str
@@ -101,18 +101,18 @@ class RefusedRequest(Exception):
 
 @dataclass
 class Cloud:
-    """The cloud; everything in it can be looked at and broken.
+    """The cloud, with methods to inspect and to break its parts.
 
     Attributes:
-        directory: for logs.
-        run: gives what is run on a machine in place of a job's command.
-        capacity: how many machines there are.
-        port: where it listens; the SDK reads the address once in a process.
-        rank_variable: what a machine of several finds its number in.
-        refusals: method and end of a path -> what is answered instead, each once.
-        history: what the SDK has told of failed calls.
-        requests: all, such as ``POST jobs``.
-        unknown: requests that it has no answer for.
+        directory: directory for logs.
+        run: converts a job's command to the command that a machine runs instead.
+        capacity: the number of free machines.
+        port: the port of the server; the SDK reads the address only once per process.
+        rank_variable: environment variable with the number of a machine in a multi-machine job.
+        refusals: method and end of a path -> responses to send instead, each once.
+        history: the SDK's records of failed calls.
+        requests: all requests, such as ``POST jobs``.
+        unknown: requests that have no route.
     """
 
     directory: Path
@@ -138,7 +138,7 @@ class Cloud:
         self._thread.start()
 
     def close(self) -> None:
-        """End everything."""
+        """Stop all threads and processes."""
         for machine in list(self.machines.values()):
             self._kill(machine)
         for machine in list(self.machines.values()):
@@ -148,10 +148,10 @@ class Cloud:
         self._server.server_close()
         self._thread.join()
 
-    # -- what a test looks at, and does
+    # -- for tests
 
     def names(self) -> list[str]:
-        """Of jobs that were not deleted."""
+        """Return the names of the jobs that were not deleted."""
         with self._lock:
             return sorted(
                 [j.name for j in self.jobs.values()] + [m.name for m in self.machines.values() if not m.parent]
@@ -166,14 +166,14 @@ class Cloud:
         raise LookupError(job)
 
     def take_away(self, machine: Machine) -> None:
-        """What happens to an interruptible machine."""
+        """Preempt an interruptible machine."""
         with self._lock:
             machine.was_interrupted = True
             machine.state, machine.message = "failed", "machine was preempted"
         self._kill(machine)
 
     def add_machines(self, count: int) -> None:
-        """More machines: those who wait get them."""
+        """Add machines, and give them to waiting jobs."""
         with self._lock:
             self.capacity += count
             self._give()
@@ -293,7 +293,7 @@ class Cloud:
         return machine
 
     def _give(self) -> None:
-        """Give machines to whom they are enough for."""
+        """Give machines to each waiting job for which there are enough."""
         waiting = [machine for machine in self.machines.values() if machine.state == "pending"]
         for key in dict.fromkeys(machine.parent or machine.id for machine in waiting):
             group = [machine for machine in waiting if (machine.parent or machine.id) == key]
@@ -344,12 +344,12 @@ class Cloud:
 
     def _kill(self, machine: Machine) -> None:
         if machine.process is not None:
-            machine.process.kill()  # nothing if the thread that waits for it has seen its end
+            machine.process.kill()  # no effect if another thread has reaped it
 
 
 @contextlib.contextmanager
 def lightning_cloud(directory: Path) -> Iterator[Cloud]:
-    """A cloud that the SDK in this process asks, as from a Studio in it; commands are run by bash."""
+    """Run a cloud that the SDK of this process uses, as if from one of its Studios; bash runs the commands."""
     with pytest.MonkeyPatch.context() as patch:
         cloud = Cloud(directory, lambda command: ["bash", "-ec", command], port=_Port.number)
         _Port.number = cloud.port
@@ -365,18 +365,18 @@ def lightning_cloud(directory: Path) -> Iterator[Cloud]:
 
 
 class _Port:
-    """The SDK reads the address of the cloud when it is imported, and never again: all clouds of a process have the same."""
+    """The port that all clouds of a process share, because the SDK reads the address of the cloud only on import."""
 
     number = 0
 
 
 def hang_up() -> None:
-    """The SDK keeps connections for later, in clients that it keeps for ever."""
+    """Close the connections that the SDK keeps open, in clients that it never closes."""
     from urllib3 import HTTPConnectionPool, PoolManager
 
-    for thing in gc.get_objects():  # asking some of them for their class has them warn of something
+    for thing in gc.get_objects():  # type() and not isinstance(): __class__ of some objects emits warnings
         if issubclass(type(thing), PoolManager):
-            thing.clear()  # makes new ones when it is used again
+            thing.clear()  # it makes new connections when it is used again
         elif issubclass(type(thing), HTTPConnectionPool):
             thing.close()
 

@@ -1,4 +1,4 @@
-"""Ranks on hosts of a Kubernetes cluster, and of Lightning.ai: with real agents, which dial back."""
+"""Ranks on hosts of Kubernetes and Lightning.ai, with real agents that connect to the controller."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.waiting import LONG_S, wait_until
 
 @dataclass
 class Engine:
-    """A launcher, and a hand on what its engine has."""
+    """A launcher, and access to its engine."""
 
     launcher: Launcher
-    names: Callable[[], list[str]]  # of what is in the engine
+    names: Callable[[], list[str]]  # of the objects in the engine
 
 
 @contextlib.contextmanager
@@ -83,7 +83,7 @@ def test_a_cell_runs_across_hosts(engine: Engine, store: GroupStore) -> None:
     assert dict(mesh.extent) == {"hosts": 2, "gpus": 2}
     agents = values(mesh, "import os, torch, torch.distributed as dist\nos.getppid()")
     assert agents[0] == agents[1] != agents[2] == agents[3]
-    assert values(mesh, "os.environ.get('MONARCH_AGENT', 'nothing')") == ["nothing"] * 4  # the keys stay with agents
+    assert values(mesh, "os.environ.get('MONARCH_AGENT', 'nothing')") == ["nothing"] * 4  # only agents have the keys
     store.form(mesh).get(LONG_S)
     total = "x = torch.tensor([rank]); dist.all_reduce(x); x.item()"
     assert values(mesh, total) == [6, 6, 6, 6]

@@ -1,4 +1,4 @@
-"""Hosts as machines of Lightning jobs: the real SDK, against a small cloud that runs commands as processes."""
+"""The Lightning launcher: the real SDK, against a fake cloud that runs commands as processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture
 def make(cloud: Cloud, tmp_path: Path) -> Iterator[Launch]:
-    """Makes launchers, whose agents are stand-ins, and closes them."""
+    """A function that creates launchers with stand-in agents; they are closed after the test."""
     made: list[LightningLauncher] = []
     (tmp_path / "standin.py").write_text(STAND_IN)
     python = tmp_path / "python"
@@ -59,7 +59,7 @@ def test_hosts_are_the_machines_of_a_job(cloud: Cloud, home: Home, make: Launch)
     launcher = make(machine="H100_X_8")
     hosts = launcher.launch(home.configs([3, 4, 5]))
     home.wait_for([3, 4, 5])
-    wait_until(lambda: all(host.runs for host in hosts), "them to be known as running")
+    wait_until(lambda: all(host.runs for host in hosts), "hosts to be known as running")
     assert launcher.progress() == ""
     assert [host.poll() for host in hosts] == [None, None, None]
     (name,) = cloud.names()
@@ -95,7 +95,7 @@ def test_one_in_the_place_of_another_is_a_job_of_its_own(cloud: Cloud, home: Hom
     (third,) = launcher.launch(home.configs([3]))
     home.wait_for([3])
     assert len(cloud.names()) == 2
-    wait_until(lambda: third.runs, "it to be known as running")
+    wait_until(lambda: third.runs, "the host to be known as running")
     third.close(0.0)
     third.close(0.0)
     wait_until(lambda: cloud.names() == [first], "its job to go")
@@ -118,7 +118,9 @@ def test_a_machine_that_is_not_told_its_number_says_so(cloud: Cloud, home: Home,
     host, _ = make().launch(home.configs([1, 2]))
     wait_until(host.poll, "the end")
     assert "has failed: exit code 64" in str(host.poll())
-    assert host.log_tail() == ("NODE_RANK does not say which machine this is: bring the hosts up as separate jobs",)
+    assert host.log_tail() == (
+        "NODE_RANK, which has the number of this machine, is not set: start the hosts with --separate",
+    )
 
 
 def test_machines_that_are_not_there_yet(cloud: Cloud, home: Home, make: Launch) -> None:
@@ -128,7 +130,7 @@ def test_machines_that_are_not_there_yet(cloud: Cloud, home: Home, make: Launch)
     second = launcher.launch(home.configs([3]))
     home.wait_for([1, 2])
     said = "Lightning: waiting for a machine: no capacity in this region"
-    wait_until(lambda: launcher.progress() == said, "the words")
+    wait_until(lambda: launcher.progress() == said, "the text")
     assert second[0].poll() is None
     cloud.add_machines(1)
     home.wait_for([3])
@@ -149,7 +151,7 @@ def test_an_agent_that_ends_by_itself_is_waited_for(cloud: Cloud, home: Home, ma
     launcher = make()
     (host,) = launcher.launch(home.configs([1]))
     home.wait_for([1])
-    wait_until(lambda: host.runs, "it to be known as running")
+    wait_until(lambda: host.runs, "the host to be known as running")
     log = cloud.machine(cloud.names()[0]).log
     home.end(1, 0)
     launcher.close(10.0)
@@ -173,7 +175,7 @@ def test_how_machines_end(cloud: Cloud, home: Home, make: Launch) -> None:
     assert said[0] == f"the machine {machines[0].name} has failed: exit code 3"
     assert hosts[0].log_tail()[-1] == "host 1 ends: 3"
     assert said[1] == (
-        f"the machine {machines[1].name} has failed: machine was preempted; the machine was taken away (interruptible)"
+        f"the machine {machines[1].name} has failed: machine was preempted; Lightning took the machine away (interruptible)"
     )
     assert said[2] == f"the machine {machines[2].name} has failed: exit code -9"
     assert said[3] == f"the job {machines[3].name} was deleted"
@@ -194,11 +196,13 @@ def test_a_cloud_that_does_not_answer_for_a_while(
     cloud.capacity = 0
     launcher = make()
     (host,) = launcher.launch(home.configs([1]))
-    wait_until(lambda: "no capacity" in launcher.progress(), "the words")
+    wait_until(lambda: "no capacity" in launcher.progress(), "the text")
     (name,) = cloud.names()
     answer = RefusedRequest(400, "the database is being moved")
     cloud.refusals["GET", cloud.machine(name).id] = [answer] * 5
-    wait_until(lambda: "it does not answer: the database is being moved (400)" in launcher.progress(), "the words")
+    wait_until(
+        lambda: "Lightning does not answer: the database is being moved (400)" in launcher.progress(), "the text"
+    )
     assert host.poll() is None
     cloud.add_machines(1)
     home.wait_for([1])
@@ -217,7 +221,7 @@ def test_what_is_wrong_from_the_start(cloud: Cloud, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.delenv("LIGHTNING_API_KEY")
     monkeypatch.setattr(Auth, "secrets_file", tmp_path / "credentials.json")
-    with pytest.raises(LaunchError, match="nobody is logged in: set LIGHTNING_USER_ID and LIGHTNING_API_KEY"):
+    with pytest.raises(LaunchError, match="there are no credentials: set LIGHTNING_USER_ID and LIGHTNING_API_KEY"):
         LightningLauncher(machine="CPU")
 
 
@@ -250,8 +254,8 @@ assert "lightning_sdk" in sys.modules and "torch" not in sys.modules
 assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 assert said.getvalue() == "", said.getvalue()
 import logging
-logging.getLogger("lightning_sdk.job").info("from somebody else")
-assert said.getvalue() == "INFO - from somebody else\\n", said.getvalue()
+logging.getLogger("lightning_sdk.job").info("from another thread")
+assert said.getvalue() == "INFO - from another thread\\n", said.getvalue()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

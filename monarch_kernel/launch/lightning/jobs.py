@@ -1,4 +1,4 @@
-"""A job of Lightning's and its machines, each a host: what is known of them."""
+"""The state of Lightning jobs and of their machines; each machine is a host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch_kernel.net.wire.config import AgentConfig
 __all__ = ["Jobs", "MachineHost"]
 
 _ENDED = ("Stopped", "Completed", "Failed")
-_WORDS = {"pending": "waiting for a machine", "creating": "a machine is being started"}
+_WORDS = {"pending": "waiting for a machine", "creating": "starting a machine"}
 
 
 class Owner(Protocol):
@@ -25,15 +25,15 @@ class Owner(Protocol):
         ...
 
     def fetch_log(self, host: MachineHost, then: Callable[[], None] | None = None) -> None:
-        """Fetch the last lines of a machine."""
+        """Fetch the last lines of a machine's log."""
         ...
 
     def fetch_log_later(self, host: MachineHost) -> None:
-        """Fetch the last lines of a machine now and then, while it is new."""
+        """Schedule a few fetches of the log of a new machine."""
         ...
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Wake up threads that wait for a change."""
         ...
 
 
@@ -46,39 +46,39 @@ class Jobs:
         self.configs = configs
         self.hosts = [MachineHost(self, rank) for rank in range(len(configs))]
         self.job: Any = None
-        self.lock = threading.Lock()  # while it is run, or ended
+        self.lock = threading.Lock()  # held while the job is started or ended
         self.is_being_ended = False
         self.is_over = False
 
     def has_ended(self, how: str) -> None:
-        """It could not be run, or is gone."""
+        """End all hosts: the job could not be started, or is gone."""
         for host in self.hosts:
             host.end = host.end or how
             host.has_ended = True
         self.launcher.notify()
 
     def see(self, told: Any, machines: Sequence[Any]) -> None:
-        """This is how it is, and these are its machines; those that are still to come may be missing."""
+        """Update the hosts from the job and its machines; machines that do not exist yet may be missing."""
         for machine in machines:
             rank = machine.spec.rank if len(self.hosts) > 1 else 0
             if rank is not None and 0 <= rank < len(self.hosts):
                 self.hosts[rank].see(machine, f"the machine {machine.name}")
         for host in self.hosts:
-            if host.machine is None:  # not made yet, or never
+            if host.machine is None:  # it does not exist yet, or never will
                 host.see(told, f"the job {self.name}")
         self.launcher.notify()
 
     def has_not_answered(self, why: str) -> None:
-        """It could not be asked for."""
+        """Note that Lightning did not return the state of the job."""
         for host in self.hosts:
             if not host.is_settled:
-                host.waits_for = f"it does not answer: {why}"
+                host.waits_for = f"Lightning does not answer: {why}"
 
 
 class MachineHost:
-    """A machine of a job that is a host, or will be."""
+    """A machine of a job that is, or will be, a host."""
 
-    address = ""  # it dials
+    address = ""  # the agent dials
     node = ""
 
     def __init__(self, job: Jobs, rank: int) -> None:
@@ -94,11 +94,11 @@ class MachineHost:
         self._asked_log_at = 0.0
 
     def poll(self) -> str | None:
-        """None while the machine runs or may still come; else how it ended."""
+        """Return None while the machine runs or may still come up, else how it ended."""
         return self.end
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines of the agent as they were when they were fetched last; has them fetched again."""
+        """Return the last lines of the agent that were fetched, and schedule another fetch."""
         now = time.monotonic()
         if self.runs and now - self._asked_log_at > 10.0:
             self._asked_log_at = now
@@ -106,21 +106,21 @@ class MachineHost:
         return self.log
 
     def close(self, timeout_s: float) -> None:
-        """Give the machine back; in a job of several it goes when its agent has ended, at the latest with the last of them."""
+        """Give the machine back. In a multi-machine job it ends with its agent, or at the latest with the last machine."""
         self.job.launcher.close_host(self, timeout_s)
 
     @property
     def runs(self) -> bool:
-        """Whether its agent runs, as far as we know."""
+        """Whether, as far as is known, its agent runs."""
         return self.is_up and not self.has_ended
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is nothing to wait for any more."""
+        """Whether there is nothing left to wait for."""
         return self.is_up or self.has_ended or self.is_closing
 
     def see(self, told: Any, who: str) -> None:
-        """This is how its machine is now, or its whole job, as long as it has none."""
+        """Update the host from the state of its machine, or of the whole job as long as it has no machine."""
         if self.has_ended:
             return
         is_machine = told.id != self.job.job.id or len(self.job.hosts) == 1

@@ -1,15 +1,15 @@
-"""Lightning.ai: hosts are the machines of a job, started from a Studio or from an image.
+"""The Lightning.ai launcher: hosts are the machines of a job, with the environment of a Studio or an image.
 
 Theory of operation
 ===================
 
-Several hosts are one multi-machine job, all of whose machines get the same command and environment: the agents learn from a
-variable of Lightning's which of them they are (`AgentConfig.number_from`). One host, such as one that replaces another, is a
-job of one machine; so are all with ``separate``, which needs no such variable.
+Several hosts are one multi-machine job, all of whose machines get the same command and environment: each agent reads its number
+from a variable that Lightning sets (`AgentConfig.number_from`). A single host, such as a replacement, is a job of one machine;
+with ``separate`` all hosts are, which does not need the variable.
 
-Everything is asked for by `lightning_sdk`, which waits for answers, tries again by itself and sleeps. So that is done on
-threads: ``monarch-lightning`` runs jobs and asks how they are, again and again, for Lightning tells nobody; what handles say is
-what was answered last. ``monarch-lightning-logs`` fetches what machines wrote. A thread for each job ends it.
+All requests go through `lightning_sdk`, which blocks, retries and sleeps, so they run on threads. ``monarch-lightning`` starts
+jobs and polls their state, because Lightning sends no notifications; handles return the last known state.
+``monarch-lightning-logs`` fetches logs. A separate thread ends each job.
 """
 
 from __future__ import annotations
@@ -47,32 +47,33 @@ __all__ = ["LightningLauncher"]
 
 _log = logging.getLogger(__name__)
 
-_END_S = 30.0  # for jobs to be stopped and deleted
-_LOG_S = 10.0  # for a log that is being fetched
+_END_S = 30.0  # for stopping and deleting jobs
+_LOG_S = 10.0  # for the log fetch in progress
 _LOG_AFTER_S = (3.0, 15.0, 60.0)
 _LEFT_TO_US = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NUM_NODES", "RANK", "LOCAL_RANK")
-"""Variables that Lightning may set for torch, which ranks get from us."""
+"""Variables that Lightning may set for torch, but that this package sets for ranks."""
 
 
 class LightningLauncher:
-    """Runs jobs.
+    """Runs jobs whose machines are hosts.
 
     Args:
-        machine: of each host, such as ``H100_X_8``.
-        studio: whose environment and files the machines get; left out, the one that this runs in.
-        image: that they are made of instead.
-        teamspace: ``owner/name``, or the name alone; left out, the current one.
-        org: that owns the teamspace.
-        user: who owns the teamspace.
-        cloud: provider or account; left out, that of the Studio, or the teamspace's default.
-        interruptible: whether machines may be taken away, for less money.
-        separate: whether each host is a job of its own, instead of all being one.
-        rank_variable: where a machine of several finds its number.
-        python: interpreter of the machines; left out, this one's path with a Studio, ``python3`` with an image.
-        poll_s: how often Lightning is asked how jobs are, in seconds.
+        machine: machine type of each host, such as ``H100_X_8``.
+        studio: the Studio whose environment and files the machines get; by default the one that this process runs in.
+        image: container image to use instead of a Studio.
+        teamspace: ``owner/name``, or the name alone; by default the current one.
+        org: organization that owns the teamspace.
+        user: user that owns the teamspace.
+        cloud: cloud provider or account; by default that of the Studio, or of the teamspace.
+        interruptible: whether to use cheaper machines, which Lightning may take away.
+        separate: whether each host is a separate job, instead of one job for all.
+        rank_variable: environment variable with the number of a machine in a multi-machine job.
+        python: interpreter of the machines; by default this one's path with a Studio, ``python3`` with an image.
+        poll_s: interval between polls of the state of jobs, in seconds.
 
     Raises:
-        LaunchError: the SDK is not installed, nobody is logged in, or there is no such machine.
+        LaunchError: the SDK is not installed, there are no credentials, there is no such machine, or both ``studio`` and
+            ``image`` were given.
     """
 
     name = "lightning"
@@ -96,7 +97,7 @@ class LightningLauncher:
         import_sdk()
         check_credentials()
         if studio and image:
-            raise LaunchError(f"{TITLE}: machines get a Studio's environment or an image (--image), not both")
+            raise LaunchError(f"{TITLE}: give either a Studio (--studio) or an image (--image), not both")
         self._machine = machine_of(machine)
         self._teamspace, self._org, self._user = teamspace, org, user
         self._options: dict[str, Any] = {
@@ -118,7 +119,7 @@ class LightningLauncher:
         self._is_closed = False
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[MachineHost]:
-        """Run a job with a machine for each."""
+        """Start jobs with one machine for each config."""
         numbers = [config.host for config in configs]
         are_alike = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
         groups = [list(configs)] if are_alike and not self._separate else [[config] for config in configs]
@@ -132,19 +133,19 @@ class LightningLauncher:
         return [host for job in jobs for host in job.hosts]
 
     def progress(self) -> str:
-        """What Lightning says of machines that are not up yet."""
+        """Return what Lightning says about machines that are not up yet."""
         with self._changed:
             waits = [host.waits_for for job in self._jobs for host in job.hosts if not host.is_settled]
         words = most_common(waits)
         return f"{TITLE}: {words}" if words else ""
 
     def plan(self, hosts: int) -> str:
-        """What would be run."""
+        """Return the ``Job.run()`` call that would start the hosts."""
         count = 1 if self._separate else hosts
         given = {key: value for key, value in self._options.items() if value}
         call = [f"name='monarch-{self._session}-1'", f"machine=Machine.{self._machine.name}", f"num_machines={count}"]
         call += [f"{key}={value!r}" for key, value in given.items()]
-        call += [f"env={{{AGENT_VARIABLE!r}: <what the agents must know, with the keys of the session>}}"]
+        call += [f"env={{{AGENT_VARIABLE!r}: <configuration of the agents, with the keys of the session>}}"]
         call += [f"command={self._command(count)!r}"]
         times = f"  # {hosts} times" if self._separate and hosts > 1 else ""
         return f"Job.run({times}\n" + "".join(f"    {argument},\n" for argument in call) + ")\n"
@@ -163,7 +164,7 @@ class LightningLauncher:
         self._log_chores.close(_LOG_S)
 
     def close_host(self, host: MachineHost, timeout_s: float) -> None:
-        """Give a machine back: with its job, when that has no other."""
+        """Give a machine back; end its job if that has no other machine in use."""
         with self._changed:
             host.is_closing = True
             job = host.job
@@ -172,27 +173,27 @@ class LightningLauncher:
             self.end([job], timeout_s, 0.0)
 
     def end(self, jobs: Sequence[Jobs], timeout_s: float, over_s: float = _END_S) -> None:
-        """Stop and delete jobs, when their agents have ended by themselves, or the time for it is up.
+        """Stop and delete jobs after their agents have ended, or after a timeout.
 
         Args:
-            jobs: which.
-            timeout_s: for agents to end, in seconds.
-            over_s: how long to wait until it is done, in seconds; it goes on after that.
+            jobs: the jobs to end.
+            timeout_s: how long to wait for agents to end, in seconds.
+            over_s: how long to wait until the jobs are deleted, in seconds; threads continue after that.
         """
         with self._changed:
-            # Once closed nobody hears any more how they are.
+            # A closed launcher no longer polls, so the agents' state would not change.
             self._changed.wait_for(
                 lambda: self._is_closed or not any(h.runs for job in jobs for h in job.hosts), timeout_s
             )
             left = [job for job in jobs if not job.is_being_ended]
             for job in left:
                 job.is_being_ended = True
-        for job in left:  # at the same time: each waits until its machine has stopped
+        for job in left:  # in parallel: each waits until its machines have stopped
             threading.Thread(target=self._end, args=(job,), name=f"{THREAD}-end", daemon=True).start()
         with self._changed:
             self._changed.wait_for(lambda: all(job.is_over for job in jobs), over_s)
 
-    # -- in the thread
+    # -- tasks of the thread monarch-lightning
 
     def _run(self, job: Jobs) -> None:
         from lightning_sdk import Job, Teamspace
@@ -216,7 +217,7 @@ class LightningLauncher:
                     user=self._user or None,
                     **self._options,
                 )
-            except Exception as error:  # the SDK raises whatever comes, also plain Exceptions
+            except Exception as error:  # the SDK raises exceptions of any type, also plain Exception
                 job.has_ended(f"{TITLE} did not run the job: {explain(error)}")
                 return
         self._ask_again(0.0)
@@ -227,7 +228,7 @@ class LightningLauncher:
         if count == 1:
             return f"{own}; {run}"
         variable = self._rank_variable
-        problem = f"{variable} does not say which machine this is: bring the hosts up as separate jobs"
+        problem = f"{variable}, which has the number of this machine, is not set: start the hosts with --separate"
         return f'if [ -z "${variable}" ]; then echo {shlex.quote(problem)}; exit 64; fi; {own}; {run}'
 
     def _ask_again(self, delay_s: float) -> None:
@@ -236,14 +237,14 @@ class LightningLauncher:
             self._chores.at(delay_s, self._ask)
 
     def _ask(self) -> None:
-        """Ask how the jobs are, and again later, as long as there are any."""
+        """Poll the state of all jobs, and schedule the next poll as long as a host has not ended."""
         self._is_asking = False
         with self._changed:
             jobs = [job for job in self._jobs if job.job is not None and not job.is_being_ended]
         for job in jobs:
             try:
                 job.see(*look(job.job))
-            except Exception as error:  # Lightning may be down, or the way there: what we know stays
+            except Exception as error:  # Lightning or the network may be down: keep the last state
                 if getattr(error, "status", None) == 404:
                     job.has_ended(f"the job {job.name} was deleted")
                 else:
@@ -252,40 +253,38 @@ class LightningLauncher:
             self._ask_again(self._poll_s)
 
     def _end(self, job: Jobs) -> None:
-        """Stop a job and delete it; if that was done by somebody else, or it has ended, it is fine."""
+        """Stop and delete a job; ignore failures, because it may have ended or been deleted already."""
         with job.lock:
             if job.job is not None:
                 with contextlib.suppress(Exception):
                     job.job.stop()
-                with contextlib.suppress(Exception):  # it is stopped, and costs nothing any more
+                with contextlib.suppress(Exception):  # it is stopped, and no longer costs money
                     job.job.delete()
         with self._changed:
             job.is_over = True
             self._changed.notify_all()
 
     def fetch_log(self, host: MachineHost, then: Callable[[], None] | None = None) -> None:
-        """Fetch the last lines of a machine, on the other thread."""
+        """Fetch the last lines of a machine's log, on the thread monarch-lightning-logs."""
 
         def fetch() -> None:
             machine = host.machine
             if machine is not None and not host.is_closing:
                 try:
                     host.log = read_log(host.job.job, machine)
-                except (
-                    Exception
-                ):  # the SDK raises whatever comes; at first there is no log, and later the last one stays
-                    _log.info("the log of a machine can't be fetched", exc_info=True)
+                except Exception:  # of any type; at first there is no log, and later the last one is kept
+                    _log.info("can't fetch the log of a machine", exc_info=True)
             if then is not None:
                 then()
 
         self._log_chores.at(-1.0 if then is not None else 0.0, fetch)
 
     def fetch_log_later(self, host: MachineHost) -> None:
-        """Fetch the last lines of a machine now and then, while it is new."""
+        """Schedule a few fetches of the log of a new machine."""
         for delay_s in _LOG_AFTER_S:
             self._log_chores.at(delay_s, partial(self.fetch_log, host))
 
     def notify(self) -> None:
-        """Something has changed."""
+        """Wake up threads that wait for a change."""
         with self._changed:
             self._changed.notify_all()

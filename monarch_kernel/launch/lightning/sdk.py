@@ -1,14 +1,14 @@
-"""`lightning_sdk`, with what it does beside kept away from the notebook; and what it does not offer.
+"""Wraps `lightning_sdk`: keeps its side effects away from the notebook, and adds functions that it lacks.
 
-What the SDK does beside, and what we do about it:
+The side effects of the SDK, and how this module handles them:
 
-- when it is imported it asks a package index for its newest version, and warns: switched off by its own variable;
-- then it sets variables for progress bars (``TQDM_POSITION``), which ranks and other programs would inherit: put back. It also
-  loads ``tqdm`` anew, which is left so;
-- without credentials it opens a browser and waits for somebody to log in: we look for credentials first;
-- it logs to stderr: what it says in our threads is dropped;
-- of a call that fails it sends the arguments to Lightning, as a record for support. The environment, with the keys, is an
-  argument: it is a mapping that does not show what is in it.
+- On import it asks a package index for its newest version, and warns. Its own variable switches that off.
+- On import it also sets variables for progress bars (``TQDM_POSITION``), which ranks and other programs would inherit. This
+  module restores them. The SDK reloads ``tqdm`` as well, which stays reloaded.
+- Without credentials it opens a browser and waits for a login. This module checks for credentials first.
+- It logs to stderr. This module drops its log messages from the launcher's threads.
+- It sends the arguments of a failed call to Lightning, as a record for support. One argument is the environment with the keys,
+  so that is a mapping whose representation hides the values.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ __all__ = [
 
 TITLE = "Lightning"
 THREAD = "monarch-lightning"
-"""What the names of our threads begin with."""
+"""Prefix of the names of the launcher's threads."""
 
 
 class Hidden(dict[str, str]):
-    """An environment that does not show what is in it: the SDK writes down arguments of calls that fail."""
+    """An environment whose representation hides the values, because the SDK records arguments of failed calls."""
 
     def __repr__(self) -> str:
         return f"<{', '.join(self)}>"
 
 
 def look(job: Any) -> tuple[Any, Sequence[Any]]:
-    """Ask how a job is: what is answered about it, and about the machines that it has.
+    """Get the state of a job and of its machines.
 
-    ``Job.machines`` would make a client of its own for each machine, and ``Job.status`` ask once more for each.
+    ``Job.machines`` would create a client for each machine, and ``Job.status`` would send another request for each.
     """
     job._update_internal_job()
     told = job._guaranteed_job
@@ -63,7 +63,7 @@ def look(job: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def read_log(job: Any, machine: Any) -> tuple[str, ...]:
-    """The last lines of a machine."""
+    """Return the last lines of a machine's log."""
     from lightning_sdk import Job
 
     one = Job(machine.name, teamspace=job.teamspace) if job.is_multi_machine else job
@@ -71,25 +71,25 @@ def read_log(job: Any, machine: Any) -> tuple[str, ...]:
 
 
 def message_of(told: Any) -> str:
-    """What Lightning says about a job, or a machine."""
+    """Return Lightning's message about a job or a machine."""
     texts = [getattr(told, "message", ""), getattr(told, "server_error", "")]
     texts.append(getattr(getattr(told, "status", None), "message", ""))
     if getattr(told, "interruption_notice_received", False):
-        texts.append("the machine was taken away (interruptible)")
+        texts.append("Lightning took the machine away (interruptible)")
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 
 def status_of(job: Any, state: str) -> str:
-    """What a state comes to: ``Pending``, ``Running``, ``Stopping``, ``Stopped``, ``Completed`` or ``Failed``."""
+    """Convert a state to ``Pending``, ``Running``, ``Stopping``, ``Stopped``, ``Completed`` or ``Failed``."""
     api = job._mmt_job_api if state.startswith("MultiMachineJob") else job._standalone_job_api
     return str(api._job_state_to_external(state))
 
 
 def machine_of(name: str) -> Any:
-    """The machine that is called so.
+    """Return the machine type with a name.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no such machine type.
     """
     from lightning_sdk import Machine
 
@@ -99,15 +99,15 @@ def machine_of(name: str) -> Any:
         return found
     near = difflib.get_close_matches(name.upper(), known, 3)
     what = f"there is no machine {name!r}" if name else "no machine was given (--machine)"
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise LaunchError(f"{TITLE}: {what}{hint} There are: {', '.join(known)}")
+    hint = f"; did you mean {' or '.join(near)}? There are:" if near else "; there are:"
+    raise LaunchError(f"{TITLE}: {what}{hint} {', '.join(known)}")
 
 
 def check_credentials() -> None:
-    """See that the SDK will not want to ask somebody to log in.
+    """Check that there are credentials, so that the SDK does not ask for a login.
 
     Raises:
-        LaunchError: it would.
+        LaunchError: there are none, or they can't be read.
     """
     from lightning_sdk.lightning_cloud.login import Auth
 
@@ -120,13 +120,13 @@ def check_credentials() -> None:
     except (OSError, ValueError) as error:
         raise LaunchError(f"{TITLE}: the credentials in {auth.secrets_file} can't be read: {error}") from error
     raise LaunchError(
-        f"{TITLE}: nobody is logged in: set LIGHTNING_USER_ID and LIGHTNING_API_KEY (in a Studio they are set), "
+        f"{TITLE}: there are no credentials: set LIGHTNING_USER_ID and LIGHTNING_API_KEY (a Studio sets them), "
         "or run 'lightning login' in a terminal"
     )
 
 
 def explain(error: BaseException) -> str:
-    """What the SDK has raised, in one line."""
+    """Format an exception of the SDK in one line."""
     status, body = getattr(error, "status", None), getattr(error, "body", None)
     if status is None:
         return " ".join(str(error).split()) or type(error).__name__
@@ -142,7 +142,7 @@ _quiet = threading.Lock()
 
 
 def import_sdk() -> None:
-    """Import the SDK without the noise that it makes.
+    """Import the SDK without its side effects.
 
     Raises:
         LaunchError: it is not installed.
@@ -165,13 +165,13 @@ def import_sdk() -> None:
 
 
 def _is_theirs(record: logging.LogRecord) -> bool:
-    """Whether somebody else than we has caused it."""
+    """Return whether a log record comes from a thread other than the launcher's."""
     return not (record.threadName or "").startswith(THREAD)
 
 
 @contextlib.contextmanager
 def _put_back(*names: str) -> Iterator[None]:
-    """Whatever happens to these variables, they are afterwards as they were."""
+    """Restore environment variables on exit."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield
@@ -185,7 +185,7 @@ def _put_back(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _real_stderr() -> Iterator[None]:
-    """The SDK asks stderr for its file descriptor, which that of a notebook need not have; and keeps it, to log there."""
+    """Give stderr a file descriptor: the SDK asks for it on import, to log there, but stderr of a notebook may have none."""
     try:
         sys.stderr.fileno()
     except (AttributeError, io.UnsupportedOperation, ValueError):
@@ -196,7 +196,7 @@ def _real_stderr() -> Iterator[None]:
 
 
 class _WithNumber(io.TextIOBase):
-    """A stream that says it is the standard error of the process."""
+    """A stream with the file descriptor of standard error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
