@@ -15,7 +15,7 @@ class RayBench(Bench):
     """Hosts come up when another driver has given the nodes back."""
 
     up_s = 100.0
-    waits_for = "^Ray: 2 hosts with 1 CPU: that is free on 0 of 4 nodes$"
+    waits_for = r"^Ray: 2 hosts with 1 CPU \(free on 0 of 4 nodes\)$"
 
     def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own; run as a program it is that process."""
+"""A Ray cluster of several nodes on this machine, in a separate process; this file is also the program of that process."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import psutil
 
 SHARED_NODES = 4
 NODE = {"num_cpus": 1, "num_gpus": 8}
-NODE_NBYTES = 80 << 20  # the least that Ray takes for its objects
-START_S = 150.0  # for two attempts: now and then a node of Ray's never comes up
-# Else each node starts a worker for each program that connects, whether or not it wants one there.
+NODE_NBYTES = 80 << 20  # the minimum of Ray's object store
+START_S = 150.0  # for two attempts: sometimes a node of Ray never comes up
+# Without this, each node starts a worker for each program that connects.
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "60"}
 
 
 class RayCluster:
-    """A head without resources of its own, and nodes.
+    """A head without resources, and nodes.
 
     Args:
-        directory: for Ray's files; a short path.
-        nodes: what each has, such as ``{"num_cpus": 1, "num_gpus": 8}``.
+        directory: directory for Ray's files; a short path.
+        nodes: resources of each node, such as ``{"num_cpus": 1, "num_gpus": 8}``.
     """
 
     def __init__(self, directory: Path, nodes: list[dict[str, Any]]) -> None:
@@ -49,12 +49,12 @@ class RayCluster:
             raise
 
     def add(self, **resources: Any) -> int:
-        """Add a node; gives the pid of its raylet."""
+        """Add a node, and return the pid of its raylet."""
         return int(self._ask("add", resources))
 
     def mend(self) -> None:
-        """Have another node in place of each that has died, and wait until Ray knows of both."""
-        from tests.support.processes import has_ended  # which this file, run as a program, would not find
+        """Replace each dead node, and wait until Ray knows about the dead and the new nodes."""
+        from tests.support.processes import has_ended  # not importable when this file runs as a program
 
         dead = sum(has_ended(raylet) for raylet in self.raylets)
         self.raylets = [raylet for raylet in self.raylets if not has_ended(raylet)]
@@ -65,15 +65,15 @@ class RayCluster:
             time.sleep(0.2)
 
     def hold(self, nodes: int) -> None:
-        """Take a processor of that many nodes, as somebody else's program; 0 to give them back."""
+        """Reserve a CPU on that many nodes, as another program; 0 frees them."""
         self._ask("hold", nodes)
 
     def left(self) -> list[str]:
-        """What others have in the cluster: actors, and placement groups."""
+        """Return the actors and placement groups of other programs in the cluster."""
         return list(self._ask("left", None))
 
     def power_off(self, raylet: int) -> None:
-        """Have a node die, with all that it runs, and has in its temporary directory."""
+        """Kill a node with all its processes, and delete their files in the temporary directory."""
         from tests.support.processes import descendants
 
         pids = [raylet, *descendants(raylet)]
@@ -105,7 +105,7 @@ class RayCluster:
 
 
 def logs_of_nodes(directory: Path) -> str:
-    """The last lines that nodes of a cluster have written, and what they have started to be up."""
+    """Return the last lines of the logs of a cluster's nodes and services."""
     texts = []
     for path in sorted(directory.glob("session_2*/logs/*")):
         if path.name.startswith(("gcs_server", "raylet", "runtime_env_agent", "dashboard_agent")) and (
@@ -126,7 +126,7 @@ _shared: list[RayCluster] = []
 
 
 def shared() -> RayCluster:
-    """The cluster of this process, with four nodes that live; to be ended with `end_shared`."""
+    """Return the cluster of this process, with four live nodes; `end_shared` ends it."""
     if not _shared:
         _shared.append(RayCluster(Path(os.environ["TMPDIR"]), [NODE] * SHARED_NODES))
     _shared[0].mend()
@@ -134,27 +134,27 @@ def shared() -> RayCluster:
 
 
 def end_shared() -> None:
-    """End it, if there is one."""
+    """End the shared cluster, if there is one."""
     while _shared:
         _shared.pop().close()
 
 
 def sockets(pid: int) -> list[Path]:
-    """Of the Unix sockets that a process has bound."""
+    """Return the paths of the Unix sockets that a process has bound."""
     with contextlib.suppress(psutil.Error):
         return [Path(each.laddr) for each in psutil.Process(pid).net_connections("unix") if each.laddr]
     return []
 
 
 def raylet_of(pid: int) -> int:
-    """The raylet under which a process runs."""
+    """Return the raylet that is an ancestor of a process."""
     while Path(f"/proc/{pid}/comm").read_text().strip() != "raylet":
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
 
 
 class Server:
-    """The process that has the nodes: each line of its standard input is answered by one."""
+    """The process of the cluster: it answers each line of its standard input with a line."""
 
     def __init__(self, directory: str) -> None:
         from ray._private import utils
@@ -162,11 +162,11 @@ class Server:
 
         utils.write_ray_address = lambda *_: (
             None
-        )  # whoever else uses Ray on this machine goes on to find his own cluster
+        )  # other programs on this machine must still find their own Ray cluster
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": NODE_NBYTES, "temp_dir": directory}
         try:
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        except Exception as error:  # of no class: it gives a node 30 s, and a busy machine may need more
+        except Exception as error:  # a plain Exception: Ray waits 30 s for a node, and a busy machine may need more
             print(error, file=sys.stderr)
             self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: list[Any] = []
@@ -175,7 +175,7 @@ class Server:
     def serve(self, answers: TextIO) -> None:
         print(json.dumps(self.cluster.address), file=answers, flush=True)
         while True:
-            # A raylet that was killed is our child: its workers go on for as long as it is a zombie.
+            # A killed raylet is a child of this process: its workers continue as long as it is a zombie.
             while not select.select([sys.stdin], [], [], 0.05)[0]:
                 for node in self._nodes:
                     node.all_processes["raylet"][0].process.poll()
@@ -188,7 +188,7 @@ class Server:
     def add(self, resources: dict[str, Any]) -> int:
         try:
             node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
-        except Exception as error:  # the same
+        except Exception as error:  # as above
             print(error, file=sys.stderr)
             node = self.cluster.add_node(**resources, object_store_memory=NODE_NBYTES)
         self._nodes.append(node)
@@ -225,7 +225,7 @@ class Server:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Ray prints is no answer
+    os.dup2(2, 1)  # output of Ray must not mix with answers
     server = Server(sys.argv[1])
     try:
         server.serve(answers)

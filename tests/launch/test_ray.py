@@ -1,4 +1,4 @@
-"""The Ray launcher, against a cluster of a head and four nodes on this machine; in the end one of them dies."""
+"""The Ray launcher, against a cluster of a head and four nodes on this machine; the last test kills a node."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-LONG_S = 100.0  # for what takes Ray seconds, on a busy machine
-# The interpreter is Ray's. What the stand-in is told to run, it runs; that comes as the log of its config.
+LONG_S = 100.0  # for operations that take Ray seconds, on a busy machine
+# A stand-in for the agent, in Ray's interpreter: it runs the code in the field `log` of its config.
 OBEYING = """
 import json, os, sys
 os.environ["MONARCH_AGENT"] = sys.stdin.read()
@@ -52,7 +52,7 @@ def make_launcher(cluster: RayCluster, **options: Any) -> RayLauncher:
 
 @pytest.fixture(scope="module")
 def kept(cluster: RayCluster) -> Iterator[RayLauncher]:
-    """One whose driver is there before the first test."""
+    """A launcher whose driver has started before the first test."""
     launcher = make_launcher(cluster)
     (host,) = launcher.launch([AgentConfig(host=0, token="", addresses=(), log="raise SystemExit(3)")])
     is_told(host, "ended with exit code 3")
@@ -62,7 +62,7 @@ def kept(cluster: RayCluster) -> Iterator[RayLauncher]:
 
 @pytest.fixture
 def launcher(kept: RayLauncher) -> Iterator[RayLauncher]:
-    """The same, whose hosts are given back after the test."""
+    """The launcher of the module; its hosts are given back after the test."""
     yield kept
     assert kept._driver is not None
     for host in kept._driver._hosts.values():
@@ -86,7 +86,7 @@ def come(home: Home, numbers: Sequence[int]) -> None:
 
 
 def is_told(host: RayHost, *words: str) -> None:
-    """Wait until a host has ended, and see that these words say why."""
+    """Wait until a host has ended, and check that the reason contains these words."""
     wait_until(lambda: host.poll() is not None, f"the end of a host ({words})", LONG_S)
     told = host.poll() or ""
     assert all(word in told for word in words), told
@@ -97,7 +97,7 @@ def driver_of(launcher: RayLauncher) -> int:
     return launcher._driver._process.pid
 
 
-# -- hosts come and go
+# -- hosts come up and end
 
 
 def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home, bar: Bar) -> None:
@@ -120,7 +120,7 @@ def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home,
     with bar.below(3.0, "the end of a host that ends by itself"):
         hosts[1].close(5.0)
     assert hosts[1].poll()
-    hosts[1].close(0.0)  # again: nothing happens
+    hosts[1].close(0.0)  # a second call has no effect
     assert is_gone(home.pids[2])
     assert [hosts[0].poll(), hosts[2].poll()] == [None] * 2
 
@@ -146,17 +146,17 @@ def test_who_waits_is_told_what_is_free_and_can_be_called_off(
     held = launcher.launch(configs(home, [1, 2, 3]))
     come(home, [1, 2, 3])
     hosts = second.launch(configs(home, [4, 5]))
-    waits = "Ray: 2 hosts with 8 GPUs and 1 CPU: that is free on 1 of 4 nodes"
-    wait_until(lambda: second.progress() == waits, "what it waits for", LONG_S)
-    hosts[1].close(0.0)  # one is enough now
+    waits = "Ray: 2 hosts with 8 GPUs and 1 CPU (free on 1 of 4 nodes)"
+    wait_until(lambda: second.progress() == waits, "the progress text", LONG_S)
+    hosts[1].close(0.0)  # now one node is enough
     come(home, [4])
     late = second.launch(configs(home, [6]))
-    wait_until(lambda: "1 host with 8 GPUs" in second.progress(), "what it waits for")
+    wait_until(lambda: "1 host with 8 GPUs" in second.progress(), "the progress text")
     second.close(0.0)
     assert late[0].poll() == "it was given back"
     assert is_gone(home.pids[4])
     assert [host.poll() for host in held] == [None] * 3
-    launcher.launch(configs(home, [7]))  # nothing is left of the second that would be in the way
+    launcher.launch(configs(home, [7]))  # the second launcher has left nothing that blocks it
     come(home, [7])
     assert 6 not in home.pids
 
@@ -193,7 +193,7 @@ os._exit(7)
 
 
 def test_the_last_words_of_an_agent_are_known_when_its_end_is(launcher: RayLauncher, home: Home) -> None:
-    """The reader of its output is behind when it ends."""
+    """The reader of its output lags behind when it ends."""
     (host,) = launcher.launch(configs(home, [1], TALKATIVE))
     is_told(host, " ended with exit code 7")
     assert host.log_tail()[-1] == "line 49999"
@@ -228,19 +228,19 @@ def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -
     for host in hosts:
         is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by SIGKILL")
     wait_gone(home.pids[1], home.pids[2])
-    launcher.launch(configs(home, [3]))  # by another
+    launcher.launch(configs(home, [3]))  # starts another driver
     come(home, [3])
     launcher.close(0.0)
 
 
-# -- where there is no cluster
+# -- without a cluster
 
 
 @pytest.mark.parametrize(
     ("address", "told"),
     [
-        ("127.0.0.1:9", "no Ray cluster can be reached at 127.0.0.1:9: Connect call failed"),
-        ("nonsense", "'nonsense' is no address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT"),
+        ("127.0.0.1:9", "can't reach a Ray cluster at 127.0.0.1:9: Connect call failed"),
+        ("nonsense", "'nonsense' is not an address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_told(home: Home, address: str, told: str) -> None:
@@ -274,8 +274,8 @@ print(json.dumps(list(ray.util.placement_group_table(group)["bundles_to_node_id"
 sys.stdin.readline()  # they are up
 (more,) = launcher.launch(configs[2:])
 print(json.dumps(None), flush=True)
-sys.stdin.readline()  # one has ended: there is room
-sys.stdin.readline()  # and is taken
+sys.stdin.readline()  # a host has ended: its bundle is free
+sys.stdin.readline()  # another host uses the bundle
 launcher.close(0.0)
 print(json.dumps(ray.util.placement_group_table(group)["state"]), flush=True)
 """
@@ -305,7 +305,7 @@ sys.stdin.readline()
 
 
 class Program:
-    """A program of a user, which says and hears a line of JSON now and then."""
+    """A program of a user, which exchanges lines of JSON with the test."""
 
     def __init__(self, code: str, configs: Sequence[AgentConfig], address: str) -> None:
         encoded = json.dumps([config.encode().decode() for config in configs])
@@ -341,13 +341,13 @@ def test_hosts_in_a_placement_group_of_the_program(cluster: RayCluster, home: Ho
     assert len(set(raylets)) == 2
     program.go_on()
     program.hear()
-    assert 3 not in home.pids  # there is no room
+    assert 3 not in home.pids  # there is no free bundle
     home.end(1, 0)
     come(home, [3])
     assert raylet_of(home.pids[3]) == raylets[0]
     program.go_on()
     program.go_on()
-    assert program.hear() == "CREATED"  # the group is the program's
+    assert program.hear() == "CREATED"  # the program's group is not removed
     assert all(map(is_gone, home.pids.values()))
     program.end()
 
@@ -400,11 +400,11 @@ def test_a_node_that_dies_is_replaced_by_another_at_once(
     come(home, [1, 2, 3])
     raylets = {number: raylet_of(pid) for number, pid in home.pids.items()}
     cluster.power_off(raylets[2])
-    launcher.launch(configs(home, [4]))  # as the controller does, when the heartbeats fail
+    launcher.launch(configs(home, [4]))  # as the controller does when heartbeats stop
     come(home, [4])
     assert raylet_of(home.pids[4]) not in raylets.values()
     (impossible,) = launcher.launch(configs(home, [5]))
-    is_told(impossible, "asked for 1 host", "4 of these have a host of this mesh already")
+    is_told(impossible, "asked for 1 host", "4 of these already have a host of this mesh")
     hosts[1].close(0.0)
     is_told(hosts[1], "it was given back")
     assert [hosts[0].poll(), hosts[2].poll()] == [None] * 2

@@ -1,4 +1,4 @@
-"""What can't be had of a Ray cluster, in numbers; and what Ray's errors say. Pure."""
+"""Texts about resources that a Ray cluster lacks, and about errors of Ray, without a cluster."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_too_many_hosts_are_told_in_numbers() -> None:
 def test_nodes_that_have_a_host_already_are_not_counted_twice() -> None:
     text = in_numbers(1, HOST, nodes(BIG, BIG), {"n0", "n1", "gone"})
     assert text.startswith("asked for 1 host with 8 GPUs and 1 CPU, a node for each; the cluster has 2 such nodes")
-    assert text.endswith(", and 2 of these have a host of this mesh already")
+    assert text.endswith(", but 2 of these already have a host of this mesh")
     assert in_numbers(1, HOST, nodes(BIG, BIG), {"n0"}) == ""
 
 
@@ -73,9 +73,9 @@ def test_errors_of_ray_are_told_without_its_tables() -> None:
 
 
 def test_a_host_that_takes_nothing_is_refused() -> None:
-    with pytest.raises(LaunchError, match="has to take something"):
+    with pytest.raises(LaunchError, match="must take some resource"):
         RayLauncher(cpus=0)
-    with pytest.raises(LaunchError, match="has to take something"):
+    with pytest.raises(LaunchError, match="must take some resource"):
         RayLauncher(gpus=-1)
 
 
@@ -90,7 +90,7 @@ def test_resources_are_numbers() -> None:
     ("given", "left"), [("ray.util.rpdb.set_trace", None), ("mine.debugger", "mine.debugger"), (None, None)]
 )
 def test_the_debugger_of_ray_is_not_that_of_ranks(given: str | None, left: str | None) -> None:
-    """A node inherits its variables from whoever has started it, such as another program of Ray's."""
+    """A node inherits variables from the process that started it, which may be another Ray program."""
     code = "from monarch_kernel.launch.ray import agent_actor; print(agent_actor._environment(None).get('PYTHONBREAKPOINT'))"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}
     environment |= {} if given is None else {"PYTHONBREAKPOINT": given}

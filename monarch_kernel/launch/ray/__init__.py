@@ -1,4 +1,4 @@
-"""Hosts of a Ray cluster."""
+"""The launcher for Ray: each host is an actor of a Ray cluster."""
 
 from monarch_kernel.launch.ray.launcher import RayHost, RayLauncher
 

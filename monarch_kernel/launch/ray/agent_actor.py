@@ -1,4 +1,4 @@
-"""The actor that Ray runs on a host: it starts the host agent, tells what becomes of it, and ends it."""
+"""The Ray actor of a host: it starts the host agent, reports its output and its end, and stops it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["Keeper"]
 _TAIL = 20
 _TERMINATE_S = 2.0
 _TIDY_S = 1.5
-"""Before what an agent has left is ended, too: its zygote removes the directory of one that was killed."""
+"""Delay before the actor kills what the agent left behind: the zygote of a killed agent still removes its directory."""
 
 _BATCH_S = 0.1
 _LAST_WORDS_S = 1.0
-"""How long what an agent wrote last is waited for when it has ended: a process that it left may hold the pipe open."""
+"""How long to wait for the last output of an agent that has ended: a process that it left may hold the pipe open."""
 
-# Run between the keeper and the agent: who forks in a process with threads can do nothing before exec.
+# Runs between the actor and the agent: a fork of a process with threads must not run Python code before exec.
 _BIND = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -41,9 +41,9 @@ _SUBREAPER = 36
 
 
 class Keeper:
-    """The Ray actor of one host: an agent is its child, and what it says of it can be had.
+    """The Ray actor of one host: its child is the agent, and its methods return the agent's output and exit code.
 
-    It is sent to the host with its code: nothing of this package is needed there to find out that it is missing.
+    Ray sends the code of this class to the host, so that the actor can report that this package is not installed there.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Keeper:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1)
 
     def start(self, config: bytes, command: Sequence[str], gpus: str | None) -> tuple[str, int]:
-        """Start the agent; gives the node's address and the agent's pid.
+        """Start the agent; return the node's address and the agent's pid.
 
         Args:
-            config: for its standard input.
-            command: of the agent; an empty interpreter is the one that Ray runs here.
-            gpus: for CUDA_VISIBLE_DEVICES; None: as Ray has set it.
+            config: input for its standard input.
+            command: command of the agent; an empty interpreter stands for the one that Ray runs here.
+            gpus: value of CUDA_VISIBLE_DEVICES; None keeps Ray's value.
         """
         import ray
 
@@ -86,14 +86,14 @@ class Keeper:
         return address_of_node(), self._process.pid
 
     def watch(self, seen: int, timeout_s: float) -> tuple[int, list[str], int, int | None]:
-        """Wait until there is something new: how many lines it has written, the last, its port, and its exit code."""
+        """Wait for news of the agent; return the number of lines that it wrote, the last lines, its port, and its exit code."""
         with self._changed:
             self._changed.wait_for(lambda: self._count > seen or self._code is not None, timeout_s)
-            self._changed.wait_for(lambda: self._code is not None, _BATCH_S)  # more is coming
+            self._changed.wait_for(lambda: self._code is not None, _BATCH_S)  # collect more lines
             return self._count, list(self._lines), self._port, self._code
 
     def end(self, timeout_s: float) -> None:
-        """Let it end; after ``timeout_s`` seconds end it, and what it has left behind."""
+        """Wait for the agent to end, kill it after ``timeout_s`` seconds, and kill what it left behind."""
         process = self._process
         if process is not None:
             for stop, wait_s in ((None, timeout_s), (process.terminate, _TERMINATE_S), (process.kill, _TERMINATE_S)):
@@ -138,14 +138,14 @@ class Keeper:
 
 
 def _environment(gpus: str | None) -> dict[str, str]:
-    """That of the node, without what Ray has put into it for its own workers."""
+    """Return the environment of the node, without what Ray set for its own workers."""
     environment = dict(os.environ)
     with open("/proc/self/environ", "rb") as file:
         given = {entry.partition(b"=")[0].decode() for entry in file.read().split(b"\0")}
     for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
         if name not in given or environment.get(name, "").startswith(
             "ray."
-        ):  # a node may be a child of a program of Ray's
+        ):  # Ray's own value, also if the node inherited it from another Ray process
             environment.pop(name, None)
     for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):
         environment.pop(name, None)

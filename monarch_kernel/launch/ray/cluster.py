@@ -1,4 +1,4 @@
-"""A Ray cluster, as a driver sees it: its nodes, what they have, and placement groups; and in numbers what it has not."""
+"""A driver's view of a Ray cluster: its nodes, their resources, and placement groups; and errors about missing resources."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _CONNECT_S = 5.0
 
 @dataclass(frozen=True)
 class Node:
-    """What Ray says of a node that it believes to be alive.
+    """A node that Ray believes to be alive.
 
     Attributes:
-        id: hex.
-        address: its IP.
-        total: what it has.
-        free: what nobody has taken; None where that is not known.
+        id: the node id, in hexadecimal.
+        address: its IP address.
+        total: all its resources.
+        free: its free resources; None if not known.
     """
 
     id: str
@@ -36,11 +36,11 @@ class Node:
     free: Mapping[str, float] | None = None
 
     def has(self, bundle: Mapping[str, float]) -> bool:
-        """Whether it has that much, if nobody else uses it."""
+        """Return whether it has these resources, free or in use."""
         return _covers(self.total, bundle)
 
     def has_free(self, bundle: Mapping[str, float]) -> bool:
-        """Whether it has that much now."""
+        """Return whether it has these resources free, as far as is known."""
         return self.free is None or _covers(self.free, bundle)
 
 
@@ -49,7 +49,7 @@ def _covers(resources: Mapping[str, float], bundle: Mapping[str, float]) -> bool
 
 
 def amount(resources: Mapping[str, float], names: Collection[str]) -> str:
-    """Such as ``8 GPUs and 1 CPU``: how much there is of these resources."""
+    """Format amounts of resources, such as ``8 GPUs and 1 CPU``."""
 
     def one(name: str) -> str:
         count = f"{resources.get(name, 0.0):g}"
@@ -60,13 +60,13 @@ def amount(resources: Mapping[str, float], names: Collection[str]) -> str:
 
 
 def in_numbers(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], taken: Collection[str]) -> str:
-    """Say why that many hosts can't be had, in numbers; empty if they can, as far as is known.
+    """Say in numbers why the cluster can't provide that many hosts; empty if it can, as far as is known.
 
     Args:
-        count: of hosts asked for.
-        bundle: what each must have.
-        nodes: those that live.
-        taken: ids of nodes that have a host of ours, or had one that does not answer.
+        count: number of hosts.
+        bundle: resources of each host.
+        nodes: nodes that are alive.
+        taken: ids of nodes that have a host of this mesh, or had one that does not answer.
     """
     able = [node for node in nodes if node.has(bundle)]
     left = [node for node in able if node.id not in taken]
@@ -79,11 +79,11 @@ def in_numbers(count: int, bundle: Mapping[str, float], nodes: Sequence[Node], t
         f"the cluster has {plural(len(able), 'such node')} (of {plural(len(nodes), 'node')}: {have})"
     )
     used = len(able) - len(left)
-    return f"{text}, and {used} of these {'has' if used == 1 else 'have'} a host of this mesh already" if used else text
+    return f"{text}, but {used} of these already {'has' if used == 1 else 'have'} a host of this mesh" if used else text
 
 
 def explain(error: BaseException) -> str:
-    """What an error of Ray's says, without its tables of ids."""
+    """Format an error of Ray in one line, without its tables of ids."""
     tables = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
     lines = [line.strip() for line in str(error).splitlines()]
     told = [line for line in lines if line and not line.startswith(tables)]
@@ -113,11 +113,11 @@ class Cluster:
 
     @classmethod
     async def connect(cls, address: str) -> Cluster:
-        """Connect this process, as a driver of its own.
+        """Connect this process as a separate driver.
 
         Raises:
             ConnectionError: there is no cluster, or it can't be reached.
-            RuntimeError: it is one of another version.
+            RuntimeError: the cluster runs another version of Ray.
             ImportError: Ray, or its client, is not installed.
         """
         import ray
@@ -130,17 +130,17 @@ class Cluster:
             if address != "auto":
                 raise
             raise ConnectionError(
-                "no Ray cluster was found from this machine; start one with `ray start --head`, join one with "
+                "found no Ray cluster from this machine; start one with `ray start --head`, join one with "
                 "`ray start --address=HOST:PORT`, or name one with --address HOST:PORT or ray://HOST:PORT"
             ) from error
         return cls(ray)
 
     def disconnect(self) -> None:
-        """End the job, and what is left of it."""
+        """End the job and everything that belongs to it."""
         self._ray.shutdown()
 
     def nodes(self) -> list[Node]:
-        """Those that Ray believes to be alive."""
+        """Return the nodes that Ray believes to be alive."""
         free = {} if self._is_client else self._free()
         return [
             Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"]))
@@ -149,34 +149,34 @@ class Cluster:
         ]
 
     def reserve(self, count: int, bundle: Mapping[str, float], taken: Collection[str]) -> Any:
-        """Ask for a group of that many bundles, each on a node of its own, and none on a node that is taken."""
+        """Request a placement group with that many bundles, each on a different node that is not taken."""
         make = self._ray.util.placement_group
         more: dict[str, Any] = {}
-        if taken and "bundle_label_selector" in inspect.signature(make).parameters:  # Ray 2.40 has no way to say it
+        if taken and "bundle_label_selector" in inspect.signature(make).parameters:  # Ray 2.40 does not support it
             more["bundle_label_selector"] = [{"ray.io/node-id": f"!in({','.join(sorted(taken))})"}] * count
         return make([dict(bundle)] * count, strategy="STRICT_SPREAD", **more)
 
     def chosen(self, group: Any) -> list[str]:
-        """Ids of the nodes that a group has; empty while it has not got them."""
+        """Return the ids of the nodes of a placement group; empty while it is pending."""
         table = self._ray.util.placement_group_table(group)
         nodes = table["bundles_to_node_id"]
         return [nodes[i] for i in range(len(nodes))] if table["state"] == "CREATED" else []
 
     def remove(self, group: Any) -> None:
-        """Give the resources of a group back."""
+        """Remove a placement group, which frees its resources."""
         self._ray.util.remove_placement_group(group)
 
     def on_node(self, node: str) -> Any:
-        """Where: on this node or not at all."""
+        """Return the scheduling strategy for exactly this node."""
         return self._pin(node, soft=False)
 
     def in_bundle(self, group: str, index: int) -> Any:
-        """Where: in a bundle of a group that somebody else has made."""
+        """Return the scheduling strategy for a bundle of a placement group that another driver created."""
         handle = self._group_type(self._ray.PlacementGroupID(bytes.fromhex(group)))
         return self._in_group(handle, placement_group_bundle_index=index)
 
     def keeper(self, where: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> Any:
-        """Make a `Keeper` that takes this much; returns at once."""
+        """Create a `Keeper` that takes these resources; return at once."""
         others = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
         options = {
             "scheduling_strategy": where,
@@ -188,25 +188,27 @@ class Cluster:
         return self._keeper.options(**options).remote()
 
     def kill(self, keeper: Any) -> None:
-        """End an actor."""
+        """Kill an actor."""
         self._ray.kill(keeper)
 
     def _free(self) -> dict[str, dict[str, float]]:
-        from ray._private import state  # what is free on each node can be had nowhere else without the dashboard
+        from ray._private import state  # the only source of free resources by node without the dashboard
 
         available: Callable[[], dict[str, dict[str, float]]] = state.available_resources_per_node
         return available()
 
 
 async def _knock(address: str) -> None:
-    """Find out whether anybody listens there, which Ray needs long for."""
+    """Check that something listens at an address, because Ray itself takes long to find out."""
     host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
     if not host or not port.isdecimal():
-        raise ConnectionError(f"{address!r} is no address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT")
+        raise ConnectionError(
+            f"{address!r} is not an address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT"
+        )
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _CONNECT_S)
     except asyncio.TimeoutError:
-        raise ConnectionError(f"nothing answers at {address} within {_CONNECT_S:g} s") from None
+        raise ConnectionError(f"connecting to {address} timed out after {_CONNECT_S:g} s") from None
     except OSError as error:
-        raise ConnectionError(f"no Ray cluster can be reached at {address}: {error.strerror or error}") from error
+        raise ConnectionError(f"can't reach a Ray cluster at {address}: {error.strerror or error}") from error
     writer.close()

@@ -1,38 +1,38 @@
-"""The process that talks to Ray for a `RayLauncher`: ``python -m monarch_kernel.launch.ray.driver FD``.
+"""The driver process of a `RayLauncher`, which talks to Ray: ``python -m monarch_kernel.launch.ray.driver FD``.
 
 Theory of operation
 ===================
 
-To Ray it is a driver, with a job of its own. All that it makes there belongs to that job, and ends with this process, however
-that ends. The launcher is at the other end of a socket; lines of JSON go both ways.
+For Ray this process is a driver with its own job. Everything that it creates in Ray belongs to that job, and ends with this
+process, however it ends. It exchanges lines of JSON with the launcher over a socket.
 
-*Placing.* Hosts that are asked for together are obtained together: a placement group with one bundle for each and the strategy
-``STRICT_SPREAD`` waits for the resources of all, and is what an autoscaler sees. But it only serves to choose nodes. When
-it has them, a `Keeper` is made for each host, an actor that is bound to the node and takes what the bundle has; as soon
-as these wait for that, the group is removed. If they lived in it, it would ask for another node when one dies: the mesh
-does that by itself, sooner, and a group can't be made smaller. (And while another has what such a group asks for, the head of
-Ray 2.60 tries it 100,000 times a second.)
+*Placing.* Hosts that are requested together are obtained together: a placement group with one bundle for each host and the
+strategy ``STRICT_SPREAD`` waits for the resources of all, and shows the demand to an autoscaler. The group only serves to
+choose nodes. When it has them, the driver creates a `Keeper` for each host: an actor that is bound to the node and takes the
+resources of the bundle. As soon as these actors are queued for the resources, the driver removes the group. If the actors lived
+in the group, it would request another node when one dies; the mesh does that itself, sooner, and a group can't be made smaller.
+(Besides, while the resources of such a group are in use elsewhere, the head of Ray 2.60 retries it 100,000 times a second.)
 
-A group of the user's own, and nodes where he has actors, are used as they are and never removed.
+The driver uses a placement group of the user, or nodes with actors of the user, as they are, and never removes them.
 
-*Keeping.* A keeper starts the agent as its child, gives it the config, and tells what becomes of it. It is never restarted:
-what follows a failure is the controller's to decide. The config goes as an argument of a method, for Ray's head keeps those
-of constructors. The agent is bound to the keeper's process by the parent-death signal, and ranks to their agent; what they
-leave behind becomes the keeper's child, and ends with it.
+*Running.* The actor starts the agent as its child, passes it the config, and reports its output and its end. It is never
+restarted: the controller decides what follows a failure. The config is an argument of a method, because Ray's head stores the
+arguments of constructors. The parent-death signal binds the agent to the actor's process, and ranks to their agent. What they
+leave behind becomes a child of the actor, and ends with it.
 
-*Ending.* When the launcher says so. If it falls silent without that, its process has ended: then this one goes on for as
-long as agents do. They end by themselves when they have had no controller for long enough, or not, if they were told to
-outlive it.
+*Ending.* The driver ends all hosts when the launcher orders it. If the launcher closes the socket without that order, its
+process has ended; then the driver runs for as long as agents do. Agents end by themselves when they have had no controller for
+long enough, unless they are detached.
 
-Ray needs some 15 s to find out that a node is dead, and until then says that it lives. So a node whose keeper does not
-answer is not used again before Ray has given it up, and such a keeper is asked again until then.
+Ray takes about 15 s to notice that a node is dead, and until then lists it as alive. So the driver does not reuse a node whose
+actor does not answer before Ray has given the node up, and keeps asking that actor until then.
 """
 
 from __future__ import annotations
 
 import sys
 
-# ``python -m`` puts the working directory first on the path, where a user's own ``ray.py`` may lie.
+# ``python -m`` puts the working directory first on the path, where the user may have a ``ray.py``.
 if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", False):
     del sys.path[0]
 
@@ -62,20 +62,20 @@ _LINE_NBYTES = 1 << 26
 
 @dataclass
 class _Host:
-    """One host that was asked for.
+    """A host that the launcher requested.
 
     Attributes:
-        id: the launcher's.
-        config: of its agent.
+        id: the launcher's id of the host.
+        config: the config of its agent.
         keeper: its actor, once it has been placed.
-        node: on which.
-        place: number of the user's place, if he has told where.
-        task: that follows it.
-        is_up: whether an agent was started.
-        is_silent: whether its keeper could not be reached last.
-        is_closed: whether the launcher wants it no more.
-        is_given_back: whether its node can take another.
-        ended: why it has ended.
+        node: the id of its node, once it has been placed.
+        place: index in the places that the user gave; -1 if there are none.
+        task: the task that watches it.
+        is_up: whether its agent was started.
+        is_silent: whether the last attempt to reach its actor failed.
+        is_closed: whether the launcher has closed it.
+        is_given_back: whether its node can take another host.
+        ended: why it ended.
     """
 
     id: int
@@ -93,16 +93,16 @@ class _Host:
 
 
 class _NeverError(Exception):
-    """A host will never come; the text says why."""
+    """A host can't come up; the text says why."""
 
 
 class Driver:
-    """Does what a launcher says.
+    """Carries out the orders of a launcher.
 
     Args:
-        cluster: where.
-        options: of the launcher.
-        say: sends it a message.
+        cluster: the Ray cluster.
+        options: the options of the launcher.
+        say: sends a message to the launcher.
     """
 
     def __init__(self, cluster: Cluster, options: Options, say: Callable[..., None]) -> None:
@@ -114,7 +114,7 @@ class Driver:
         self._waits: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- what the launcher says
+    # -- orders of the launcher
 
     def launch(self, configs: Sequence[tuple[int, str]]) -> None:
         """Obtain hosts, and start agents on them."""
@@ -123,7 +123,7 @@ class Driver:
         self._spawn(self._serve(hosts))
 
     def close(self, id: int, timeout_s: float) -> None:
-        """Give a host back, whatever state it is in."""
+        """Give a host back, in any state."""
         self._spawn(self._close(self._hosts[id], timeout_s))
 
     async def end(self, timeout_s: float) -> None:
@@ -132,8 +132,8 @@ class Driver:
         await self._settle()
 
     async def outlive(self) -> None:
-        """The launcher is gone: wait until the agents that run have ended."""
-        waiting = [host for host in self._hosts.values() if host.task is None]  # else its agent may have come
+        """Wait, after the launcher is gone, until the agents that run have ended."""
+        waiting = [host for host in self._hosts.values() if host.task is None]  # the others may have an agent
         await asyncio.gather(*(self._close(host, 0.0) for host in waiting))
         running = [host.task for host in self._hosts.values() if host.task is not None]
         await asyncio.gather(*running)
@@ -150,7 +150,7 @@ class Driver:
                 hosts = await self._place(request, hosts)
             self._wait_for(request, f"starting {plural(len(hosts), 'worker')}")
             for host in hosts:
-                if host.keeper is not None:  # else it was closed just now
+                if host.keeper is not None:  # else the launcher closed it meanwhile
                     host.task = asyncio.create_task(self._follow(host, host.keeper))
             await asyncio.gather(*(host.changed.wait() for host in hosts))
         except _NeverError as error:
@@ -161,7 +161,7 @@ class Driver:
             self._wait_for(request, "")
 
     async def _place(self, request: int, hosts: Sequence[_Host]) -> list[_Host]:
-        """Make keepers for those that are still wanted when there is room for them."""
+        """Create actors for the hosts that are still wanted, once there are free nodes for all of them."""
         group, asked = None, None
         bundle = self._options.bundle
         try:
@@ -199,10 +199,10 @@ class Driver:
         free = sum(node.has_free(bundle) for node in able)
         if free >= count:
             return "placing"
-        return f"{plural(count, 'host')} with {amount(bundle, bundle)}: that is free on {free} of {plural(len(able), 'node')}"
+        return f"{plural(count, 'host')} with {amount(bundle, bundle)} (free on {free} of {plural(len(able), 'node')})"
 
     async def _place_where_told(self, request: int, hosts: Sequence[_Host]) -> list[_Host]:
-        """Make keepers in places that the user has, as soon as nobody else of ours is there."""
+        """Create actors in the places that the user gave, once no other host of this launcher uses them."""
         places = self._options.places
         what = "bundle" if self._options.group else "node"
         deadline = time.monotonic() + _ROOM_S
@@ -219,21 +219,21 @@ class Driver:
                 return wanted
             room = f"asked for {plural(len(wanted), 'host')}; the program has {plural(len(places), what)} for them"
             if len(wanted) > len(places) or time.monotonic() > deadline:
-                raise _NeverError(f"{room}, and {len(places) - len(free)} of these are in use" if used - {-1} else room)
-            self._wait_for(request, f"waiting for a {what} that no other host is in")
+                raise _NeverError(f"{room}, but {len(places) - len(free)} of these are in use" if used - {-1} else room)
+            self._wait_for(request, f"waiting for a {what} without another host")
             await asyncio.sleep(_LOOK_S)
         return []
 
     def _make_keeper(self, host: _Host, where: Any) -> None:
         host.keeper = self._cluster.keeper(where, self._options.bundle, self._options.runtime_env)
 
-    # -- keeping
+    # -- running
 
     async def _follow(self, host: _Host, keeper: Any) -> None:
-        """Start the agent, and tell what is heard of it until it ends."""
+        """Start the agent, and report its output until it ends."""
         gpus = self._options.places[host.place][1] if host.place >= 0 else None
         if gpus is None and not self._options.bundle.get("GPU"):
-            gpus = ""  # they are others'
+            gpus = ""  # other Ray workers may use them
         try:
             address, pid = await keeper.start.remote(host.config, self._options.command, gpus)
         except self._cluster.error as error:
@@ -259,7 +259,9 @@ class Driver:
                 host.is_silent = False
                 self._say(host=host.id, log=lines, address=f"tcp://{address}:{port}" if port else "")
                 if code is not None:
-                    await self._give_back(host, 0.0)  # first: who hears of the end may ask for another at once
+                    await self._give_back(
+                        host, 0.0
+                    )  # before reporting the end: the launcher may request a replacement at once
                     self._ended([host], f"{what} {how_ended(code)}")
                     return
 
@@ -273,7 +275,7 @@ class Driver:
         self._say(host=host.id, closed=True)
 
     async def _give_back(self, host: _Host, timeout_s: float) -> None:
-        """End the agent if it can be reached, and the keeper in any case."""
+        """End the agent if it can be reached, and kill the actor in any case."""
         keeper, host.keeper = host.keeper, None
         if keeper is None:
             return
@@ -289,7 +291,7 @@ class Driver:
             self._cluster.kill(keeper)
 
     def _ended(self, hosts: Sequence[_Host], why: str) -> None:
-        """Report the end of hosts, except of those that are being given back: `_close` kills their keepers on purpose."""
+        """Report the end of hosts, except of those that are being given back: `_close` kills their actors on purpose."""
         for host in hosts:
             if not host.ended and not host.is_closed:
                 host.ended = why

@@ -1,15 +1,15 @@
-"""Ray: each host is an actor of a Ray cluster, wherever that runs.
+"""The Ray launcher: each host is an actor of a Ray cluster.
 
 Theory of operation
 ===================
 
-This process never connects to Ray. A child does (`driver`), which starts with the first launch: so neither Ray's threads and
-signal handlers nor its forty lines about each node that dies come into the notebook, a lost cluster ends that child and not the
-kernel, and what the user does with Ray himself, here, is left alone. What he has made there, such as a placement group, is
-known to the child by its id: it is a driver of the same cluster.
+This process never connects to Ray. A child process does (`driver`), which starts with the first launch. So the notebook gets
+neither Ray's threads and signal handlers nor its forty lines about each node that dies, a lost cluster ends that child and not
+the kernel, and the user's own use of Ray in this process is not affected. The child finds objects that the user created in Ray,
+such as a placement group, by their ids, because it is a driver of the same cluster.
 
-Both talk over a socket, a thread (``monarch-ray``) listens to what the child says and writes it down for the handles. Nothing
-that is asked of the launcher waits for Ray, but for `close`.
+The launcher and the child communicate over a socket. A thread (``monarch-ray``) receives the child's messages and updates the
+handles. No method of the launcher waits for Ray, except `close`.
 """
 
 from __future__ import annotations
@@ -45,26 +45,27 @@ _TAIL = 20
 
 
 class RayLauncher:
-    """Has a Ray cluster give hosts, each on a node of its own.
+    """Gets hosts from a Ray cluster, each on a different node.
 
     Args:
-        address: of the cluster: ``HOST:PORT``, or ``ray://HOST:PORT`` from a machine that is no part of it. ``auto`` is the
+        address: address of the cluster: ``HOST:PORT``, or ``ray://HOST:PORT`` from a machine outside it. ``auto`` is the
             cluster that this process has connected to with ``ray.init``, else that of ``$RAY_ADDRESS``, else the one that this
-            machine is part of. ``local`` makes one of this machine alone.
-        gpus: of each host.
-        cpus: processor cores that each host takes from Ray's books; its ranks may use all that the machine has.
-        resources: what else each host takes, by the names that the nodes were started with.
-        python: interpreter of the hosts; left out, that with which Ray runs there.
-        runtime_env: Ray's, in which the agents start: packages, variables, a working directory.
-        grows: whether nodes that the cluster has not got may still come, such as with an autoscaler. Else a host that
-            none of its nodes can be is given up at once.
-        dials: connect to the agents from here, at a port that each chooses; for nodes that can't connect to this machine.
-        command: what is run on a host instead of our agent.
-        occupied: nodes where an earlier launcher has hosts of the same mesh; no other comes there.
-        doubted: nodes where it had hosts that are gone; they are taken if there are no others.
+            machine is part of. ``local`` starts a cluster on this machine.
+        gpus: GPUs of each host.
+        cpus: CPU cores that each host reserves in Ray; its ranks may use all cores of the machine.
+        resources: other resources that each host takes, by the names that the nodes were started with.
+        python: interpreter of the hosts; by default the one that Ray runs there.
+        runtime_env: Ray's runtime environment of the agents: packages, variables, a working directory.
+        grows: whether nodes may still join the cluster, as with an autoscaler. Otherwise the launcher gives up at once if the
+            cluster does not have the nodes.
+        dials: whether to connect to the agents from here, at a port that each chooses; for nodes that can't connect to this
+            machine.
+        command: command to run on a host instead of the agent.
+        occupied: nodes where an earlier launcher has hosts of the same mesh, and which must not be used.
+        doubted: nodes where an earlier launcher lost hosts, and which are used only as a last resort.
 
     Raises:
-        LaunchError: Ray is not installed, or the options make no sense.
+        LaunchError: Ray is not installed, or an option is not valid.
     """
 
     name = "ray"
@@ -85,13 +86,11 @@ class RayLauncher:
         doubted: Sequence[str] = (),
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise LaunchError(f"{_TITLE} is not installed here: pip install 'monarch_kernel[ray]'")
+            raise LaunchError(f"{_TITLE} is not installed; install it with: pip install 'monarch_kernel[ray]'")
         bundle = {"GPU": gpus, "CPU": cpus, **_numbers(dict(resources))}
         bundle = {name: float(count) for name, count in bundle.items() if count}
         if not bundle or min(bundle.values()) < 0:
-            raise LaunchError(
-                f"{_TITLE}: each host has to take something that nodes have, such as --cpus 1 or --gpus 8"
-            )
+            raise LaunchError(f"{_TITLE}: each host must take some resource of a node, such as --cpus 1 or --gpus 8")
         self._options = Options(
             address=address,
             bundle=bundle,
@@ -115,25 +114,25 @@ class RayLauncher:
         runtime_env: Mapping[str, Any] | None = None,
         command: Sequence[str] = (),
     ) -> RayLauncher:
-        """Hosts in the bundles of a placement group that the program has made with Ray; it is used, and never removed.
+        """Create a launcher for hosts in the bundles of the program's own placement group, which is never removed.
 
-        A host that is lost can be replaced when Ray has found another node for its bundle.
+        A lost host can be replaced when Ray has found another node for its bundle.
 
         Args:
-            group: of Ray; one host for each of its bundles, in their order.
-            gpus: that a host takes from its bundle; left out, all that are there. 0 to share none of them.
+            group: the placement group; each bundle is a host, in their order.
+            gpus: GPUs that a host takes from its bundle; by default all of them. 0 leaves them to the program.
             python: as of the class.
             runtime_env: as of the class.
             command: as of the class.
 
         Raises:
-            LaunchError: this program is not connected to Ray; the bundles have different numbers of GPUs.
+            LaunchError: this program is not connected to Ray, or the bundles have different numbers of GPUs.
         """
         bundles = [bundle.get("GPU", 0.0) for bundle in group.bundle_specs]
         if gpus is None:
             if len(set(bundles)) > 1:
                 raise LaunchError(
-                    f"{_TITLE}: the bundles have {bundles} GPUs; say how many each host takes: gpus=0, ..."
+                    f"{_TITLE}: the bundles have {bundles} GPUs; give the number that each host takes, such as gpus=0"
                 )
             gpus = bundles[0]
         launcher = cls(
@@ -152,17 +151,17 @@ class RayLauncher:
         command: Sequence[str] = (),
         timeout_s: float = 10.0,
     ) -> RayLauncher:
-        """Hosts on the nodes where the program has actors of Ray, with the GPUs that these have; nothing more is asked of Ray.
+        """Create a launcher for hosts on the nodes of the program's own Ray actors, with their GPUs and no other resources.
 
-        Let the actors live, and leave their GPUs alone, for as long as the hosts are there: Ray may give the GPUs of an
-        actor that has ended to somebody else. There is no other host in place of one that is lost.
+        Keep the actors alive, and don't use their GPUs, for as long as the hosts exist: Ray may assign the GPUs of an actor
+        that has ended to another program. A lost host can't be replaced.
 
         Args:
-            actors: of Ray, of any class; one host for each node that has any, in their order. `places` tells how many.
+            actors: Ray actors of any class; each node that has any is a host, in their order. `places` is their number.
             python: as of the class.
             runtime_env: as of the class.
             command: as of the class.
-            timeout_s: how long the actors may take to say where they are, in seconds.
+            timeout_s: how long the actors may take to report their node, in seconds.
 
         Raises:
             LaunchError: this program is not connected to Ray, or an actor does not answer.
@@ -176,11 +175,11 @@ class RayLauncher:
 
     @property
     def places(self) -> int:
-        """For how many hosts the program has room, if it has said where; else 0."""
+        """The number of hosts for which the program gave places; 0 if it gave none."""
         return len(self._options.places)
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[RayHost]:
-        """Ask for one host for each of these, which come together.
+        """Request one host for each config; all of them come up together.
 
         Raises:
             LaunchError: the driver process can't be started.
@@ -193,12 +192,12 @@ class RayLauncher:
             return self._driver.launch([self._encode(config) for config in configs])
 
     def progress(self) -> str:
-        """What Ray has not got yet."""
+        """Return what Ray still waits for."""
         driver = self._driver
         return f"{_TITLE}: {driver.progress}" if driver is not None and driver.progress else ""
 
     def close(self, timeout_s: float) -> None:
-        """Give back all hosts, and end the driver."""
+        """Give all hosts back, and end the driver."""
         with self._lock:
             if self._driver is not None:
                 self._driver.close(timeout_s)
@@ -213,14 +212,14 @@ class RayLauncher:
         self._options = Options(**values)
 
     def _resolved(self) -> Options:
-        """The options, with the address of the cluster that the user has connected this process to, if he means that."""
+        """Return the options, with ``auto`` resolved to the cluster that the user has connected this process to, if any."""
         if self._options.address == "auto" and (address := _user_address()):
             return Options(**{**vars(self._options), "address": address})
         return self._options
 
 
 class RayHost:
-    """One host, as the driver process tells of it."""
+    """The handle of a host, updated from messages of the driver process."""
 
     def __init__(self, driver: _Driver, number: int) -> None:
         self._driver = driver
@@ -232,21 +231,21 @@ class RayHost:
         self._log: tuple[str, ...] = ()
 
     def poll(self) -> str | None:
-        """None while it runs, or may come; else why not."""
+        """Return None while the host runs or may still come up, else why it ended."""
         return self._ended
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that the agent wrote."""
+        """Return the last lines that the agent wrote."""
         return self._log
 
     def close(self, timeout_s: float) -> None:
-        """Give it back. With no time for its agent, as for a host that is lost, the end of that is hardly waited for."""
+        """Give the host back. With a timeout of 0, as for a lost host, wait only briefly for the confirmation."""
         if not self._closed.is_set() and self._driver.send(close=self._number, timeout_s=timeout_s):
             self._closed.wait(timeout_s + _FORCE_S if timeout_s else _ANSWER_S)
         self._ended = self._ended or _GIVEN_BACK
 
     def heard(self, message: Mapping[str, Any]) -> None:
-        """Take what the driver process says of it."""
+        """Handle a message of the driver process about this host."""
         if "log" in message:
             self._log = tuple(message["log"])[-_TAIL:]
             self.address = message["address"] or self.address
@@ -258,13 +257,13 @@ class RayHost:
             self._closed.set()
 
     def lost(self, why: str) -> None:
-        """Nothing more will be heard of it."""
+        """Mark the host as ended, because no more messages will come."""
         self._ended = self._ended or why
         self._closed.set()
 
 
 class _Driver:
-    """The child process, and what it has said."""
+    """The driver process, and the state that it has reported."""
 
     def __init__(self, options: Options) -> None:
         self._hosts: dict[int, RayHost] = {}
@@ -290,7 +289,7 @@ class _Driver:
         self._thread.start()
 
     def launch(self, configs: Sequence[str]) -> list[RayHost]:
-        """Have hosts obtained."""
+        """Order hosts."""
         with self._lock:
             first = len(self._hosts)
             hosts = [RayHost(self, first + i) for i in range(len(configs))]
@@ -301,11 +300,11 @@ class _Driver:
         return hosts
 
     def send(self, **order: Any) -> bool:
-        """Tell the process to do something; False if it has ended."""
+        """Send an order to the process; return False if it has ended."""
         return not self.has_ended and self._send(json.dumps(order).encode() + b"\n")
 
     def close(self, timeout_s: float) -> None:
-        """Have it give back all hosts, and end."""
+        """Order the process to give all hosts back and to end; kill it after a timeout."""
         deadline = time.monotonic() + timeout_s + _END_S
         self._why = self._why or _GIVEN_BACK
         self.send(timeout_s=timeout_s)
@@ -353,7 +352,7 @@ class _Driver:
             self._hosts[message["host"]].heard(message)
 
     def _explain(self, code: int) -> str:
-        """Why the process has ended, with the last that Ray had to say."""
+        """Say why the process ended, with the last output of Ray."""
         size = os.fstat(self._noise).st_size
         tail = os.pread(self._noise, 4096, max(0, size - 4096)).decode(errors="replace").splitlines()
         last = " ".join(line.strip() for line in [line for line in tail if line.strip()][-3:])
@@ -364,23 +363,21 @@ def _numbers(resources: Mapping[str, str | float]) -> dict[str, float]:
     try:
         return {name: float(count) for name, count in resources.items()}
     except ValueError as error:
-        raise LaunchError(
-            f"{_TITLE}: resources are asked for in numbers, such as --resource accelerator=1: {error}"
-        ) from None
+        raise LaunchError(f"{_TITLE}: resources take numbers, such as --resource accelerator=1: {error}") from None
 
 
 def _environment() -> dict[str, str]:
-    """Ours, and that Ray writes no colours, sends no statistics of use and asks nothing."""
+    """Return the environment of the driver, in which Ray prints no colours, sends no usage statistics and asks no questions."""
     quiet = {"RAY_COLOR_PREFIX": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_PROMPT_ENABLED": "0"}
     return {**os.environ, "PYTHONUNBUFFERED": "1", **quiet}
 
 
 def _user_address() -> str:
-    """Of the cluster that this process has connected to by itself; empty if it has not."""
+    """Return the address of the cluster that the user has connected this process to; empty if there is none."""
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         return ""
-    if ray.util.client.ray.is_connected():  # it knows only what the server at the other end does for it
+    if ray.util.client.ray.is_connected():  # a Ray client does not know the address of the cluster
         return ""
     address: str = ray.get_runtime_context().gcs_address
     return address
@@ -390,13 +387,13 @@ def _own_address() -> str:
     address = _user_address()
     if not address:
         raise LaunchError(
-            f"{_TITLE}: this program is not connected to a cluster (a ray:// client does not count): ray.init() on a node"
+            f"{_TITLE}: this program is not connected to a cluster (a ray:// client does not count); call ray.init() on a node"
         )
     return address
 
 
 def _whereabouts(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, list[str]]]:
-    """The node of each actor, and its GPUs."""
+    """Return the node and the GPUs of each actor."""
     import ray
 
     def where(_: Any) -> tuple[str, list[str]]:
@@ -408,5 +405,5 @@ def _whereabouts(actors: Sequence[Any], timeout_s: float) -> list[tuple[str, lis
             [actor.__ray_call__.remote(where) for actor in actors], timeout=timeout_s
         )
     except ray.exceptions.GetTimeoutError:
-        raise LaunchError(f"{_TITLE}: an actor did not say within {timeout_s:g} s where it is; is it busy?") from None
+        raise LaunchError(f"{_TITLE}: an actor did not report its node within {timeout_s:g} s; is it busy?") from None
     return found

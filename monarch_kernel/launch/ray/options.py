@@ -1,4 +1,4 @@
-"""What a launcher wants of Ray: the first line that it sends to the process which talks to that."""
+"""The options of a Ray launcher, which it sends to its driver process."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a launcher wants: the first line that it sends.
+    """The options of a launcher, which are the first line that it sends to its driver process.
 
     Attributes:
-        address: of the cluster.
-        bundle: resource -> how much of it each host takes.
-        command: what is run on a host; the interpreter is left out for that with which Ray runs.
-        runtime_env: Ray's, of the actors.
-        grows: whether nodes that are missing may come.
-        group: hex id of a placement group of the user's.
-        places: id of a node, and what is the value of CUDA_VISIBLE_DEVICES there, for each host that the user has room for.
-        occupied: ids of nodes that are not taken.
-        doubted: ids of nodes that are taken only if there are no others.
+        address: address of the cluster.
+        bundle: resource -> amount that each host takes.
+        command: command to run on a host; an empty interpreter stands for the one that Ray runs there.
+        runtime_env: Ray's runtime environment of the actors.
+        grows: whether nodes that do not exist yet may join, as with an autoscaler.
+        group: hex id of a placement group of the user.
+        places: for each host that the user has room for, the id of a node, and the value of CUDA_VISIBLE_DEVICES there.
+        occupied: ids of nodes that must not be used.
+        doubted: ids of nodes to use only as a last resort.
     """
 
     address: str
@@ -38,5 +38,5 @@ class Options:
     doubted: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        """As a line."""
+        """Encode as a line of JSON."""
         return json.dumps(vars(self)).encode() + b"\n"
