@@ -1,4 +1,4 @@
-"""A real Slurm cluster of several nodes on this machine, for tests: daemons, keys and state in one directory."""
+"""A real Slurm cluster of several nodes on this machine for tests, with daemons, keys and state in one directory."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _HOST = "127.0.0.1"
 
 
 def why_no_slurm() -> str:
-    """Why there can be no cluster here; empty if there can."""
+    """Say why a cluster can't run on this machine; empty if it can."""
     missing = [name for name in (*_DAEMONS, "sbatch", "srun") if shutil.which(name, path=_PATH) is None]
     return f"no {', '.join(missing)} here: apt-get install slurmctld slurmd slurm-client munge" if missing else ""
 
 
 class SlurmCluster:
-    """Starts when it is made.
+    """A cluster, which the constructor starts.
 
     Args:
-        path: directory for all of it.
-        nodes: their names.
+        path: directory for all its files.
+        nodes: names of the nodes.
     """
 
     def __init__(self, path: Path, nodes: Sequence[str]) -> None:
@@ -97,41 +97,43 @@ class SlurmCluster:
         self._start("slurmd", ["-D", "-N", node, "-f", str(self.config)], node)
 
     def kill_node(self, node: str) -> None:
-        """Kill its daemon, and all that it has started, as a power failure does: none of them sees another die."""
+        """Kill a node's daemon and all its processes like a power failure: no process notices the death of another."""
         daemon = self._daemons.pop(node)
         daemon.send_signal(signal.SIGSTOP)
         steps = [step for step in psutil.process_iter(["name"]) if self._is_on(step, node)]
         for step in steps:
-            with suppress(psutil.NoSuchProcess):  # what it ran has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 step.suspend()
         doomed = [process for step in steps for process in tree(step)]
         assert doomed, f"nothing runs on {node}"
         for process in doomed:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
-        # Children first: srun has one that cancels the step on all nodes when srun is gone before it.
+        # Children first: srun has a child that cancels the step on all nodes when srun dies before it.
         for process in reversed(doomed):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         daemon.kill()
         daemon.wait()
-        self.run("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power failure")  # or it takes 20 s
+        self.run(
+            "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=power failure"
+        )  # else Slurm takes 20 s
 
     def is_idle(self) -> bool:
-        """Whether all nodes wait for work."""
+        """Return whether all nodes are idle."""
         states = self.run("sinfo", "-h", "-N", "-p", "main", "-o", "%T", check=False).split()
         return states == ["idle"] * len(self.nodes)
 
     def run(self, *command: str, check: bool = True) -> str:
-        """Run a command of the cluster's, and give what it writes."""
+        """Run a command in the environment of the cluster, and return its output."""
         done = subprocess.run(command, env={**os.environ, **self.environment}, capture_output=True, text=True)
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
 
     def close(self) -> None:
-        """End all daemons and what they have started."""
+        """End all daemons and their processes."""
         daemons, self._daemons = dict(self._daemons), {}
-        munged = daemons.pop("munged", None)  # the others need it until the end
+        munged = daemons.pop("munged", None)  # the other daemons need it until they end
         for daemon in daemons.values():
             daemon.terminate()
         for daemon in daemons.values():
@@ -144,7 +146,7 @@ class SlurmCluster:
         return (self.path / f"{name}.log").read_text(errors="replace")
 
     def _is_on(self, step: psutil.Process, node: str) -> bool:
-        """Whether a process is that of a step on a node; which one is said to what it has started."""
+        """Return whether a process is the daemon of a step on a node; its children have the name in their environment."""
         try:
             if step.name() != "slurmstepd":
                 return False

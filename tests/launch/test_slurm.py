@@ -1,4 +1,4 @@
-"""Agents on the nodes of a real Slurm cluster of three nodes; in place of the agent a puppet, which starts at once."""
+"""The Slurm launcher, against a real cluster of three nodes; a puppet, which starts at once, replaces the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LAUNCHER = "monarch_kernel.launch.slurm.launcher"
 
 
 def needs_slurm(test: Any) -> Any:
-    """A test of the slow tier, which is skipped where Slurm is not installed."""
+    """Mark a test as slow, and skip it if Slurm is not installed."""
     return pytest.mark.slow(pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())(test))
 
 
@@ -58,7 +58,7 @@ def desk() -> Iterator[Desk]:
 
 @pytest.fixture
 def launch(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Callable[..., SlurmLauncher]]:
-    """Make a launcher, which is closed in the end."""
+    """A function that creates launchers; they are closed after the test."""
     launchers = []
     python = make_python(tmp_path)
 
@@ -140,7 +140,7 @@ def test_waits_for_nodes(launch: Any, desk: Desk) -> None:
     assert launcher.progress().startswith("Slurm: Resources (the nodes are in use)")
     first.close(0.0)
     assert {desk.greet().host for _ in range(3)} == {2, 3, 4}
-    wait_until(lambda: not launcher.progress(), "the launcher to see it")
+    wait_until(lambda: not launcher.progress(), "the launcher to notice it")
 
 
 @needs_slurm
@@ -164,12 +164,12 @@ def test_what_is_asked_for(launch: Any, desk: Desk, cluster: SlurmCluster) -> No
         assert text in job
 
 
-# -- what breaks
+# -- failures
 
 
 @needs_slurm
 def test_agents_end(launch: Any, desk: Desk) -> None:
-    """One of several ends, another is killed: the others live on."""
+    """One agent ends, another is killed; the third continues."""
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
     agents[1].tell("end 7")
@@ -183,11 +183,11 @@ def test_agents_end(launch: Any, desk: Desk) -> None:
 
 
 @needs_slurm
-@pytest.mark.parametrize("place", [0, 1])  # the first runs the script
+@pytest.mark.parametrize("place", [0, 1])  # the first node runs the script
 def test_node_fails(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, place: int
 ) -> None:
-    """Its host is lost; the job goes on; another comes in its place."""
+    """Its host is lost, the job continues, and another host replaces it."""
     cluster = SlurmCluster(tmp_path, NODES)
     request.addfinalizer(cluster.close)
     monkeypatch.setenv("SLURM_CONF", str(cluster.config))
@@ -200,7 +200,7 @@ def test_node_fails(
     cluster.kill_node(lost)
     wait_until(lambda: has_ended(agents[place + 1].pid), "its end")
     text = end_of(handles[place])
-    assert f"Slurm has taken node {lost} out of job" in text
+    assert f"Slurm removed node {lost} from job" in text
     assert "power failure" in text
     answer = agents[other + 1].tell("run echo here")
     assert answer == "here", (handles[other].poll(), handles[other].log_tail())
@@ -223,7 +223,7 @@ def test_job_is_cancelled(launch: Any, desk: Desk, cluster: SlurmCluster) -> Non
     assert [end_of(handle) for handle in handles] == [f"Slurm job {job} was cancelled"] * 2
 
 
-# -- the end
+# -- closing
 
 
 @needs_slurm
@@ -249,7 +249,7 @@ def test_close_one_of_several(launch: Any, desk: Desk, cluster: SlurmCluster, pl
     assert end_of(handles[place])
     others = [host for host in (1, 2, 3) if host != place + 1]
     assert [agents[host].tell("run echo here") for host in others] == ["here", "here"]
-    if place:  # the first stays until the script has ended
+    if place:  # the first node stays until the script has ended
         wait_until(lambda: cluster.run("squeue", "-h", "-o", "%D").strip() == "2", "Slurm to have the node back")
     for handle in handles:
         handle.close(0.0)
@@ -394,7 +394,7 @@ def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) ->
     launcher = launch(sbatch=["--begin=now+1hour"])
     handles = launcher.launch(desk.configs(2))
     wait_until(lambda: "BeginTime" in launcher.progress(), "Slurm's reason")
-    assert "it was to start later" in launcher.progress()
+    assert "its begin time is in the future" in launcher.progress()
     handles[0].close(0.0)
     assert "BeginTime" in launcher.progress()
     handles[1].close(0.0)
@@ -402,7 +402,7 @@ def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) ->
     assert launcher.progress() == ""
 
 
-# -- why not
+# -- impossible requests
 
 
 @needs_slurm
@@ -420,8 +420,8 @@ def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) ->
         ({"sbatch": ["--bogus"]}, 1, "Slurm refused the job: unrecognized option '--bogus'"),
         ({"time": "soon"}, 1, "Invalid --time specification"),
         ({}, 5, "asked for 5 hosts; partition main of the Slurm cluster has 3 nodes"),
-        ({"partition": "short", "time": "60"}, 1, r"longer than the partition allows \(10:00\): ask for less"),
-        ({"python": "/no/such/python"}, 1, "could not be started: .*/no/such/python.* is /no/such/python there"),
+        ({"partition": "short", "time": "60"}, 1, r"longer than the partition allows \(10:00\): request less"),
+        ({"python": "/no/such/python"}, 1, "could not be started: .*/no/such/python.*; does /no/such/python exist"),
     ],
     ids=lambda value: "" if isinstance(value, str | int) else " ".join(map(str, value)),
 )
@@ -434,7 +434,7 @@ def test_impossible(launch: Any, desk: Desk, options: dict[str, Any], n: int, te
 
 @needs_slurm
 def test_directory_that_the_nodes_do_not_have(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
-    """It is taken away before the job begins, as if it were on another machine."""
+    """The directory is removed before the job starts, as if it were on another machine."""
     launcher = launch(sbatch=["--hold"])
     (handle,) = launcher.launch([desk.config()])
     wait_until(lambda: "JobHeldUser" in launcher.progress(), "the job")
@@ -455,7 +455,7 @@ def test_no_slurm(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
 
 @needs_slurm
 def test_slurm_does_not_answer(launch: Any, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster whose controller is down, which is asked to submit a job."""
+    """The launcher submits a job to a cluster whose controller is down."""
     conf = tmp_path / "slurm.conf"
     text = Path(os.environ["SLURM_CONF"]).read_text()
     conf.write_text(
@@ -473,7 +473,7 @@ def test_slurm_does_not_answer(launch: Any, desk: Desk, tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("name", ["whole", "options"])
 def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What users read with --dry-run. After a change: look at it, and write it anew with GOLDEN=write."""
+    """The output of --dry-run. After a change, update the files with GOLDEN=write, and review them."""
     monkeypatch.setenv("HOME", "/home/me")
     options: dict[str, dict[str, Any]] = {
         "whole": {},

@@ -1,4 +1,4 @@
-"""Slurm's commands, and what they say, in words that tell what to do."""
+"""Runs Slurm's commands, and turns their output into messages that say what to do."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ __all__ = [
 ]
 
 COMMAND_S = 60.0
-"""How long a command may take; a controller that is busy may take its time."""
+"""How long a command may take, because a busy controller answers late."""
 
 REASONS = {
-    "AssocGrpCpuLimit": "the account has as many cores as it may",
-    "AssocGrpGRES": "the account has as many GPUs as it may",
-    "AssocMaxJobsLimit": "the account runs as many jobs as it may",
-    "BeginTime": "it was to start later",
+    "AssocGrpCpuLimit": "the account has reached its limit of cores",
+    "AssocGrpGRES": "the account has reached its limit of GPUs",
+    "AssocMaxJobsLimit": "the account has reached its limit of jobs",
+    "BeginTime": "its begin time is in the future",
     "JobHeldAdmin": "held by an administrator",
-    "JobHeldUser": "held by you: scontrol release",
-    "Licenses": "a licence is not free",
+    "JobHeldUser": "held by you; release it with scontrol release",
+    "Licenses": "no licence is free",
     "NodeDown": "a node that it needs is down",
-    "PartitionConfig": "the partition does not allow what was asked for",
+    "PartitionConfig": "the partition does not allow this request",
     "PartitionDown": "the partition is down",
     "PartitionNodeLimit": "more nodes than the partition allows, or they are down",
     "PartitionTimeLimit": "longer than the partition allows",
-    "Priority": "others are before it",
-    "QOSMaxGRESPerUser": "you have as many GPUs as the QOS allows",
-    "QOSMaxJobsPerUserLimit": "you run as many jobs as the QOS allows",
-    "QOSMaxNodePerUserLimit": "you have as many nodes as the QOS allows",
-    "ReqNodeNotAvail": "a node that was asked for is not available",
-    "Reservation": "its reservation has not begun",
+    "Priority": "jobs of higher priority are waiting",
+    "QOSMaxGRESPerUser": "you have reached the QOS limit of GPUs",
+    "QOSMaxJobsPerUserLimit": "you have reached the QOS limit of jobs",
+    "QOSMaxNodePerUserLimit": "you have reached the QOS limit of nodes",
+    "ReqNodeNotAvail": "a requested node is not available",
+    "Reservation": "its reservation has not started",
     "Resources": "the nodes are in use",
 }
 STATES = {
     "CONFIGURING": "waits for its nodes to boot",
     "COMPLETING": "is ending",
     "REQUEUED": "is queued again",
-    "RUNNING": "has its nodes, where agents are being started",
+    "RUNNING": "has its nodes and is starting agents",
     "STAGE_OUT": "is ending",
     "STOPPED": "was stopped",
     "SUSPENDED": "is suspended",
@@ -58,18 +58,18 @@ ENDS = {
     "BOOT_FAIL": "a node could not boot",
     "CANCELLED": "was cancelled",
     "COMPLETED": "has ended",
-    "DEADLINE": "has reached its deadline",
+    "DEADLINE": "reached its deadline",
     "FAILED": "failed",
     "NODE_FAIL": "lost its nodes",
-    "OUT_OF_MEMORY": "ran out of memory: ask for more (mem=, --mem)",
+    "OUT_OF_MEMORY": "ran out of memory: request more (mem=, --mem)",
     "PREEMPTED": "was preempted by another job",
     "REVOKED": "was revoked",
-    "TIMEOUT": "has reached its time limit: ask for more (time=, --time)",
+    "TIMEOUT": "reached its time limit: request more (time=, --time)",
 }
 
 
 def environment() -> dict[str, str]:
-    """In which commands say things as they are expected here."""
+    """Return an environment in which commands use the formats that this module parses."""
     return {**os.environ, "LC_ALL": "C", "SLURM_TIME_FORMAT": "%H:%M"}
 
 
@@ -80,13 +80,13 @@ def call(
     cwd: Path | None = None,
     timeout_s: float = COMMAND_S,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; one that can't be run, or takes too long, has failed like any other.
+    """Run a command; report a missing program or a timeout as a failed command.
 
     Args:
         words: the command.
         text: its standard input.
-        env: its environment; left out, `environment`.
-        cwd: where it runs.
+        env: its environment; by default `environment`.
+        cwd: its working directory.
         timeout_s: how long it may take, in seconds.
     """
     try:
@@ -101,13 +101,13 @@ def call(
             timeout=timeout_s,
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} has not answered for {timeout_s:g} s")
+        return subprocess.CompletedProcess(words, 1, "", f"{words[0]} timed out after {timeout_s:g} s")
     except OSError as error:
         return subprocess.CompletedProcess(words, 1, "", f"{words[0]}: {error.strerror}")
 
 
 def words_of(path: Path) -> list[str]:
-    """The words of a file that is written at once; none if it is not complete yet."""
+    """Return the words of a file; none if its last line is not complete yet."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
@@ -116,7 +116,7 @@ def words_of(path: Path) -> list[str]:
 
 
 def tail(path: Path) -> tuple[str, ...]:
-    """The last lines of a file; none if it can't be read."""
+    """Return the last lines of a file; none if it can't be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 16384))
@@ -126,23 +126,23 @@ def tail(path: Path) -> tuple[str, ...]:
 
 
 def node_names(nodes: str) -> list[str]:
-    """The names of nodes that Slurm writes as ``n[1-3]``."""
+    """Expand a node list in Slurm's notation, such as ``n[1-3]``, to names."""
     return call("scontrol", "show", "hostnames", nodes).stdout.split()
 
 
 def time_limit(partition: str) -> str:
-    """How long a job may take in a partition; empty if that is not known."""
+    """Return the time limit of a partition; empty if it is not known."""
     return "".join(_sinfo(partition, "%l")[:1])
 
 
 def too_many(n: int, partition: str) -> str:
-    """Why there will never be so many hosts; empty if there may be."""
+    """Say why the partition can never provide that many hosts; empty if it may."""
     sizes: dict[str, int] = {}
     for row in _sinfo(partition, "%P %D"):
         name, _, size = row.rpartition(" ")
         sizes[name] = sizes.get(name, 0) + int(size)
     if not partition:
-        sizes = {name: size for name, size in sizes.items() if name.endswith("*")}  # the default
+        sizes = {name: size for name, size in sizes.items() if name.endswith("*")}  # the default partition
     if len(sizes) != 1:
         return ""
     ((name, n_there),) = sizes.items()
@@ -153,7 +153,7 @@ def too_many(n: int, partition: str) -> str:
 
 
 def why_refused(stderr: str, partition: str) -> str:
-    """What sbatch has said, and what there is instead."""
+    """Format an error of sbatch, with the values that the cluster would accept."""
     lines = []
     for line in stderr.splitlines():
         for prefix in ("sbatch: ", "error: ", "Batch job submission failed: "):
@@ -169,14 +169,14 @@ def why_refused(stderr: str, partition: str) -> str:
     elif "feature" in lower:
         hint = f"the features of the nodes are: {', '.join(_sinfo(partition, '%f'))}"
     elif "qos" in lower or "account" in lower:
-        hint = "what you may use: sacctmgr show assoc user=$USER format=account,partition,qos"
+        hint = "list what you may use with: sacctmgr show assoc user=$USER format=account,partition,qos"
     elif "contact slurm controller" in lower or "connect" in lower:
         hint = "is slurmctld up? (scontrol ping)"
     return f"Slurm refused the job: {said}{f'; {hint}' if hint else ''}"
 
 
 def _sinfo(partition: str, what: str) -> list[str]:
-    """Distinct rows of ``sinfo``, sorted."""
+    """Return the distinct rows of ``sinfo``, sorted."""
     which = [f"--partition={partition}"] if partition else []
     rows = call("sinfo", "--noheader", *which, f"--format={what}").stdout.splitlines()
     return sorted({row.strip() for row in rows})

@@ -1,4 +1,4 @@
-"""A job of Slurm's and its nodes, a host agent on each: what is known of them."""
+"""The state of Slurm jobs and of their nodes, each of which runs a host agent."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from monarch_kernel.launch.slurm.commands import tail
 __all__ = ["FIRST_ASK_S", "Job", "SlurmHost"]
 
 FIRST_ASK_S = 0.5
-"""After how long Slurm is asked again, when something has changed."""
+"""Delay before the next poll of Slurm after a change, in seconds."""
 
 
 @dataclass(eq=False)
 class Job:
-    """One job of Slurm's, as far as is known.
+    """A Slurm job, with its last known state.
 
     Attributes:
         first: number of its first host.
-        settings: what its agents have in common.
-        directory: where its tasks write.
-        give_back: has the launcher give a host of it back, within so many seconds.
-        hosts: in the order of its tasks.
-        id: Slurm's.
-        state: in Slurm's word.
+        settings: the common settings of its agents.
+        directory: directory for the files of its tasks.
+        give_back: gives back one of its hosts, with a timeout in seconds.
+        hosts: its hosts, in the order of its tasks.
+        id: Slurm's id of the job; empty until it is submitted.
+        state: Slurm's name of its state.
         reason: why it is pending.
-        start: when Slurm expects it to begin.
-        nodes: as Slurm writes them.
-        over: how it ended; empty as long as it has not.
-        is_abandoned: whether nobody waits for its number any more: it is to end as soon as that is known.
-        ask_s: after how long Slurm is asked again.
-        ask_at: when.
+        start: when Slurm expects it to start.
+        nodes: its nodes, in Slurm's notation.
+        over: how it ended; empty while it has not.
+        is_abandoned: whether it was closed before its id was known: the launcher cancels it as soon as it has the id.
+        ask_s: interval until the next poll of Slurm, in seconds.
+        ask_at: time of the next poll.
     """
 
     first: int
@@ -61,9 +61,9 @@ class Job:
 
 
 class SlurmHost:
-    """One node of a job."""
+    """A node of a job."""
 
-    address = ""  # it dials
+    address = ""  # the agent dials
 
     def __init__(self, job: Job, index: int) -> None:
         self.job = job
@@ -79,11 +79,11 @@ class SlurmHost:
         self._ended: str | None = None
 
     def poll(self) -> str | None:
-        """None while it runs, or may still come; else why not."""
+        """Return None while the host runs or may still come up, else why it ended."""
         return self._ended
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines of the agent's log, or of the job's, if it has none."""
+        """Return the last lines of the agent's log, or of the job's log if the agent has none."""
         if not self.job.id:
             return ()
         return tail(self.file("log")) or tail(self.job.directory / f"{self.job.id}.log")
@@ -94,14 +94,14 @@ class SlurmHost:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known how it ended."""
+        """Whether it has ended, for a known reason."""
         return self._ended is not None
 
     def end(self, text: str) -> None:
-        """It has ended, as the first to say so says."""
+        """Mark the host as ended; the first reason stays."""
         if self._ended is None:
             self._ended = text
 
     def file(self, kind: str) -> Path:
-        """What its task writes."""
+        """Return the path of a file that its task writes."""
         return self.job.directory / f"{self.job.id}-{self._index}.{kind}"

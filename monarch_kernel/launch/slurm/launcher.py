@@ -1,20 +1,22 @@
-"""A Slurm cluster: one job of ``sbatch`` whose nodes run a host agent each.
+"""The Slurm launcher: one job of ``sbatch``, with a host agent on each of its nodes.
 
 Theory of operation
 ===================
 
-The job is a script that anybody can read (`SlurmLauncher.script`): one ``srun``, one task per node; the task is the agent. Its
-config is in the environment of ``sbatch``, which hands it over; what differs between the agents, their number, they take from
-``SLURM_PROCID``. With ``--no-kill`` neither job nor step ends when a node fails. Hosts that replace others are another job.
+The job is a script without secrets (`SlurmLauncher.script`): one ``srun`` with one task per node, and each task is an agent.
+The config of the agents is in the environment of ``sbatch``, which passes it on. Each agent takes its number, the only
+difference between them, from ``SLURM_PROCID``. With ``--no-kill`` neither the job nor the step ends when a node fails.
+Replacement hosts are another job.
 
-A thread, ``monarch-slurm``, submits, and asks ``squeue`` what became of the jobs: often at first, then ever less, for there are
-clusters with thousands of users. What must be known soon is known without Slurm: each task leaves two small files, when it
-starts and when it ends, beside the log of its agent, in a private directory that the nodes share with this machine.
+A thread, ``monarch-slurm``, submits jobs and polls their state with ``squeue``: often at first, then less and less, because
+some clusters have thousands of users. Urgent information does not come from Slurm: each task writes two small files, one when
+it starts and one when it ends, beside the log of its agent, in a private directory that the nodes share with this machine.
 
-A job ends with its last agent, which ends by itself when it has no controller; so nothing stays behind if we are killed. To
-give back one node of several, the job is shrunk (``scontrol update``), which also ends what runs there. The first node of a job
-can't be given back before the others, as it runs the script; an agent there that does not end is killed by a second ``srun``.
-So is one whose node Slurm does not take back: without accounting it shrinks a job once only. That node stays in the job.
+A job ends with its last agent, and agents end by themselves without a controller; so no job remains if this process is killed.
+To give back one node of several, the launcher shrinks the job (``scontrol update``), which also ends the processes on that
+node. The first node of a job can't be given back before the others, because it runs the script; if the agent on it does not
+end, the launcher kills it with a second ``srun``. It does the same on a node that Slurm does not take back, because Slurm
+without accounting shrinks a job only once; that node stays in the job.
 """
 
 from __future__ import annotations
@@ -52,34 +54,34 @@ from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 __all__ = ["SlurmLauncher"]
 
 _LOOK_S = 0.2
-"""How often the files of the tasks are looked at."""
+"""Interval between reads of the files of tasks, in seconds."""
 
 _KILL_TRIES, _KILL_S = 5, 5.0
 _GONE_S = 10.0
-"""How long it is waited for that Slurm has the nodes back; it goes on by itself."""
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # of our environment, which may be that of another job
+"""How long to wait until Slurm has the nodes back, in seconds; after that, Slurm continues alone."""
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # to keep from this process's environment, which may be that of another job
 
 
 class SlurmLauncher:
-    """Asks a Slurm cluster for nodes, by ``sbatch`` on this machine.
+    """Gets nodes from a Slurm cluster, with ``sbatch`` on this machine.
 
-    Where neither ``cpus``, ``gpus`` nor ``mem`` is given, hosts are whole nodes (``--exclusive --mem=0``).
+    If neither ``cpus``, ``gpus`` nor ``mem`` is given, hosts are whole nodes (``--exclusive --mem=0``).
 
     Args:
-        partition: of the cluster; left out, its default.
-        account: who is charged.
+        partition: partition of the cluster; by default the cluster's default.
+        account: account to charge.
         qos: quality of service.
-        time: how long the hosts are kept at most, such as ``4:00:00``.
-        nodelist: with these nodes, all of them.
-        exclude: not these nodes.
-        constraint: only nodes with these features.
-        cpus: cores of each host.
+        time: time limit of the hosts, such as ``4:00:00``.
+        nodelist: nodes that must be included.
+        exclude: nodes to exclude.
+        constraint: features that nodes must have.
+        cpus: CPU cores of each host.
         gpus: GPUs of each host.
         mem: memory of each host, such as ``64G``.
-        sbatch: any other options of ``sbatch``, such as ``--reservation=week``.
-        python: interpreter on the nodes, which has this package; left out, the path of the one here.
-        directory: for logs, on a file system that the nodes share with this machine; left out, ``~/.monarch``.
-        ask_s: how long it takes at most until Slurm is asked again what became of the jobs.
+        sbatch: other options of ``sbatch``, such as ``--reservation=week``.
+        python: interpreter on the nodes, which must have this package; by default the path of this one.
+        directory: directory for logs, on a file system that the nodes share with this machine; by default ``~/.monarch``.
+        ask_s: longest interval between polls of the state of jobs, in seconds.
     """
 
     name = "slurm"
@@ -123,7 +125,7 @@ class SlurmLauncher:
         self._options += [option if option.startswith("-") else f"--{option}" for option in sbatch]
         for option in self._options:
             if "\n" in option:
-                raise ValueError(f"an option of sbatch is one line, not {option!r}")
+                raise ValueError(f"an option of sbatch must be one line, not {option!r}")
         self._command = agent_command(python)
         parent = Path(directory).expanduser() if directory else Path.home() / ".monarch"
         self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
@@ -136,21 +138,21 @@ class SlurmLauncher:
         self._trouble = ""
 
     def script(self, n_hosts: int) -> str:
-        """What is given to ``sbatch`` for so many hosts."""
+        """Return the input of ``sbatch`` for that many hosts."""
         return job_script(n_hosts, self._options, self._command, self.directory, self._cpus)
 
     plan = script
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[SlurmHost]:
-        """Submit a job for these hosts; one for each row of numbers, if they are in several.
+        """Submit a job for these hosts; one job for each run of consecutive host numbers.
 
         Raises:
-            LaunchError: there is no Slurm on this machine.
+            LaunchError: there is no Slurm on this machine, or the launcher is closed.
         """
         if shutil.which("sbatch") is None:
             raise LaunchError(
                 f"there is no sbatch on {os.uname().nodename}: run the notebook on a machine of the cluster, such as its "
-                "login node, and see that Slurm's commands are on PATH"
+                "login node, and check that Slurm's commands are on PATH"
             )
         jobs: list[Job] = []
         for config in configs:
@@ -162,7 +164,7 @@ class SlurmLauncher:
             last.hosts.append(SlurmHost(last, len(last.hosts)))
         with self._changed:
             if self._is_closed:
-                raise LaunchError("the launcher was closed")
+                raise LaunchError("Slurm: this launcher is closed")
             self._jobs += jobs
             for job in jobs:
                 self._chores.at(0.0, lambda job=job: self._submit(job))  # type: ignore[misc]
@@ -172,7 +174,7 @@ class SlurmLauncher:
         return [host for job in jobs for host in job.hosts]
 
     def progress(self) -> str:
-        """Why jobs have not begun."""
+        """Return why jobs have not started."""
         waiting = [job for job in self._jobs if job.is_waiting]
         if not waiting:
             return ""
@@ -190,7 +192,7 @@ class SlurmLauncher:
         return f"{text}, expected at {job.start}" if job.start else text
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the ends of all agents, cancel what is left, and remove the directory."""
+        """Wait for all agents to end, cancel the remaining jobs, and remove the directory."""
         with self._changed:
             if self._is_closed:
                 return
@@ -202,10 +204,10 @@ class SlurmLauncher:
         for parent in (self.directory.parent,):
             _remove_if_empty(parent)
 
-    # -- for the hosts
+    # -- called by hosts
 
     def close_host(self, host: SlurmHost, timeout_s: float) -> None:
-        """Give back a node; with the last one the job."""
+        """Give back a node; end the job with its last node."""
         job = host.job
         with self._changed:
             if host.is_closed:
@@ -219,11 +221,11 @@ class SlurmLauncher:
         host.is_leaving = True
         self._give_back_nodes(job)
 
-    # -- the thread
+    # -- tasks of the thread monarch-slurm
 
     def _submit(self, job: Job) -> None:
         if all(host.is_closed for host in job.hosts):
-            self._set_over(job, "was given back before it was asked for")
+            self._set_over(job, "was given back before it was requested")
             return
         n = len(job.hosts)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,7 +237,7 @@ class SlurmLauncher:
             if done.returncode:
                 problem = why_refused(done.stderr, self._partition)
             elif not (id := done.stdout.strip().rpartition("\n")[2].partition(";")[0]):
-                problem = "sbatch has not said the number of the job"
+                problem = "sbatch did not print the id of the job"
         if problem:
             self._set_over(job, problem)
             return
@@ -248,7 +250,7 @@ class SlurmLauncher:
             self._set_over(job, f"Slurm job {id} was given back")
 
     def _look(self) -> None:
-        """See what has become of the jobs, and come again."""
+        """Update the state of all jobs, and schedule the next update."""
         with self._changed:
             jobs = [job for job in self._jobs if job.id and not job.over]
             if all(job.over for job in self._jobs):
@@ -277,12 +279,12 @@ class SlurmLauncher:
             if code > 128:
                 how = f"was killed by {signal_name(code - 128)}"
             elif code in (126, 127):
-                how = f"could not be started: {' / '.join(host.log_tail()[-1:])}: is {self._command[0]} there?"
+                how = f"could not be started: {' / '.join(host.log_tail()[-1:])}; does {self._command[0]} exist on the node?"
             elif code:
                 how += "".join(f": {line}" for line in host.log_tail()[-1:])
             text = f"the host agent on {host.node} (Slurm job {host.job.id}) {how}"
             if code > 128 and not host.omen:
-                host.omen = text  # Slurm may have done that, and knows why
+                host.omen = text  # Slurm may have killed it, and then has the reason
                 host.job.ask_at = 0.0
             elif code <= 128:
                 host.end(text)
@@ -311,7 +313,7 @@ class SlurmLauncher:
             job.ask_at = now + job.ask_s
 
     def _heed(self, job: Job, nodes: str) -> None:
-        """Act upon what Slurm says of a job."""
+        """React to Slurm's state of a job."""
         if job.state in ENDS:
             text = f"Slurm job {job.id} {ENDS[job.state]}"
             if job.state in ("COMPLETED", "FAILED"):
@@ -326,9 +328,10 @@ class SlurmLauncher:
             limit = time_limit(self._partition)
             most = f" ({limit})" if limit else ""
             self._set_over(
-                job, f"Slurm would never start it: longer than the partition allows{most}: ask for less (time=, --time)"
+                job,
+                f"Slurm would never start the job: longer than the partition allows{most}: request less (time=, --time)",
             )
-        elif nodes and nodes != job.nodes and job.state != "COMPLETING":  # a job that ends leaves its nodes one by one
+        elif nodes and nodes != job.nodes and job.state != "COMPLETING":  # an ending job leaves its nodes one by one
             names = node_names(nodes)
             if not job.nodes and len(names) == len(job.hosts):
                 for host, name in zip(job.hosts, names):
@@ -338,7 +341,7 @@ class SlurmLauncher:
                 if host.node and host.node not in names and not host.has_ended:
                     said = call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
                     host.is_lost = True
-                    host.end(f"Slurm has taken node {host.node} out of job {job.id} ({said.strip()})")
+                    host.end(f"Slurm removed node {host.node} from job {job.id} ({said.strip()})")
             with self._changed:
                 self._changed.notify_all()
         if job.state == "RUNNING":
@@ -353,30 +356,28 @@ class SlurmLauncher:
     def _set_over(self, job: Job, text: str) -> None:
         for host in job.hosts:
             if job.id:
-                self._read_files(host)  # which say more
+                self._read_files(host)  # they may have a more exact reason
             host.end(text)
         with self._changed:
             job.over = text
             self._changed.notify_all()
 
-    # -- in words
+    # -- texts
 
     def _why_failed(self, job: Job) -> str:
         log = self.directory / f"{job.id}.log"
         if not log.exists():
-            return (
-                f", and has written nothing: do the nodes share {self.directory.parent} with this machine (directory=)?"
-            )
+            return f" and wrote no log: do the nodes share {self.directory.parent} with this machine (directory=)?"
         return "".join(f": {line}" for line in tail(log)[-1:])
 
-    # -- the end
+    # -- ending jobs
 
     def _end(self, jobs: Sequence[Job], timeout_s: float) -> None:
-        """Wait for the ends of these jobs, then cancel them."""
+        """Wait for jobs to end, then cancel them."""
         for job in jobs:
             for host in job.hosts:
                 host.is_closed = True
-        self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch is not stopped half way
+        self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch must not be interrupted
         with self._changed:
             for job in jobs:
                 job.is_abandoned = not job.id
@@ -395,12 +396,12 @@ class SlurmLauncher:
             self._set_over(job, f"Slurm job {job.id} was given back")
 
     def _cancel(self, jobs: Sequence[Job]) -> None:
-        """End jobs, and wait until Slurm has taken the nodes back; those that were lost it can't reach for now."""
+        """Cancel jobs, and wait until Slurm has the nodes back, except lost nodes, which Slurm can't reach."""
         deadline = time.monotonic() + _GONE_S
         lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
         is_cancelled = False
         while jobs:
-            if not is_cancelled:  # ends what runs, and kills it after the cluster's KillWait
+            if not is_cancelled:  # scancel terminates processes, and kills them after the cluster's KillWait
                 is_cancelled = call("scancel", *(job.id for job in jobs)).returncode == 0
             done = call("squeue", "--noheader", f"--jobs={','.join(job.id for job in jobs)}", "--format=%T|%N")
             is_known = done.returncode == 0 or "Invalid job id" in done.stderr
@@ -413,14 +414,14 @@ class SlurmLauncher:
                 self._changed.wait(0.1)
 
     def _give_back_nodes(self, job: Job) -> None:
-        """Shrink a job to the hosts that do not leave it; what fails is tried again when Slurm has been asked again."""
+        """Shrink a job to the hosts that stay; failures are retried after the next poll of Slurm."""
         first = job.hosts[0]
         with self._changed:
             if job.over or not all(host.node or host.has_ended for host in job.hosts):
-                return  # a job is shrunk by the names of the nodes that stay
+                return  # shrinking needs the names of the nodes that stay
             leaving = [host for host in job.hosts if host.is_leaving and not host.is_released]
             if first in leaving and not (first.pid or first.has_ended):
-                leaving.remove(first)  # until its task has said what is to be killed
+                leaving.remove(first)  # until its task has written the pid of its agent
             if not leaving:
                 return
             for host in leaving:
@@ -439,12 +440,12 @@ class SlurmLauncher:
             for host in others:
                 if done.returncode == 0:
                     host.end(f"node {host.node} was given back")
-                elif not host.pid or not self._kill(host):  # without accounting Slurm shrinks a job once, and no more
+                elif not host.pid or not self._kill(host):  # without accounting Slurm shrinks a job only once
                     host.is_released = False
 
     def _kill(self, host: SlurmHost) -> bool:
-        """End an agent whose node stays in the job: the first one runs the script, and does so until that ends."""
-        # A step that Slurm does not begin at once may wait for half a minute before it tries again; another one is quicker.
+        """Kill an agent whose node stays in the job, such as the first node, which runs the script."""
+        # A step that Slurm does not start at once may wait half a minute before it retries; a new step is faster.
         step = (
             "--overlap",
             f"--jobid={host.job.id}",

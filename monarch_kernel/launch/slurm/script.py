@@ -1,4 +1,4 @@
-"""The script that is given to ``sbatch``, as text. Pure."""
+"""Writes the script for ``sbatch``. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch_kernel.net.wire.config import AGENT_VARIABLE
 
 __all__ = ["job_script"]
 
-# What is run as a task; its arguments are the directory, and the agent's command.
+# The shell script of a task; its arguments are the directory, and the agent's command.
 _TASK = """f=$1/$SLURM_JOB_ID-$SLURM_PROCID; shift
 "$@" & agent=$!
 trap "kill -TERM $agent" TERM
@@ -23,14 +23,14 @@ exit $code"""
 
 
 def job_script(n_hosts: int, options: Sequence[str], command: Sequence[str], directory: Path, cpus: int) -> str:
-    """A job that starts an agent on each of so many nodes.
+    """Return the script of a job that starts an agent on each of its nodes.
 
     Args:
-        n_hosts: how many.
-        options: of sbatch.
-        command: of the agent.
-        directory: for logs.
-        cpus: cores of each host; 0: as the options say.
+        n_hosts: number of nodes.
+        options: options of sbatch.
+        command: command of the agent.
+        directory: directory for logs.
+        cpus: CPU cores of each host; 0 leaves it to the options.
     """
     directives = [
         "--job-name=monarch",
@@ -50,8 +50,8 @@ def job_script(n_hosts: int, options: Sequence[str], command: Sequence[str], dir
         "#!/bin/sh",
         *(f"#SBATCH {_directive(option)}" for option in directives),
         "",
-        "# A host agent on every node, which connects to the notebook that asked for it. How is in the environment",
-        f"# variable {AGENT_VARIABLE}, which holds secrets; so it is not in this file.",
+        "# Starts a host agent on every node, which connects to the notebook that submitted this job. The config of the",
+        f"# agents holds secrets, so it is in the environment variable {AGENT_VARIABLE}, and not in this file.",
         "",
         f"task={shlex.quote(_TASK)}",
         "",
@@ -62,6 +62,6 @@ def job_script(n_hosts: int, options: Sequence[str], command: Sequence[str], dir
 
 
 def _directive(option: str) -> str:
-    """An option as it is written after ``#SBATCH``."""
+    """Format an option for a line that starts with ``#SBATCH``."""
     name, equals, value = option.partition("=")
     return f"{name}={json.dumps(value)}" if equals and " " in value else option

@@ -18,8 +18,8 @@
 #SBATCH --reservation=spring
 #SBATCH --comment="one two"
 
-# A host agent on every node, which connects to the notebook that asked for it. How is in the environment
-# variable MONARCH_AGENT, which holds secrets; so it is not in this file.
+# Starts a host agent on every node, which connects to the notebook that submitted this job. The config of the
+# agents holds secrets, so it is in the environment variable MONARCH_AGENT, and not in this file.
 
 task='f=$1/$SLURM_JOB_ID-$SLURM_PROCID; shift
 "$@" & agent=$!
