@@ -1,8 +1,8 @@
-"""A program in place of the host agent that does what it is told, and the desk of its controller: for what starts agents.
+"""A scriptable substitute for the host agent (the puppet), and the test's end of its connection (the desk).
 
-It reads its config as the agent does, dials or listens, says who it is, and does what it is told in lines: ``end CODE``, ``say
-TEXT``, ``run COMMAND``, ``stay`` (whatever SIGTERM says). When the connection breaks it dials again, and ends with 3 after its
-grace period.
+The puppet reads its config like the agent, dials or listens, identifies itself, and obeys lines of text: ``end CODE``, ``say
+TEXT``, ``run COMMAND``, ``stay`` (ignore SIGTERM). When the connection breaks it dials again, and exits with 3 after its grace
+period.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LONG_S = 60.0
 
 
 class Agent:
-    """A puppet that has come to the desk."""
+    """The connection to a puppet."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -39,7 +39,7 @@ class Agent:
         self.address: str = self.hello["address"]
 
     def tell(self, line: str) -> str:
-        """Have it do something, and give what it answers."""
+        """Send an order, and return the answer."""
         self._file.write(line + "\n")
         self._file.flush()
         return self._file.readline().rstrip()
@@ -58,7 +58,7 @@ class Agent:
 
 
 class Desk:
-    """Where puppets are waited for."""
+    """The server to which puppets connect."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ class Desk:
         return [self.config(host) for host in range(first, first + n)]
 
     def greet(self) -> Agent:
-        """Wait for the next one; one that has only knocked is passed over."""
+        """Wait for the next puppet; ignore connections that close at once, such as probes."""
         while True:
             connection, _ = self._listener.accept()
             try:
@@ -106,7 +106,7 @@ def desk() -> Iterator[Desk]:
 
 
 def make_python(folder: Path, *, name: str = "python", body: str = "") -> str:
-    """Make an interpreter for which the module of the agent is the puppet; or one that runs ``body`` first."""
+    """Create an interpreter that runs the puppet instead of the agent's module; it runs ``body`` first."""
     path = folder / name
     path.write_text(
         f"#!/bin/sh\n{body}\n"
@@ -145,7 +145,7 @@ def dial(address: str) -> socket.socket:
 
 
 def serve(connection: socket.socket, host: int, address: str) -> None:
-    """Do what is said on a connection, until it breaks."""
+    """Obey orders on a connection until it breaks."""
     connection.settimeout(None)
     umask = os.umask(0)
     os.umask(umask)

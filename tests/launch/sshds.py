@@ -1,4 +1,4 @@
-"""Real SSH servers for tests: on ports of this machine, with keys and configuration of their own."""
+"""Real SSH servers for tests, on ports of this machine, with separate keys and configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["SshFolder", "Sshd", "why_no_sshd"]
 
 
 def why_no_sshd() -> str:
-    """Why there can be no SSH servers here; empty if there can."""
+    """Say why SSH servers can't run on this machine; empty if they can."""
     if not _sshd():
         return "no sshd here: apt-get install openssh-server"
     return ""
@@ -32,7 +32,7 @@ def _sshd() -> str | None:
 
 
 class Sshd:
-    """A server. Its settings hold for all connections; sessions of it see the environment of the test."""
+    """A server. Its settings apply to all connections; its sessions get the environment of the test."""
 
     def __init__(self, folder: SshFolder, name: str, settings: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name
@@ -63,7 +63,7 @@ class Sshd:
         self.start()
 
     def start(self) -> None:
-        """Come up, at the same port as before."""
+        """Start the server, always on the same port."""
         if os.getuid() == 0:
             os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
         command = _sshd()
@@ -82,7 +82,7 @@ class Sshd:
             return False
 
     def connections(self) -> list[psutil.Process]:
-        """The processes of its connections."""
+        """Return the processes of its connections."""
         assert self._process is not None
         found = []
         for child in psutil.Process(self._process.pid).children(recursive=True):
@@ -92,15 +92,15 @@ class Sshd:
         return found
 
     def break_connections(self) -> int:
-        """Kill the processes of all connections; new ones are welcome. Gives how many there were."""
+        """Kill the processes of all connections, and return their number; the server accepts new connections."""
         servers = self.connections()
         for server in servers:
-            with suppress(psutil.NoSuchProcess):  # one that has ended with another, which had started it
+            with suppress(psutil.NoSuchProcess):  # it ended with its parent
                 server.kill()
         return len(servers)
 
     def stop(self) -> None:
-        """Accept no connection, and do nothing with those that there are."""
+        """Stop the server with SIGSTOP: it accepts no new connections."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -109,10 +109,10 @@ class Sshd:
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End all at once, connections and server; what was started by them lives on."""
+        """Kill the server and its connections at once; processes of the sessions continue."""
         if self._process is None:
             return
-        self.stop()  # or it would take another connection
+        self.stop()  # else it could accept another connection
         self.break_connections()
         self._process.kill()
         self._process.wait()
@@ -123,7 +123,7 @@ class Sshd:
 
 
 class SshFolder:
-    """Keys and configuration of a user, and the servers that let him in; nothing of the real user's is read."""
+    """Keys and configuration of a test user, and servers that accept them; independent of the real user's files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -142,7 +142,7 @@ class SshFolder:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
 
     def add(self, name: str, settings: Sequence[str] = (), *, known: bool = True, **environment: str) -> Sshd:
-        """Start a server, which the configuration has under this name."""
+        """Start a server, and add it to the configuration under this name."""
         server = Sshd(self, name, settings, environment)
         self.servers.append(server)
         if known:

@@ -1,4 +1,4 @@
-"""A stand-in for a host agent, and the place that it connects back to: for launchers, whatever they launch."""
+"""A stand-in for a host agent, and the server to which it connects, for tests of any launcher."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMAND = (sys.executable, "-c", STAND_IN)
 
 
 class Home:
-    """Where stand-ins connect to, each for as long as it lives."""
+    """The server to which stand-ins connect, each for its whole life."""
 
     def __init__(self) -> None:
         self.token = secrets.token_hex(8)
@@ -42,21 +42,21 @@ class Home:
         self._thread.start()
 
     def configs(self, numbers: Sequence[int]) -> list[AgentConfig]:
-        """For hosts with these numbers."""
+        """Return configs for hosts with these numbers."""
         address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         return [AgentConfig(host=number, token=self.token, addresses=(address,)) for number in numbers]
 
     def wait_for(self, numbers: Sequence[int]) -> None:
-        """Wait until they have connected."""
+        """Wait until these hosts have connected."""
         with self._changed:
             assert self._changed.wait_for(lambda: self.pids.keys() >= set(numbers), LONG_S), f"only {sorted(self.pids)}"
 
     def end(self, number: int, code: int) -> None:
-        """Have a host end by itself, with this exit code."""
+        """Make a host exit with this code."""
         self._connections[number].sendall(str(code).encode())
 
     def close(self) -> None:
-        """Let all go."""
+        """Close all connections."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
@@ -72,7 +72,7 @@ class Home:
             with connection.makefile("rb") as lines:
                 said = lines.readline(100).split()
             if len(said) != 3 or said[1] != self.token.encode():
-                connection.close()  # of another test, which has had this port before
+                connection.close()  # from an earlier test that used the same port
                 continue
             number, _, pid = said
             with self._changed:

@@ -1,4 +1,4 @@
-"""Agents that are started over SSH, by real servers; in place of the agent a puppet, which starts at once."""
+"""The SSH launcher, against real servers; a puppet, which starts at once, replaces the agent."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def desk() -> Iterator[Desk]:
 
 @pytest.fixture
 def launch(folder: SshFolder, server: Any, python: str, desk: Desk) -> Iterator[Callable[..., Any]]:
-    """Make a launcher, which is closed in the end."""
+    """A function that creates launchers; they are closed after the test."""
     launchers = []
 
     def make(hosts: Any, **options: Any) -> Any:
@@ -146,7 +146,7 @@ def test_is_dialled_where_the_tunnel_is_forbidden(launch: Any, desk: Desk, serve
     assert agent.host == 1
     strict.break_connections()
     wait_until(agent.is_cut_off, "the end of the connection")
-    again = wait_until(lambda: _try_to_dial(desk, address), "the same way again")
+    again = wait_until(lambda: _try_to_dial(desk, address), "a new connection at the same address")
     assert again.pid == agent.pid
     assert handle.address == address
 
@@ -171,7 +171,7 @@ def test_no_way_at_all(launch: Any, desk: Desk, server: Any) -> None:
         nowhere = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
     (handle,) = launch("closed").launch([desk.config(addresses=(nowhere,))])
     text = end_of(handle)
-    assert text.startswith(f"closed (from {socket.gethostname()}): its SSH server passes on no ports")
+    assert text.startswith(f"closed (from {socket.gethostname()}): its SSH server forbids port forwarding")
     assert nowhere in text
     assert "AllowTcpForwarding" in text
 
@@ -188,7 +188,7 @@ def test_home_of_the_other_machine(launch: Any, desk: Desk, server: Any, tmp_pat
 def test_forwarded_agent(
     launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The key is only with the user's SSH agent, and reaches as far as the host."""
+    """Only the user's SSH agent has the key, and it is forwarded to the host."""
     path = f"{tmp_path}/agent"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     config = tmp_path / "config"
@@ -212,7 +212,7 @@ def test_forwarded_agent(
         agent.wait()
 
 
-# -- what breaks
+# -- failures
 
 
 def test_connection_breaks(launch: Any, desk: Desk, server: Any) -> None:
@@ -230,14 +230,14 @@ def test_connection_breaks(launch: Any, desk: Desk, server: Any) -> None:
 
 
 def test_server_ends(launch: Any, desk: Desk, server: Any) -> None:
-    """The agent is not told, and ends by itself; so does what was started beside it."""
+    """The agent gets no signal, and ends by itself; so does its shell."""
     lost = server("lost")
     (handle,) = launch("lost", tunnel="always").launch([desk.config(grace_s=1.0)])
     agent = desk.greet()
     lost.kill()
     text = end_of(handle)
-    assert "the SSH connection broke, and could not be made again: lost (" in text
-    assert f"connection refused: is sshd running there, on port {lost.port}?" in text
+    assert "SSH connection lost, and reconnecting failed: lost (" in text
+    assert f"connection refused: is sshd running on port {lost.port}?" in text
     wait_until(lambda: is_gone(agent.pid), "the end of the agent")
 
 
@@ -246,10 +246,10 @@ def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) ->
     launcher = launch("lost")
     (handle,) = launcher.launch([desk.config(grace_s=0.3)])
     agent = desk.greet()
-    wait_until(lambda: not launcher.progress(), "it to be up")
+    wait_until(lambda: not launcher.progress(), "the host to be up")
     lost.kill()
-    wait_until(lambda: launcher.progress() == "SSH: connecting again to lost", "the launcher to see it")
-    time.sleep(0.5)  # longer than it is waited for where it is needed
+    wait_until(lambda: launcher.progress() == "SSH: connecting again to lost", "the launcher to notice it")
+    time.sleep(0.5)  # longer than the grace period of hosts that need the connection
     assert handle.poll() is None
     assert agent.tell("run echo here") == "here"
     lost.start()
@@ -274,7 +274,7 @@ def test_agent_ends(launch: Any, desk: Desk) -> None:
     assert handle.log_tail()[-1] == "ends with 7"
 
 
-# -- the end
+# -- closing
 
 
 def test_close_lets_an_agent_end(launch: Any, desk: Desk) -> None:
@@ -282,7 +282,7 @@ def test_close_lets_an_agent_end(launch: Any, desk: Desk) -> None:
     desk.greet()
     desk.close()
     handle.close(10.0)
-    assert "ended with exit code 3" in handle.poll()  # by its own will
+    assert "ended with exit code 3" in handle.poll()  # by itself
     handle.close(0.0)
 
 
@@ -296,11 +296,11 @@ def test_close_forces_an_agent(launch: Any, desk: Desk) -> None:
 
 
 def test_close_in_the_middle(launch: Any, desk: Desk, folder: SshFolder) -> None:
-    """Connections are being made, agents are being started: nothing comes of it."""
+    """Closing while connections or agents start leaves nothing behind."""
     moments = {
         "at once": lambda launcher: True,
         "a connection": lambda launcher: any(server.connections() for server in folder.servers),
-        "a host that is connected": lambda launcher: "connecting to a, b, c" not in launcher.progress(),
+        "a connected host": lambda launcher: "connecting to a, b, c" not in launcher.progress(),
         "an agent": lambda launcher: desk.greet(),
     }
     for what, has_come in moments.items():
@@ -322,7 +322,7 @@ def test_close_while_nobody_answers(launch: Any, desk: Desk, bar: Bar) -> None:
         connection.close()
 
 
-# -- which hosts
+# -- choosing hosts
 
 
 def test_more_than_there_are(launch: Any, desk: Desk) -> None:
@@ -335,7 +335,7 @@ def test_more_than_there_are(launch: Any, desk: Desk) -> None:
 
 
 def test_replacement(launch: Any, desk: Desk) -> None:
-    """A spare first, then the place that was used before."""
+    """The launcher uses a spare first, then the place that was used before."""
     launcher = launch("a,b")
     (first,) = launcher.launch([desk.config(1)])
     os.kill(desk.greet().pid, signal.SIGKILL)
@@ -363,7 +363,7 @@ def test_spare_for_one_that_cant_be_reached(launch: Any, desk: Desk, server: Any
     assert "connection refused" in handle.log_tail()[0]
 
 
-# -- why not
+# -- errors
 
 
 def test_nobody_listens(launch: Any, desk: Desk, server: Any) -> None:
@@ -372,21 +372,19 @@ def test_nobody_listens(launch: Any, desk: Desk, server: Any) -> None:
     (handle,) = launch("down").launch([desk.config()])
     text = end_of(handle)
     assert text.startswith("down (")
-    assert (
-        f"@127.0.0.1, port {down.port}, from {socket.gethostname()}): connection refused: is sshd running there" in text
-    )
+    assert f"@127.0.0.1, port {down.port}, from {socket.gethostname()}): connection refused: is sshd running on" in text
 
 
 def test_no_answer(launch: Any, desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
         (handle,) = launch(f"127.0.0.1:{port}", connect_timeout_s=0.3).launch([desk.config()])
-        assert f"no answer within 0.3 s: is it up, and do firewall and VPN let port {port} through?" in end_of(handle)
+        assert f"timed out after 0.3 s: is it up, and do firewall and VPN let port {port} through?" in end_of(handle)
 
 
 def test_unknown_name(launch: Any, desk: Desk) -> None:
     (handle,) = launch("no-such-host.invalid").launch([desk.config()])
-    assert "its name is not known here: check the spelling" in end_of(handle)
+    assert "can't resolve its name: check the spelling" in end_of(handle)
 
 
 def test_key_of_the_user_is_refused(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
@@ -395,7 +393,7 @@ def test_key_of_the_user_is_refused(launch: Any, desk: Desk, folder: SshFolder, 
     config.write_text(folder.config.read_text().replace(str(folder.key), f"{tmp_path}/other"))
     (handle,) = launch("a", config=config).launch([desk.config()])
     text = end_of(handle)
-    assert "by none of the keys" in text
+    assert "it refused all keys of user" in text
     assert f"`ssh -F {config} -p {folder.servers[0].port} a true`" in text
 
 
@@ -412,7 +410,7 @@ def test_unknown_host_key(launch: Any, desk: Desk, folder: SshFolder, server: An
     server("new", known=False)
     (handle,) = launch("new").launch([desk.config()])
     text = end_of(handle)
-    assert f"its host key is not known ({folder.known_hosts} has none): log in once with `ssh" in text
+    assert f"its host key is unknown ({folder.known_hosts} has none): log in once with `ssh" in text
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "rsa"])
@@ -423,7 +421,7 @@ def test_wrong_host_key(launch: Any, desk: Desk, folder: SshFolder, server: Any,
     folder.know(other, key)
     (handle,) = launch("changed").launch([desk.config()])
     text = end_of(handle)
-    assert f"its host key is not the one in {folder.known_hosts}" in text
+    assert f"its host key differs from the one in {folder.known_hosts}" in text
     assert f"ssh-keygen -R '[127.0.0.1]:{other.port}'" in text
 
 
@@ -431,14 +429,14 @@ def test_keys_are_always_compared(launch: Any, desk: Desk, folder: SshFolder, tm
     config = tmp_path / "config"
     config.write_text(f"UserKnownHostsFile none\nStrictHostKeyChecking no\n{folder.config.read_text()}")
     (handle,) = launch("a", config=config).launch([desk.config()])
-    assert "its host key is not known" in end_of(handle)
+    assert "its host key is unknown" in end_of(handle)
 
 
 def test_no_python(launch: Any, desk: Desk) -> None:
     (handle,) = launch("a", python="/no/such/python").launch([desk.config()])
     text = end_of(handle)
-    assert text.startswith(f"a (from {socket.gethostname()}): /no/such/python can't be run there")
-    assert "name a Python of that machine that has monarch_kernel" in text
+    assert text.startswith(f"a (from {socket.gethostname()}): can't run /no/such/python")
+    assert "name a Python on that machine that has monarch_kernel" in text
 
 
 def test_no_package(launch: Any, desk: Desk, tmp_path: Path) -> None:
@@ -447,28 +445,28 @@ def test_no_package(launch: Any, desk: Desk, tmp_path: Path) -> None:
     python.chmod(0o700)
     (handle,) = launch("a", python=str(python)).launch([desk.config()])
     text = end_of(handle)
-    assert f"{python} lacks a package there" in text
+    assert f"{python} lacks a package" in text
     assert "No module named" in text
     assert "install monarch_kernel==" in text
 
 
 def test_old_python(launch: Any, desk: Desk, tmp_path: Path) -> None:
-    """No old one is at hand: this one fails as one would, and says so."""
+    """Without an old Python at hand, a script fails like one, and reports an old version."""
     python = make_python(
         tmp_path, name="old", body='case "$2" in *version_info*) echo 3.8.2;; *) exit 1;; esac; exit 0'
     )
     (handle,) = launch("a", python=python).launch([desk.config()])
-    assert f"{python} is Python 3.8.2 there; 3.10 or newer is needed" in end_of(handle)
+    assert f"{python} is Python 3.8.2, but 3.10 or newer is required" in end_of(handle)
 
 
 def test_runs_no_commands(launch: Any, desk: Desk, server: Any) -> None:
     server("menu", ["ForceCommand echo this machine is for mail only"])
     (handle,) = launch("menu").launch([desk.config()])
-    assert "the login works, but does not run commands (this machine is for mail only)" in end_of(handle)
+    assert "the login works, but commands do not run (this machine is for mail only)" in end_of(handle)
 
 
 def test_wrong_configuration(launch: Any, desk: Desk, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n  Port many\n")
     (handle,) = launch("a", config=config).launch([desk.config()])
-    assert "the SSH configuration can't be used" in end_of(handle)
+    assert "the SSH configuration is not valid" in end_of(handle)

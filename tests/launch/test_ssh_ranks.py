@@ -1,4 +1,4 @@
-"""Ranks on hosts that were logged in to: real agents, whose connections go through SSH, and break."""
+"""Ranks on SSH hosts: real agents, whose connections go through SSH and break."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Iterator[SshFolder]:
 
 
 def test_a_group_across_hosts_outlives_the_connections(folder: SshFolder) -> None:
-    """One agent connects through a tunnel, the other is connected to; both connections break, and nobody is lost."""
+    """One agent dials through a tunnel, the controller dials the other; both connections break, and no rank is lost."""
     launcher = ssh.SshLauncher("a,b", python=sys.executable, config=folder.config, tunnel="always")
     hosts = allocate(launcher, 2, lost_after_s=30.0)
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")

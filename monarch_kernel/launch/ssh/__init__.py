@@ -1,4 +1,4 @@
-"""Hosts that one can log in to."""
+"""The launcher for SSH: each host is a machine that the user can log in to."""
 
 from monarch_kernel.launch.ssh.host import SshHost
 from monarch_kernel.launch.ssh.launcher import SshLauncher

@@ -1,4 +1,4 @@
-"""One host that is reached by SSH, from the first connection to the end of its agent."""
+"""The handle of an SSH host, from the first connection to the end of its agent."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from monarch_kernel.net.wire.config import AgentConfig
 __all__ = ["Owner", "SshHost"]
 
 _START_S = 60.0
-"""How long a host may take to start the agent, from the login."""
+"""How long a host may take to start the agent after the login."""
 
 _ASK_S = 10.0
 _TERMINATE_S = 2.0
-_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)  # and then as the last
+_RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0)  # the last one repeats
 _LOOPBACK = "127.0.0.1"
 _OLDEST_PYTHON = (3, 10)
 
@@ -44,20 +44,20 @@ class Owner(Protocol):
     tunnel: str
 
     def swap(self, host: SshHost, tried: Sequence[Place]) -> Place | None:
-        """Give a host whose place can't be reached another one, if one is free that it has not tried."""
+        """Replace the unreachable place of a host by a free one that it has not tried; None if there is none."""
         ...
 
     def release(self, host: SshHost) -> None:
-        """Let others have the place of a host."""
+        """Free the place of a host."""
         ...
 
 
 class SshHost:
-    """One agent that is started over SSH.
+    """An agent that is started over SSH.
 
     Attributes:
-        place: where it is, or may come to be.
-        doing: what is being done with the place, in words; empty when the agent runs, or has ended.
+        place: the machine, which may change until the agent starts.
+        doing: what the launcher is doing with the machine, as text; empty when the agent runs or has ended.
     """
 
     def __init__(self, launcher: Owner, loop: LoopThread, place: Place, config: AgentConfig) -> None:
@@ -72,9 +72,9 @@ class SshHost:
         self._ended: str | None = None
         self._log: deque[str] = deque(maxlen=20)
         self._connection: asyncssh.SSHClientConnection | None = None
-        self._remote_port = 0  # where the reverse tunnel begins
-        self._agent_port = 0  # where the agent listens
-        self._local_port = 0  # where the tunnel to it begins
+        self._remote_port = 0  # of the reverse tunnel, on the host
+        self._agent_port = 0  # of the agent, if it listens
+        self._local_port = 0  # of the tunnel to that port, on this machine
         self._pid = 0
         self._directory = ""
         self._is_starting = False
@@ -86,24 +86,24 @@ class SshHost:
 
     @property
     def node(self) -> str:
-        """The machine as it stands in the list."""
+        """The machine, as written in the list of hosts."""
         return str(self.place)
 
     @property
     def address(self) -> str:
-        """Where the controller has to dial the agent, where that can't dial."""
+        """The address at which the controller dials the agent; empty if the agent dials."""
         return self._address
 
     def poll(self) -> str | None:
-        """None while the agent runs, or may still come; else why not."""
+        """Return None while the agent runs or may still come up, else why it ended."""
         return self._ended
 
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that were written by the agent, or what should have started it."""
+        """Return the last output of the agent, or of the shell that should have started it."""
         return tuple(self._log)
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the agent's end, force it when the time is up, and close the connection."""
+        """Wait for the agent to end, kill it after the timeout, and close the connection."""
         self.begin_to_close(timeout_s).result()
 
     def begin(self) -> None:
@@ -111,12 +111,12 @@ class SshHost:
         self._loop.submit(self._run())
 
     def begin_to_close(self, timeout_s: float) -> concurrent.futures.Future[None]:
-        """Close; gives what ends when that is done."""
+        """Start to close; return a future that completes when that is done."""
         with self._lock:
             if self._closing is None:
                 self._closing = concurrent.futures.Future()
                 if self._ended is not None and self._main is not None and self._main.done():
-                    self._closing.set_result(None)  # and the loop may have ended
+                    self._closing.set_result(None)  # not on the loop, which may have ended
                     self._launcher.release(self)
                 else:
                     self._closing = self._loop.submit(self._close(timeout_s))
@@ -141,7 +141,7 @@ class SshHost:
             if self._pid:
                 await self._kill()
         except (asyncssh.Error, OSError) as error:
-            self._ended = f"{self._who()}: the SSH connection failed: {reason(error)}"
+            self._ended = f"{self._who()}: SSH connection failed: {reason(error)}"
         finally:
             self.doing = ""
             if self._ended is None:
@@ -149,7 +149,7 @@ class SshHost:
             await self._hang_up()
 
     async def _connect_somewhere(self) -> asyncssh.SSHClientConnection:
-        """Connect to the host, or, if that can't be reached, to a spare."""
+        """Connect to the host, or to a spare one if it can't be reached."""
         tried: list[Place] = []
         failures: list[str] = []
         while True:
@@ -170,16 +170,18 @@ class SshHost:
         script = START.format(command=quoted(self._launcher.command))
         if self._is_closing:
             raise asyncio.CancelledError
-        self._is_starting = True  # what begins now would not be found again by one who gives up
+        self._is_starting = True  # closing waits for this: until the pid is known, the agent can't be killed
         try:
             return await asyncio.wait_for(self._execute(connection, f"{script}\n{config}"), _START_S)
         except asyncio.TimeoutError:
-            raise _Failed(f"{self._who()}: the login works, but ran nothing for {_START_S:g} s{self._said()}") from None
+            raise _Failed(
+                f"{self._who()}: the login works, but did not start the agent within {_START_S:g} s{self._said()}"
+            ) from None
         finally:
             self._is_starting = False
 
     async def _open_ways(self, connection: asyncssh.SSHClientConnection) -> list[str]:
-        """Open a tunnel; gives the addresses for the agent, none if it has to listen."""
+        """Open a tunnel; return the addresses for the agent to dial, or none if it must listen."""
         is_auto = self._launcher.tunnel == "auto"
         if self._launcher.tunnel == "never" or not self._direct:
             return self._direct
@@ -195,7 +197,7 @@ class SshHost:
         self._remote_port = listener.get_port()
 
     async def _is_direct(self, connection: asyncssh.SSHClientConnection) -> bool:
-        """Whether an agent there could dial one of the controller's addresses."""
+        """Return whether an agent on the host can dial one of the controller's addresses."""
 
         async def probe(address: str) -> bool:
             url = urlsplit(address)
@@ -205,7 +207,7 @@ class SshHost:
         return any(await asyncio.gather(*(probe(address) for address in self._direct[:5])))
 
     async def _open_tunnel(self, connection: asyncssh.SSHClientConnection) -> None:
-        """Let the controller dial an agent that listens."""
+        """Set the address at which the controller dials an agent that listens."""
         if self._launcher.tunnel == "never":
             peer = connection.get_extra_info("peername")[0]
             self._address = f"tcp://{f'[{peer}]' if ':' in peer else peer}:{self._agent_port}"
@@ -214,8 +216,9 @@ class SshHost:
             _, writer = await connection.open_connection(_LOOPBACK, self._agent_port)
         except asyncssh.ChannelOpenError as error:
             raise _Failed(
-                f"{self._who()}: its SSH server passes on no ports ({error.reason}), and this machine can't be reached from "
-                f"there at {', '.join(self._direct) or 'any address'}: allow AllowTcpForwarding there, or that connection"
+                f"{self._who()}: its SSH server forbids port forwarding ({error.reason}), and it can't connect to this "
+                f"machine at {', '.join(self._direct) or 'any address'}: set AllowTcpForwarding in its sshd_config, or "
+                "open that address"
             ) from error
         writer.close()
         listener = await connection.forward_local_port(_LOOPBACK, self._local_port, _LOOPBACK, self._agent_port)
@@ -223,7 +226,7 @@ class SshHost:
         self._address = f"tcp://{_LOOPBACK}:{self._local_port}"
 
     async def _execute(self, connection: asyncssh.SSHClientConnection, text: str) -> asyncssh.SSHClientProcess[str]:
-        """Run a script that starts or follows an agent, until it has told the agent's pid."""
+        """Run a script that starts or follows an agent, and wait until it prints the agent's pid."""
         process: asyncssh.SSHClientProcess[str] = await connection.create_process(
             SHELL, request_pty=False, stderr=asyncssh.STDOUT, encoding="utf-8", errors="replace"
         )
@@ -235,12 +238,12 @@ class SshHost:
                 self._pid, self._directory = int(words[1]), words[2].strip()
                 return process
             self._hear(line)
-        raise _Failed(f"{self._who()}: the login works, but does not run commands{self._said()}")
+        raise _Failed(f"{self._who()}: the login works, but commands do not run{self._said()}")
 
     # -- while it runs
 
     async def _follow(self, process: asyncssh.SSHClientProcess[str]) -> str:
-        """Read what the agent writes until its end; gives its exit code, or nothing if the connection has ended."""
+        """Read the agent's output until it ends; return its exit code, or an empty text if the connection broke."""
         code = ""
         try:
             async for line in process.stdout:
@@ -255,11 +258,11 @@ class SshHost:
                 else:
                     self._hear(line)
         except (asyncssh.Error, OSError) as error:
-            self._log.append(f"the SSH connection broke: {reason(error)}")
+            self._log.append(f"SSH connection lost: {reason(error)}")
         return code
 
     async def _connect_again(self) -> asyncssh.SSHClientProcess[str]:
-        """Connect until it works, with the same ports; the agent has not noticed but for what it had sent."""
+        """Reconnect, with the same ports, so that the agent needs no new address."""
         self.doing = "connecting again to"
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
@@ -280,13 +283,13 @@ class SshHost:
                 self.doing = ""
                 return process
             except (LoginFailed, asyncssh.Error, asyncssh.ChannelListenError, OSError, asyncio.TimeoutError) as error:
-                if is_needed and loop.time() > give_up_at:  # else the agent may well be there: its heartbeats say so
+                if is_needed and loop.time() > give_up_at:  # otherwise the agent does not need SSH, and may still run
                     raise _Failed(
-                        f"{self._who()}: the SSH connection broke, and could not be made again: {reason(error)}"
+                        f"{self._who()}: SSH connection lost, and reconnecting failed: {reason(error)}"
                     ) from error
 
     async def _explain(self, code: str) -> str:
-        """Why the agent has ended, and what to do."""
+        """Say why the agent ended, and what to do."""
         python = self._launcher.command[0]
         agent = f"{self._who()}: the host agent (pid {self._pid})"
         if code == "-":
@@ -294,28 +297,28 @@ class SshHost:
         number = int(code)
         if number in (126, 127):
             return (
-                f"{self._who()}: {python} can't be run there{self._said()}: name a Python of that machine that has "
-                "monarch_kernel (python=, --python)"
+                f"{self._who()}: can't run {python}{self._said()}: name a Python on that machine that has monarch_kernel "
+                "(python=, --python)"
             )
         if number > 128:
             return f"{agent} was killed by {signal_name(number - 128)}"
         if number:
             if any("No module named" in line for line in self._log):
                 return (
-                    f"{self._who()}: {python} lacks a package there{self._said()}: install "
-                    f"monarch_kernel=={version('monarch_kernel')} for it, or name another (python=, --python)"
+                    f"{self._who()}: {python} lacks a package{self._said()}: install "
+                    f"monarch_kernel=={version('monarch_kernel')} for it, or name another Python (python=, --python)"
                 )
             found = await self._ask(self._connection, quoted((python, "-c", VERSION)))
             parts = found.strip().split(".")
             if len(parts) == 3 and (int(parts[0]), int(parts[1])) < _OLDEST_PYTHON:
                 oldest = ".".join(map(str, _OLDEST_PYTHON))
                 return (
-                    f"{self._who()}: {python} is Python {found.strip()} there; {oldest} or newer is needed: name another "
-                    "(python=, --python)"
+                    f"{self._who()}: {python} is Python {found.strip()}, but {oldest} or newer is required: name another "
+                    "Python (python=, --python)"
                 )
         return f"{agent} ended with exit code {number}{self._said()}"
 
-    # -- the end
+    # -- closing
 
     async def _close(self, timeout_s: float) -> None:
         main = self._main
@@ -328,22 +331,22 @@ class SshHost:
             if not main.done():
                 await self._kill()
                 await asyncio.wait({main}, timeout=1.0)
-        while not main.done():  # a cancellation may be lost where it meets the end of what is waited for
+        while not main.done():  # a cancellation is lost if the awaited task ends at the same moment
             main.cancel()
             await asyncio.wait({main}, timeout=0.2)
         self._launcher.release(self)
 
     async def _kill(self) -> None:
-        """End the agent, and make sure that it is gone."""
+        """Kill the agent, and check that it is gone."""
         script = KILL.format(pid=self._pid, directory=shlex.quote(self._directory), tenths=int(10 * _TERMINATE_S))
         try:
             if self._connection is None or self._connection.is_closed():
                 self._connection = await self._launcher.login.connect(self.place)
             said = await self._ask(self._connection, script)
             if "MONARCH-ALIVE" in said:
-                self._log.append(f"{self._who()}: the host agent (pid {self._pid}) can't be killed")
+                self._log.append(f"{self._who()}: can't kill the host agent (pid {self._pid})")
         except LoginFailed as error:
-            self._log.append(f"the agent can't be ended now, and ends by itself: {error}")
+            self._log.append(f"can't kill the agent now; it will end after its grace period: {error}")
 
     async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None
@@ -356,7 +359,7 @@ class SshHost:
     # -- helpers
 
     async def _ask(self, connection: asyncssh.SSHClientConnection | None, script: str) -> str:
-        """Run a script, and give what it writes; nothing if that fails."""
+        """Run a script and return its output; empty if it fails."""
         if connection is None:
             return ""
         try:
@@ -379,4 +382,4 @@ class SshHost:
 
 
 class _Failed(Exception):
-    """A host will not come, or is lost; the text says why."""
+    """A host can't come up, or is lost; the text says why."""

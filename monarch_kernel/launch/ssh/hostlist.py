@@ -1,4 +1,4 @@
-"""Lists of machines, as users write them: names, or a host file."""
+"""Parses lists of hosts: names, or a host file."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SLOTS = re.compile(r"(max_)?slots=\d+")
 
 @dataclass(frozen=True)
 class Place:
-    """A machine as the user has written it: ``[user@]host[:port]``.
+    """A machine as the user wrote it: ``[user@]host[:port]``.
 
     Attributes:
         host: its name, as in ``~/.ssh/config``, or its address.
-        user: empty: as configured.
-        port: 0: as configured.
+        user: the user; empty for the configured one.
+        port: the port; 0 for the configured one.
     """
 
     host: str
@@ -35,10 +35,10 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Read one.
+        """Parse one host.
 
         Raises:
-            ValueError: it is none; the text says why.
+            ValueError: the text is not a host; the message says why.
         """
         user, _, rest = text.rpartition("@")
         bracketed = re.fullmatch(r"\[([^\]]+)\](?::(.*))?", rest)
@@ -49,20 +49,21 @@ class Place:
         else:  # a name, or an IPv6 address
             host, port = rest, None
         if not re.fullmatch(r"[\w:][\w.:%-]*", host) or not re.fullmatch(r"[^\s:/]*", user):
-            raise ValueError(f"{text!r} is no host: write [user@]host[:port]")
+            raise ValueError(f"{text!r} is not a host: write [user@]host[:port]")
         if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536):
-            raise ValueError(f"{text!r}: {port!r} is no port")
+            raise ValueError(f"{text!r}: {port!r} is not a port")
         return cls(host, user, int(port or 0))
 
 
 def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[Place]:
     """Read a list of hosts: names, ``"a,b,c"``, or the path of a host file.
 
-    A host file has one host on a line; ``#`` begins a comment; ``slots=N``, as MPI and DeepSpeed have it, is passed over. A
-    text with a slash is a path, and so is the name of a file that exists.
+    A host file has one host per line; ``#`` starts a comment; ``slots=N``, as in host files of MPI and DeepSpeed, is ignored. A
+    text with a slash is a path, and so is the name of an existing file.
 
     Raises:
-        LaunchError: there is no such file, no host in it, or one twice, or a line can't be read; the text says where.
+        LaunchError: the file does not exist, has no host, repeats a host, or has a line that can't be parsed; the text says
+            where.
     """
     path: Path | None = None
     texts: list[tuple[str, list[str]]]
@@ -79,18 +80,18 @@ def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[Place]:
         at = f"{where}: " if where else ""
         more = " ".join(word for word in words[1:] if not _SLOTS.fullmatch(word))
         if more:
-            raise LaunchError(f"{at}{more!r} is not understood: write one host on a line, [user@]host[:port]")
+            raise LaunchError(f"{at}can't parse {more!r}: write one host per line, as [user@]host[:port]")
         try:
             place = Place.parse(words[0])
         except ValueError as error:
             raise LaunchError(f"{at}{error}") from error
         if place in found:
-            first = f", the first time in line {found[place].rpartition(' ')[2]}" if where else ""
-            raise LaunchError(f"{at}{place} is in the list of hosts twice{first}; a host runs one agent")
+            first = f", first in line {found[place].rpartition(' ')[2]}" if where else ""
+            raise LaunchError(f"{at}{place} is in the list of hosts twice{first}; a host runs only one agent")
         found[place] = where
     if not found:
         raise LaunchError(
-            f"there is no host in {path}" if path else "no hosts are named: give a list of them, or a host file"
+            f"there is no host in {path}" if path else "the list of hosts is empty: give names, or a host file"
         )
     return list(found)
 
@@ -99,7 +100,7 @@ def _words_of(path: Path) -> list[list[str]]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise LaunchError(f"the host file {path} can't be read: {error.strerror}") from error
+        raise LaunchError(f"can't read the host file {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise LaunchError(f"the host file {path} is no text") from error
+        raise LaunchError(f"the host file {path} is not a text file") from error
     return [line.partition("#")[0].split() for line in text.splitlines()]

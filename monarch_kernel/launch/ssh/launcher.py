@@ -1,26 +1,26 @@
-"""Machines that one can log in to: the host agent is started over SSH, and dials back, through that connection if need be.
+"""The SSH launcher: it starts host agents over SSH, and tunnels their connections through SSH where necessary.
 
 Theory of operation
 ===================
 
-All is done by asyncio on one thread, ``monarch-ssh``; the methods of the Protocol hand over to it, or read what it has left. A
-host has one task (`SshHost._run`), from the first connection to the end of its agent.
+All work runs in asyncio on one thread, ``monarch-ssh``; the methods of the launcher submit work to it, or read its results.
+Each host has one task (`SshHost._run`), from the first connection to the end of its agent.
 
-**Ways.** How controller and agent come together, the best first:
+**Connecting.** Controller and agent connect in one of these ways, in order of preference:
 
-1. the agent dials the addresses of the controller;
-2. the agent dials a port of its own machine, which sshd passes on to the controller (a reverse tunnel, ``ssh -R``). It is the
-   last of the addresses in the agent's config, so that the agent itself finds out whether the first way is open;
-3. where sshd refuses such a port, and the controller's addresses can't be reached from there: the agent listens, and the
-   controller dials a port of this machine, which SSH passes on to the agent (``ssh -L``).
+1. The agent dials the addresses of the controller.
+2. The agent dials a port of its own machine, which sshd forwards to the controller (a reverse tunnel, ``ssh -R``). This is the
+   last of the addresses in the agent's config, so that the agent itself finds out whether it can dial the controller directly.
+3. If sshd refuses such a port, and the host can't reach the controller's addresses, the agent listens, and the controller dials
+   a port of this machine, which SSH forwards to the agent (``ssh -L``).
 
-**The agent** leads a session of its own, writes to a file in a private directory, and reads its config from standard input. A
-shell stays behind as its parent: it copies the file to us, tells how the agent has ended, and removes the directory. So neither
-of them depends on the connection. When that breaks it is made again, with the same ports; ZeroMQ dials again by itself. An
-agent that stays cut off is ended by its own grace period.
+**The agent** leads its own session, writes to a file in a private directory, and reads its config from standard input. A shell
+remains as its parent: it copies the file to the launcher, reports how the agent ended, and removes the directory. So neither of
+them depends on the connection. When the connection breaks, the launcher reconnects with the same ports, and ZeroMQ redials
+automatically. An agent that stays disconnected ends after its grace period.
 
-Script and config come over standard input: so it does not matter which shell the user has there, and nobody else on that
-machine can read them.
+Script and config are sent over standard input: so the user's login shell does not matter, and other users of the host can't
+read them.
 """
 
 from __future__ import annotations
@@ -44,23 +44,25 @@ __all__ = ["SshLauncher"]
 
 
 class SshLauncher:
-    """Starts agents on machines of a list, as many as are asked for; the others are spares.
+    """Starts agents on as many machines of a list as are requested; the others are spares.
 
-    ``~/.ssh/config``, ``known_hosts`` and the user's SSH agent are heeded. A host whose key is not known is refused.
+    The launcher uses ``~/.ssh/config``, ``known_hosts`` and the user's SSH agent. It refuses hosts with an unknown host key.
 
     Args:
         hosts: names, ``"a,b,c"``, or the path of a host file (`read_hosts`).
-        python: interpreter there, which has this package; left out, the path of the one here. ``~/`` is the home there.
-        user: on hosts that name none; left out, as configured.
-        port: of hosts that name none; left out, as configured.
-        identity: file with the user's private key; left out, as configured.
-        config: file that is read in place of ``~/.ssh/config``.
-        forward_agent: whether programs there may use the user's SSH agent; left out, as configured (``ForwardAgent``).
-        tunnel: ``auto``: agents dial the controller directly where they can, else through the SSH connection; ``always``:
-            through the connection; ``never``: directly.
-        connect_timeout_s: how long it may take to log in.
-        occupied: hosts of the list where an earlier launcher has agents of the same mesh; no other comes there.
-        doubted: hosts where it had agents that are gone; they are taken last.
+        python: interpreter on the hosts, which must have this package; by default the path of this one. ``~/`` is the home
+            directory on the host.
+        user: user on hosts that name none; by default the configured one.
+        port: port of hosts that name none; by default the configured one.
+        identity: file with the user's private key; by default the configured one.
+        config: configuration file instead of ``~/.ssh/config``.
+        forward_agent: whether programs on the hosts may use the user's SSH agent; by default as configured
+            (``ForwardAgent``).
+        tunnel: ``auto``: agents dial the controller directly if they can, else through the SSH connection; ``always``:
+            always through the SSH connection; ``never``: always directly.
+        connect_timeout_s: how long a login may take, in seconds.
+        occupied: hosts of the list where an earlier launcher has agents of the same mesh, and which must not be used.
+        doubted: hosts where an earlier launcher lost agents, and which are used last.
 
     Raises:
         LaunchError: the list of hosts can't be read.
@@ -84,22 +86,22 @@ class SshLauncher:
         doubted: Sequence[str] = (),
     ) -> None:
         if tunnel not in ("auto", "always", "never"):
-            raise ValueError(f"tunnel={tunnel!r} is none of 'auto', 'always', 'never'")
+            raise ValueError(f"tunnel={tunnel!r} is not one of 'auto', 'always', 'never'")
         self.login = Login(user, port, identity, config, forward_agent, connect_timeout_s)
         self.command = agent_command(python)
         self.tunnel: str = tunnel
         self._places = read_hosts(hosts)
         free = [place for place in self._places if str(place) not in occupied]
-        self._free = sorted(free, key=lambda place: str(place) in doubted)  # in the order in which they will be taken
+        self._free = sorted(free, key=lambda place: str(place) in doubted)  # in the order of use
         self._hosts: list[SshHost] = []
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[SshHost]:
-        """Take hosts of the list: first those that were never used, then those that were given back or have failed.
+        """Start agents on hosts of the list: first on unused ones, then on those that were given back or failed.
 
         Raises:
-            LaunchError: there are not as many.
+            LaunchError: the list does not have that many free hosts.
         """
         with self._lock:
             for host in self._hosts[:]:
@@ -109,7 +111,7 @@ class SshLauncher:
                 n, n_used = len(self._places), len(self._places) - len(self._free)
                 used = f", of which {n_used} {'is' if n_used == 1 else 'are'} in use" if n_used else ""
                 raise LaunchError(
-                    f"asked for {plural(len(configs), 'host')} by SSH; the list has {n}{used}: add hosts to it, or ask for "
+                    f"asked for {plural(len(configs), 'host')} by SSH; the list has {n}{used}: add hosts to it, or request "
                     "fewer"
                 )
             if self._loop is None:
@@ -121,7 +123,7 @@ class SshLauncher:
         return new
 
     def progress(self) -> str:
-        """Which hosts are being connected to, and what was in the way."""
+        """Return what the launcher is doing, and with which hosts."""
         waiting = [(doing, str(host.place)) for host in self._hosts if (doing := host.doing)]
         if not waiting:
             return ""
@@ -131,7 +133,7 @@ class SshLauncher:
         return f"SSH: {first} {', '.join(same[:3])}{more}"
 
     def close(self, timeout_s: float) -> None:
-        """End all agents at the same time, then the connections, then the thread."""
+        """End all agents in parallel, then the connections, then the thread."""
         with self._lock:
             hosts, loop, self._loop = list(self._hosts), self._loop, None
         if loop is not None:
@@ -139,7 +141,7 @@ class SshLauncher:
             loop.stop()
 
     def swap(self, host: SshHost, tried: Sequence[Place]) -> Place | None:
-        """Give a host whose place can't be reached another one, if one is free that it has not tried."""
+        """Replace the unreachable place of a host by a free one that it has not tried; None if there is none."""
         with self._lock:
             spare = next((place for place in self._free if place not in tried), None)
             if spare is not None:
@@ -149,7 +151,7 @@ class SshLauncher:
             return spare
 
     def release(self, host: SshHost) -> None:
-        """Let others have the place of a host."""
+        """Free the place of a host."""
         with self._lock:
             if host in self._hosts:
                 self._set_free(host)

@@ -1,4 +1,4 @@
-"""Logging in to machines by SSH, as the user's own configuration says; and why that fails, in words."""
+"""Logs in to machines with the user's SSH configuration, and says why a login failed."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2", "/etc/ssh/ssh_known
 
 
 class LoginFailed(Exception):
-    """A machine can't be logged in to; the text says which, from where, and what to check."""
+    """A login failed; the text names both machines, and says what to check."""
 
 
 class Unreachable(LoginFailed):
-    """Nobody answers there; another machine may do as well."""
+    """A machine can't be reached; the launcher may use another one."""
 
 
 class Login:
-    """How to log in.
+    """Logs in to hosts.
 
     Args:
-        user: on hosts that name none; empty: as configured.
-        port: of hosts that name none; 0: as configured.
-        identity: file with the user's private key; empty: as configured.
-        config: file that is read in place of ``~/.ssh/config``; empty: that.
-        forward_agent: whether programs there may use the user's SSH agent; None: as configured.
-        timeout_s: how long it may take.
+        user: user on hosts that name none; empty for the configured one.
+        port: port of hosts that name none; 0 for the configured one.
+        identity: file with the user's private key; empty for the configured one.
+        config: configuration file; empty for ``~/.ssh/config``.
+        forward_agent: whether programs on the hosts may use the user's SSH agent; None for the configured value.
+        timeout_s: how long a login may take, in seconds.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Login:
         """Log in.
 
         Raises:
-            LoginFailed: it does not work.
+            LoginFailed: the login failed.
         """
         options = dict(self._options)
         if user := place.user or self._user:
@@ -74,7 +74,7 @@ class Login:
         try:
             settings = asyncssh.SSHClientConnectionOptions(host=place.host, **options)
         except (asyncssh.Error, OSError, ValueError) as error:
-            raise LoginFailed(f"{who}: the SSH configuration can't be used: {reason(error)}") from error
+            raise LoginFailed(f"{who}: the SSH configuration is not valid: {reason(error)}") from error
         who = f"{place} ({_address(settings)}, from {socket.gethostname()})"
         known = _KnownHosts(settings.known_hosts)
         options["known_hosts"] = known
@@ -85,31 +85,33 @@ class Login:
             return await self._connect(place, options, known)
         except asyncssh.PermissionDenied as error:
             raise LoginFailed(
-                f"{who}: it lets {settings.username!r} in by none of the keys: check that {by_hand} works without a "
-                "question (ssh-add for keys with a passphrase, IdentityFile and User in ~/.ssh/config, authorized_keys there)"
+                f"{who}: it refused all keys of user {settings.username!r}: check that {by_hand} works without a prompt "
+                "(ssh-add for keys with a passphrase, IdentityFile and User in ~/.ssh/config, authorized_keys on the host)"
             ) from error
         except asyncssh.HostKeyNotVerifiable as error:
             if known.has_found:
                 text = (
-                    f"its host key is not the one in {known.names}: if the machine was set up anew, remove the old key "
-                    f"(ssh-keygen -R {known.entry}); if not, somebody is in between"
+                    f"its host key differs from the one in {known.names}: if the machine was reinstalled, remove the old key "
+                    f"(ssh-keygen -R {known.entry}); if not, someone may be intercepting the connection"
                 )
             else:
-                text = f"its host key is not known ({known.names} has none): log in once with {by_hand}, and compare the key"
+                text = (
+                    f"its host key is unknown ({known.names} has none): log in once with {by_hand}, and compare the key"
+                )
             raise LoginFailed(f"{who}: {text}") from error
         except asyncio.TimeoutError as error:
             raise Unreachable(
-                f"{who}: no answer within {self._timeout_s:g} s: is it up, and do firewall and VPN let port "
+                f"{who}: timed out after {self._timeout_s:g} s: is it up, and do firewall and VPN let port "
                 f"{settings.port} through?"
             ) from error
         except socket.gaierror as error:
-            raise Unreachable(f"{who}: its name is not known here: check the spelling, and ~/.ssh/config") from error
+            raise Unreachable(f"{who}: can't resolve its name: check the spelling, and ~/.ssh/config") from error
         except ConnectionRefusedError as error:
-            raise Unreachable(f"{who}: connection refused: is sshd running there, on port {settings.port}?") from error
+            raise Unreachable(f"{who}: connection refused: is sshd running on port {settings.port}?") from error
         except (asyncssh.Error, OSError) as error:
-            raise Unreachable(f"{who}: no connection: {reason(error)}: check that {by_hand} works") from error
+            raise Unreachable(f"{who}: connection failed: {reason(error)}: check that {by_hand} works") from error
         except ValueError as error:
-            raise LoginFailed(f"{who}: the SSH configuration can't be used: {reason(error)}") from error
+            raise LoginFailed(f"{who}: the SSH configuration is not valid: {reason(error)}") from error
 
     async def _connect(self, place: Place, options: dict[str, Any], known: _KnownHosts) -> asyncssh.SSHClientConnection:
         try:
@@ -119,15 +121,15 @@ class Login:
         except (asyncssh.DisconnectError, ConnectionError):
             if not known.has_found:
                 raise
-            # A server that has no key of the kind that we know hangs up; so have it show the one that it has.
+            # A server hangs up if it has no host key of a type in known_hosts. Accept any type, to report the mismatch.
             return await asyncssh.connect(place.host, **options, server_host_key_algs="default")
 
 
 class _KnownHosts:
-    """Looks keys up, also in the files of the whole machine, which asyncssh leaves out; and tells whether there was any."""
+    """Looks up host keys, also in the system-wide files, which asyncssh ignores; records whether it found any."""
 
     def __init__(self, files: Any) -> None:
-        wanted = list(files) if files else list(_KNOWN_HOSTS)  # None, for no check at all, is not for us
+        wanted = list(files) if files else list(_KNOWN_HOSTS)  # None would disable the check
         paths = [Path(str(name)).expanduser() for name in wanted]
         self._files = [str(path) for path in paths if path.is_file() and os.access(path, os.R_OK)]
         self.names = ", ".join(self._files) or str(wanted[0])
@@ -142,7 +144,7 @@ class _KnownHosts:
 
 
 def reason(error: BaseException) -> str:
-    """What an error of the connection says, or what kind it is."""
+    """Format an error of the connection; its type if it has no text."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -154,7 +156,7 @@ def _address(settings: asyncssh.SSHClientConnectionOptions) -> str:
 
 
 def _words(place: Place, settings: asyncssh.SSHClientConnectionOptions, options: dict[str, Any]) -> str:
-    """What to write after ``ssh`` to log in by hand."""
+    """Return the arguments of ``ssh`` to log in by hand."""
     config = f"-F {options['config'][0]} " if "config" in options else ""
     port = f"-p {settings.port} " if settings.port != 22 else ""
     return f"{config}{port}{place.user + '@' if place.user else ''}{place.host}"

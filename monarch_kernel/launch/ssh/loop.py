@@ -1,4 +1,4 @@
-"""A thread that runs an asyncio loop, for what is done by SSH."""
+"""A thread that runs an asyncio loop for the SSH launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
-"""How many connections are being made at the same time."""
+"""How many hosts may connect at the same time."""
 
 
 class LoopThread:
@@ -30,11 +30,11 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
-        """Run it there."""
+        """Run a coroutine on the loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """End what still runs, and then the thread."""
+        """Cancel all tasks, and end the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -54,5 +54,5 @@ class LoopThread:
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Take what nobody awaits; asyncio itself would log it to `sys.stderr`, which is the user's."""
+    """Log exceptions of tasks that nothing awaits; asyncio's default prints them to the user's `sys.stderr`."""
     _log.error(context["message"], exc_info=context.get("exception"))

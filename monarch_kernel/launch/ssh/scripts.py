@@ -1,4 +1,4 @@
-"""What is run on a machine where one has logged in, as text for its shell."""
+"""Shell scripts that the launcher runs on a host."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 __all__ = ["FOLLOW", "KILL", "PROBE", "SHELL", "START", "VERSION", "quoted"]
 
-# Any login shell understands this; the one line that it reads is the script proper.
+# Any login shell understands this command; it reads the actual script as one line.
 SHELL = """exec /bin/sh -c 'IFS= read -r s; eval "$s"'"""
 
 START = (
     "exec 3<&0 </dev/null 2>&1;"
     ' d=$(umask 077; mktemp -d "${{TMPDIR:-/tmp}}/monarch-ssh-XXXXXX") || exit 1; : >"$d/log";'
     ' setsid {command} <&3 3<&- >>"$d/log" 2>&1 & a=$!; exec 3<&-; echo "MONARCH-SSH $a $d";'
-    ' tail -n +1 -f "$d/log" 2>/dev/null & t=$!; trap "" PIPE;'  # for nobody may read us any more when the agent ends
+    ' tail -n +1 -f "$d/log" 2>/dev/null & t=$!; trap "" PIPE;'  # the connection may be gone when the agent ends
     ' wait $a; e=$?; kill $t; s=$(tail -n 20 "$d/log"); rm -rf "$d"; echo; echo "MONARCH-END $e"; echo "$s"'
 )
 FOLLOW = (
     'a={pid}; d={directory}; echo "MONARCH-SSH $a $d"; tail -n 20 -f "$d/log" 2>/dev/null & t=$!;'
     ' while [ -d "$d" ] && kill -0 $a 2>/dev/null; do sleep 0.5; done; kill $t; echo; echo "MONARCH-END -"'
 )
-# A pid may be somebody else's by now. The directory goes with the shell that waits for the agent.
+# The pid may belong to another process by now. The shell that waits for the agent removes the directory.
 KILL = (
     "a={pid}; d={directory};"
     " is() {{ grep -q monarch_kernel /proc/$a/cmdline 2>/dev/null; }};"
@@ -35,7 +35,7 @@ VERSION = "import sys; print('%d.%d.%d' % sys.version_info[:3])"
 
 
 def quoted(words: Sequence[str]) -> str:
-    """As words of a shell; ``~/`` at the start of the first is the home directory there."""
+    """Quote words for a shell; ``~/`` at the start of the first is the home directory on the host."""
     if words[0].startswith("~/"):
         return '"$HOME"/' + shlex.join([words[0][2:], *words[1:]])
     return shlex.join(words)
