@@ -1,4 +1,4 @@
-"""An agent that another process has launched: watched, waited for, ended."""
+"""Watching and ending an agent that another process launched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[[str], subprocess.Popen[str]]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts processes that say when they are ready."""
+    """A function that starts processes and waits until they are ready."""
     started: list[subprocess.Popen[str]] = []
 
     def run(code: str) -> subprocess.Popen[str]:
@@ -64,4 +64,4 @@ def test_it_is_asked_to_end_and_then_ended(start: Start, tmp_path: Path) -> None
         host = AdoptedHost(process.pid, os.pidfd_open(process.pid), tmp_path / "log")
         host.close(0.01)
         assert process.wait(LONG_S) == code
-        host.close(0.01)  # again: nothing happens
+        host.close(0.01)  # a second call has no effect

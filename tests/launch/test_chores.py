@@ -1,4 +1,4 @@
-"""Threads that launchers have: one that does what is due, and those of tunnels."""
+"""Threads of launchers: delayed tasks, and port forwarding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_what_is_due_is_done_in_order_whatever_happens(caplog: pytest.LogCapture
     chores.at(0.0, lambda: 1 / 0)
     chores.at(-1.0, lambda: done.append("first"))
     go_on.set()
-    wait_until(lambda: len(done) == 3, "all")
+    wait_until(lambda: len(done) == 3, "all tasks")
     assert done == ["first", "now", "later"]
     (record,) = caplog.records
     assert record.exc_info is not None
@@ -40,7 +40,7 @@ def test_chores_that_there_never_were() -> None:
 
 @pytest.fixture
 def echo() -> Iterator[socket.socket]:
-    """Says what it is told, until it is told nothing more."""
+    """A server that echoes data until the connection ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -65,7 +65,7 @@ def connect(tunnel: Tunnel) -> socket.socket:
 
 def test_a_tunnel_leads_there_and_back(echo: socket.socket) -> None:
     tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
-    for _ in range(2):  # one after the other: the first is gone by then
+    for _ in range(2):  # in sequence: the first connection has ended before the second
         with connect(tunnel) as here:
             data = b"x" * 1_000_000
             sender = threading.Thread(target=here.sendall, args=(data,))
@@ -89,7 +89,7 @@ def test_a_tunnel_is_closed_with_what_goes_through_it(echo: socket.socket) -> No
 
 
 def test_a_tunnel_that_leads_nowhere_for_now(echo: socket.socket) -> None:
-    ways = iter([OSError("the other end is not there"), None])
+    ways = iter([OSError("the other end is unreachable"), None])
 
     def to_there() -> socket.socket:
         if (problem := next(ways)) is not None:

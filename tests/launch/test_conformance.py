@@ -1,12 +1,11 @@
-"""What every launcher does, in one class of tests that each passes, with real agents of the real controller.
+"""Conformance tests that every launcher passes, with real agents and a real controller.
 
 An engine takes part with a module ``tests/launch/bench_ENGINE.py``, named as in ``--on``. It has a context manager
-``bench(directory)``, which brings the engine up with three hosts at least (or calls ``pytest.skip`` with what is missing),
-gives a `Bench`, and takes the engine down again. It is entered once for all tests here, and so must have opened all that it
-needs when it yields; ``directory`` is its own. Agents must inherit the environment of the tests, so that what is left of them
-is found.
+``bench(directory)``, which starts the engine with at least three hosts (or calls ``pytest.skip`` with what is missing), yields a
+`Bench`, and stops the engine. All tests here share one entry of it, so it must have opened everything that it needs when it
+yields; nothing else uses ``directory``. Agents must inherit the environment of the tests, so that leftover processes are found.
 
-What only one engine has (its errors, its options, its words) is tested in files of its own.
+Separate files test what is specific to one engine: its errors, options and texts.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
 SOON_S = 15.0
-"""What the end of hosts takes at most, of an engine that does not stall."""
+"""Upper limit for ending hosts of an engine that does not stall."""
 
-pytestmark = pytest.mark.timeout(300)  # engines come up in the first of their tests, on a busy machine in minutes
+pytestmark = pytest.mark.timeout(300)  # an engine starts in its first test, which may take minutes on a busy machine
 
 
 BENCHES = [
@@ -60,7 +59,7 @@ def session() -> Iterator[Session]:
 
 @pytest.fixture(autouse=True)
 def nothing_left_in_the_engine(engine: Bench, session: Session) -> Iterator[None]:
-    """A test that ends, however it does, leaves nothing in the engine when its session is over."""
+    """Check that a test, even if it fails, leaves nothing in the engine after its session."""
     with engine.running():
         yield
         session.close()
@@ -68,7 +67,7 @@ def nothing_left_in_the_engine(engine: Bench, session: Session) -> Iterator[None
 
 
 class Hosts:
-    """Some hosts of one launcher, in a session."""
+    """Hosts of one launcher, in a session."""
 
     def __init__(self, session: Session, launcher: Launcher, count: int, timeout_s: float = 60.0) -> None:
         self.session = session
@@ -84,14 +83,14 @@ class Hosts:
 
 
 def agent_of(ranks: ProcMesh, host: int) -> int:
-    """The pid of the agent that has the ranks of a host."""
+    """Return the pid of the agent of a host's ranks."""
     return int(ranks.slice(hosts=host, gpus=0).run("import os; os.getppid()").get(LONG_S).item())
 
 
 def wait_all_back(engine: Bench) -> None:
-    """Wait until nothing of ours is in the engine."""
+    """Wait until the launcher has no objects in the engine."""
     try:
-        wait_until(lambda: not engine.left(), "the engine to have all back")
+        wait_until(lambda: not engine.left(), "the engine to get everything back")
     except AssertionError as error:
         raise AssertionError(f"left in the engine: {engine.left()}") from error
 
@@ -102,12 +101,12 @@ class TestLauncher:
     ) -> None:
         launcher = engine.make(3)
         hosts = Hosts(session, launcher, 2)
-        ranks = hosts.ranks()  # at once: what is sent waits for them
+        ranks = hosts.ranks()  # returns at once: messages wait for the ranks
         ranks["x"] = ranks.per_rank([10, 20])
         assert list(ranks.run("x + rank").get(engine.up_s).values()) == [10, 21]
         assert hosts.states() == ["up", "up"]
         assert launcher.progress() == ""
-        more = Hosts(session, launcher, 1)  # while it has given others
+        more = Hosts(session, launcher, 1)  # while other hosts are up
         assert more.mesh.initialized.get(engine.up_s)
         with bar.below(SOON_S, "the end of three hosts"):
             hosts.mesh.slice(hosts=0).shutdown().get()
@@ -186,7 +185,7 @@ class TestLauncher:
             hosts = Hosts(session, engine.make(1, python), 1)
             with pytest.raises(LaunchError) as caught:
                 hosts.mesh.initialized.get(engine.up_s)
-        except LaunchError as error:  # at once, where that is known at once
+        except LaunchError as error:  # raised at once, if the launcher knows at once
             assert python in str(error)
         else:
             assert python in str(caught.value)

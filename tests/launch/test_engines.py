@@ -1,4 +1,4 @@
-"""The table of engines: options that can be told apart, launchers that take what it says, libraries that are missing."""
+"""The table of engines: unique options, launchers that take them, missing libraries."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_launcher_takes_what_the_table_says(engine: Engine) -> None:
     for field in [*engine.takes, *(option.field for option in engine.options)]:
         assert field in parameters, f"{engine.launcher}() has no {field}"
     needed = [name for name, one in parameters.items() if one.default is inspect.Parameter.empty]
-    assert set(needed) <= {"hosts"}, "what is not given on the command line is not given to the launcher"
+    assert set(needed) <= {"hosts"}, "options that are not given on the command line are not passed to the launcher"
     assert make.name == engine.name
 
 

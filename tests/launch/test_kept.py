@@ -1,4 +1,4 @@
-"""Hosts of real engines outlive the program: another program replaces one, or the engine has them back in time."""
+"""Detached hosts of real engines survive the program: another program replaces one, or the engine gets them back in time."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Kept:
     """An engine with room for three hosts.
 
     Attributes:
-        recipe: of a launcher.
-        machine: gives the machine on which an agent runs.
-        left: what the engine still holds.
+        recipe: the recipe of a launcher.
+        machine: returns the machine on which an agent runs.
+        left: returns the objects that remain in the engine.
     """
 
     recipe: Recipe
@@ -106,17 +106,17 @@ def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
 
 
 def node_of(agent: int) -> str:
-    """The node of Slurm's that an agent runs on."""
+    """Return the Slurm node on which an agent runs."""
     return psutil.Process(agent).environ()["SLURMD_NODENAME"]
 
 
 def port_of(agent: int) -> str:
-    """The port of the server by which an agent was started."""
+    """Return the port of the SSH server that started an agent."""
     return psutil.Process(agent).environ()["SSH_CONNECTION"].split()[3]
 
 
 def brought_up(kept: Kept, root: Path, keep_s: float = 0.0) -> tuple[subprocess.Popen[str], list[int]]:
-    """A program with a mesh on two hosts of an engine, and the pids of their agents."""
+    """Start a program with a mesh on two hosts of an engine; return it and the pids of the agents."""
     here, recipe = str(Path(__file__).parents[2]), msgspec.json.encode(kept.recipe).decode()
     words = [sys.executable, "-c", PROGRAM, here, recipe, str(root), str(keep_s)]
     program = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -143,7 +143,7 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
         extent = Extent(manifest.specs[0].axes)
         procs = [spec.proc for spec in manifest.specs]
         mesh = ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
-        wait_until(lambda: len(mesh.deaths()) == 1, "the lost host to be found so")
+        wait_until(lambda: len(mesh.deaths()) == 1, "the lost host to be noticed")
         mesh.heal().get(LONG_S)
         assert mesh.run("globals().get('kept')").get(LONG_S).values() == (None, 7)
         now = mesh.run("import os; os.getppid()").get(LONG_S).values()
@@ -151,7 +151,7 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
         assert kept.machine(now[0]) not in machines
     finally:
         session.close()
-    wait_until(lambda: not kept.left(), "the engine to have all back")
+    wait_until(lambda: not kept.left(), "the engine to get everything back")
     assert not root.exists()
 
 
@@ -159,7 +159,7 @@ def check_all_is_given_back_in_time(kept: Kept, tmp_path: Path) -> None:
     program, agents = brought_up(kept, tmp_path / "meshes", keep_s=1.0)
     end(program)
     wait_gone(*agents)
-    wait_until(lambda: not kept.left(), "the engine to have all back")
+    wait_until(lambda: not kept.left(), "the engine to get everything back")
 
 
 def test_another_host_is_asked_for_when_the_mesh_is_attached_ssh(on_ssh: Kept, tmp_path: Path) -> None:

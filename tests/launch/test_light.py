@@ -1,4 +1,4 @@
-"""Light ranks, on hosts that behave as if they were elsewhere: cells and actors work, and nothing is imported for them."""
+"""Light ranks on simulated remote hosts: cells and actors work without imports of heavy libraries."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_light_ranks_work_without_torch_and_ipython_until_a_cell_needs_them() ->
         shutdown_context().get()
 
 
-# Stands still in the midst of the import, until the file is there, and says so if it is cut short.
+# Blocks in the middle of an import until a file exists, and creates another file if the import is interrupted.
 STALL = """
 import os, sys, time
 class Stall:
@@ -67,9 +67,9 @@ def test_an_interrupt_does_not_cut_short_what_a_cell_needs_imported(tmp_path: Pa
         mesh = HostMesh(session.runtime, Region.whole(Extent({"hosts": 1})), hosts).spawn_procs(device="cpu")
         mesh.run_cell(STALL.format(begun=begun, go_on=go_on, cut=cut), cell=1).get()
         future = mesh.run_cell("%time import time; time.sleep(600)", cell=2)
-        wait_until(begun.exists, "the import to begin")
+        wait_until(begun.exists, "the import to start")
         mesh.interrupt()
-        mesh.doing().get()  # the rank has had the interrupt
+        mesh.doing().get()  # the rank has handled the interrupt
         go_on.touch()
         error = future.exception(LONG_S)
         assert not cut.exists()

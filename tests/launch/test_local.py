@@ -1,4 +1,4 @@
-"""The local launcher: an agent that comes up, and every way in which it or its ranks may fail to."""
+"""The local launcher: an agent that comes up, and the failures of agents and ranks to start."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from tests.support.waiting import LONG_S, wait_until
 
 
 class Controller:
-    """A runtime whose agents are launched by a command of the test's choice.
+    """A runtime with agents that run a command of the test's choice.
 
     Attributes:
-        is_light: whether ranks come without torch, which takes seconds to import.
+        is_light: whether ranks start without torch, which takes seconds to import.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -41,7 +41,7 @@ class Controller:
         self.host = 0
 
     def start(self, command: Sequence[str] | None = None, nranks: int = 2) -> Any:
-        """Launch an agent, ask it for ranks, and them for an answer."""
+        """Launch an agent, start ranks on it, and ping them."""
         self.host = self.launch(LocalLauncher(self.directory, *([] if command is None else [command])))
         specs = [spec_here(rank + 1, rank, nranks) for rank in range(nranks)]
         self.runtime.start_ranks(self.host, specs)
@@ -53,7 +53,7 @@ class Controller:
         return self.runtime.fleet.add(launcher, self.config)[0]
 
     def config(self, host: int, token: str = "the secret token") -> AgentConfig:
-        """What an agent of this machine must know."""
+        """Return the config of an agent on this machine."""
         log = str(self.directory / f"agent-{host}.log")
         directory = str(self.directory)
         return AgentConfig(
@@ -95,7 +95,7 @@ def python(code: str) -> list[str]:
 
 
 def shell(code: str) -> list[str]:
-    """A program that is up at once."""
+    """Return a shell command, which starts at once."""
     return ["/bin/sh", "-c", code]
 
 
@@ -105,7 +105,7 @@ def failures(future: Any) -> list[Failure]:
     return list(answers)
 
 
-# -- it comes up
+# -- agents that come up
 
 
 def test_an_agent_comes_up_and_goes(controller: Controller, bar: Bar) -> None:
@@ -116,7 +116,7 @@ def test_an_agent_comes_up_and_goes(controller: Controller, bar: Bar) -> None:
     with bar.below(3.0, "the end of the runtime"):
         controller.runtime.close()
     assert handle.poll() is not None
-    handle.close(0)  # again: nothing happens
+    handle.close(0)  # a second call has no effect
 
 
 def test_the_token_is_seen_by_nobody_else(controller: Controller) -> None:
@@ -138,7 +138,7 @@ def test_the_agent_is_out_of_reach_of_the_terminal(controller: Controller) -> No
     assert os.getsid(controller.pid) == controller.pid != os.getsid(0)
 
 
-# -- it does not
+# -- agents that fail to start
 
 
 @pytest.mark.parametrize("command", [["/bin/false"], python("import sys; sys.stdin.close(); sys.exit(1)")])
@@ -198,7 +198,7 @@ def test_an_agent_that_ignores_requests_to_end_is_killed(
     monkeypatch.setattr(state, "HOST_DEADLINE_S", 1.0)
     monkeypatch.setattr("monarch_kernel.launch.local._TERMINATE_S", 0.2)
     future = controller.start(shell("trap '' TERM; echo deaf; exec sleep 1000"))
-    wait_until(lambda: controller.handle.log_tail() == ("deaf",), "it to ignore SIGTERM")
+    wait_until(lambda: controller.handle.log_tail() == ("deaf",), "the agent to ignore SIGTERM")
     failures(future)
     pid = controller.pid
     controller.runtime.close()
@@ -223,7 +223,7 @@ def test_an_agent_with_another_token_is_refused(controller: Controller) -> None:
     assert {(failure.kind, failure.etype) for failure in failures(future)} == {("lost", "RankNotStarted")}
 
 
-# -- its ranks do not come up
+# -- ranks that fail to start
 
 OWN_PRELOAD = """
     import sys
