@@ -54,7 +54,7 @@ if not reader:
 _, read = os.waitpid(reader, 0)
 os.close(end[1])
 _, wrote = os.waitpid(lender, 0)
-print("carried" if read == wrote == 0 else "other bytes came", flush=True)
+print("carried" if read == wrote == 0 else "the data was corrupted", flush=True)
 """
 
 

@@ -1,9 +1,10 @@
 """Conformance tests that every launcher passes, with real agents and a real controller.
 
 An engine takes part with a module ``tests/launch/bench_ENGINE.py``, named as in ``--on``. It has a context manager
-``bench(directory)``, which starts the engine with at least three hosts (or calls ``pytest.skip`` with what is missing), yields a
-`Bench`, and stops the engine. All tests here share one entry of it, so it must have opened everything that it needs when it
-yields; nothing else uses ``directory``. Agents must inherit the environment of the tests, so that leftover processes are found.
+``bench(directory)``, which starts the engine with at least three hosts (or calls ``pytest.skip`` with what is missing),
+yields a `Bench`, and stops the engine. All tests here share one entry of it, so it must have opened everything that it needs
+when it yields; nothing else uses ``directory``. Agents must inherit the environment of the tests, so that leftover processes
+are found.
 
 Separate files test what is specific to one engine: its errors, options and texts.
 """

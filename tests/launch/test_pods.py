@@ -97,7 +97,7 @@ def test_refusals() -> None:
     )
     security = '{"message": "pods \\"p\\" is forbidden: violates PodSecurity \\"restricted:latest\\""}'
     assert refusal(403, security, "create pods", "lab") == (
-        "the cluster forbids to create pods in namespace 'lab': "
+        "the cluster does not allow you to create pods in namespace 'lab': "
         'pods "p" is forbidden: violates PodSecurity "restricted:latest"'
     )
 

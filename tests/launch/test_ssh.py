@@ -248,8 +248,8 @@ def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) ->
     agent = desk.greet()
     wait_until(lambda: not launcher.progress(), "the host to be up")
     lost.kill()
-    wait_until(lambda: launcher.progress() == "SSH: connecting again to lost", "the launcher to notice it")
-    time.sleep(0.5)  # longer than the grace period of hosts that need the connection
+    wait_until(lambda: launcher.progress() == "SSH: reconnecting to lost", "the launcher to notice it")
+    time.sleep(0.5)  # longer than the launcher waits for a connection that the agent needs
     assert handle.poll() is None
     assert agent.tell("run echo here") == "here"
     lost.start()

@@ -258,7 +258,7 @@ def refusal(status: int, body: str, doing: str, namespace: str) -> str:
             "docs/guides/kubernetes.md has the role that you need"
         )
     if status == 403:
-        return f"the cluster forbids to {doing} in namespace {namespace!r}: {message}"
+        return f"the cluster does not allow you to {doing} in namespace {namespace!r}: {message}"
     if status == 404 and "namespaces" in message:
         return f"there is no namespace {namespace!r} in this cluster"
     return f"the API server answered {status} to the request to {doing}: {message}"

@@ -329,7 +329,7 @@ class SlurmLauncher:
             most = f" ({limit})" if limit else ""
             self._set_over(
                 job,
-                f"Slurm would never start the job: longer than the partition allows{most}: request less (time=, --time)",
+                f"Slurm would never start it: its time is longer than the partition allows{most}: request less (time=, --time)",
             )
         elif nodes and nodes != job.nodes and job.state != "COMPLETING":  # an ending job leaves its nodes one by one
             names = node_names(nodes)

@@ -263,7 +263,7 @@ class SshHost:
 
     async def _connect_again(self) -> asyncssh.SSHClientProcess[str]:
         """Reconnect, with the same ports, so that the agent needs no new address."""
-        self.doing = "connecting again to"
+        self.doing = "reconnecting to"
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._patience_s
         is_needed = self._launcher.tunnel == "always" or bool(self._local_port)
@@ -346,7 +346,7 @@ class SshHost:
             if "MONARCH-ALIVE" in said:
                 self._log.append(f"{self._who()}: can't kill the host agent (pid {self._pid})")
         except LoginFailed as error:
-            self._log.append(f"can't kill the agent now; it will end after its grace period: {error}")
+            self._log.append(f"can't kill the agent now; it ends by itself: {error}")
 
     async def _hang_up(self) -> None:
         connection, self._connection = self._connection, None

@@ -9,7 +9,7 @@ Each host has one task (`SshHost._run`), from the first connection to the end of
 **Connecting.** Controller and agent connect in one of these ways, in order of preference:
 
 1. The agent dials the addresses of the controller.
-2. The agent dials a port of its own machine, which sshd forwards to the controller (a reverse tunnel, ``ssh -R``). This is the
+2. The agent dials a port of its host, which sshd forwards to the controller (a reverse tunnel, ``ssh -R``). This is the
    last of the addresses in the agent's config, so that the agent itself finds out whether it can dial the controller directly.
 3. If sshd refuses such a port, and the host can't reach the controller's addresses, the agent listens, and the controller dials
    a port of this machine, which SSH forwards to the agent (``ssh -L``).
