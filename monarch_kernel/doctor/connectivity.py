@@ -15,7 +15,7 @@ from monarch_kernel.doctor.children import ask_python
 from monarch_kernel.doctor.report import Finding, Sign
 from monarch_kernel.runtime.controller.stale_sessions import make_directory
 
-__all__ = ["MEMORY_S", "addresses", "loopback", "memory_road", "process_descriptors", "session_socket"]
+__all__ = ["MEMORY_S", "addresses", "loopback", "memory_access", "process_descriptors", "session_socket"]
 
 MEMORY_S = 10.0
 
@@ -29,8 +29,8 @@ import ctypes, os, sys, time
 from monarch_kernel.net.memory import process_memory
 ours, theirs = (ctypes.create_string_buffer(1 << 20) for _ in range(2))
 ready, end = os.pipe(), os.pipe()
-lender = os.fork()
-if not lender:
+owner = os.fork()
+if not owner:
     process_memory.allow()
     theirs.raw = b"m" * len(theirs)
     os.write(ready[1], b".")
@@ -43,22 +43,22 @@ reader = os.fork()
 if not reader:
     run = [(ctypes.addressof(ours), len(ours))], [(ctypes.addressof(theirs), len(theirs))]
     try:
-        process_memory.read(lender, *run)
+        process_memory.read(owner, *run)
         good = ours.raw == b"m" * len(ours)
         ours.raw = b"w" * len(ours)
-        process_memory.write(lender, run[1], run[0])
+        process_memory.write(owner, run[1], run[0])
     except OSError as error:
         print(error.strerror, flush=True)
         os._exit(1)
     os._exit(0 if good else 2)
 _, read = os.waitpid(reader, 0)
 os.close(end[1])
-_, wrote = os.waitpid(lender, 0)
+_, wrote = os.waitpid(owner, 0)
 print("carried" if read == wrote == 0 else "the data was corrupted", flush=True)
 """
 
 
-def memory_road() -> Iterator[Finding]:
+def memory_access() -> Iterator[Finding]:
     """Check that a process can read and write the memory of another process, with one copy and without its help."""
     said = ask_python(_MEMORY, MEMORY_S)
     answers = said.out.splitlines() or [""]

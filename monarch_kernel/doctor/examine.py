@@ -45,7 +45,7 @@ CHECKS: Sequence[Check] = (
     Check("cores", machine.processors),
     Check("memory", machine.memory),
     Check("shared memory", machine.shared_memory),
-    Check("process memory", connectivity.memory_road, connectivity.MEMORY_S + _MARGIN_S),
+    Check("process memory", connectivity.memory_access, connectivity.MEMORY_S + _MARGIN_S),
     Check("temporary files", machine.temporary_files),
     Check("open files", machine.descriptors),
     Check("processes", machine.tasks),

@@ -129,27 +129,27 @@ def panel() -> Iterator[Finding]:
         yield Finding(item, Sign.OK, where)
 
 
-def is_disabled(told: object) -> bool:
+def is_disabled(disabled: object) -> bool:
     """Return whether JupyterLab's settings disable the extension, or a plugin of it.
 
     Args:
-        told: the value of ``disabledExtensions``: a list of names, or a mapping from names to booleans.
+        disabled: the value of ``disabledExtensions``: a list of names, or a mapping from names to booleans.
     """
     names: Sequence[object] = ()
-    if isinstance(told, Mapping):
-        names = [name for name, is_so in told.items() if is_so]
-    elif isinstance(told, list):
-        names = told
+    if isinstance(disabled, Mapping):
+        names = [name for name, is_so in disabled.items() if is_so]
+    elif isinstance(disabled, list):
+        names = disabled
     return any(str(name).partition(":")[0] == LAB_EXTENSION for name in names)
 
 
 def _read(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; empty if the file does not exist, or contains something else."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # includes invalid UTF-8
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_same(version: str, ours: str) -> bool:

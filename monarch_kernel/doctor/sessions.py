@@ -42,22 +42,22 @@ def leftovers() -> Iterator[Finding]:
 
 def rank() -> Iterator[Finding]:
     """Check that a rank starts, runs a cell, and ends together with its session."""
-    begun = time.monotonic()
+    started = time.monotonic()
     said = ask_python("from monarch_kernel.doctor.trial import main; main()", RANK_S)
-    told: dict[str, Any] = {}  # the last step, and its result or error
+    report: dict[str, Any] = {}  # the last step, and its result or error
     for line in said.out.splitlines():
         if line.startswith("{"):  # skips what a library prints
-            told.update(json.loads(line))
-    if "result" not in told:
-        doing = told.get("step", "starting the program")
-        why = told.get("error") or said.trouble
+            report.update(json.loads(line))
+    if "result" not in report:
+        doing = report.get("step", "starting the program")
+        why = report.get("error") or said.trouble
         remedy = "a problem above may be the cause; else see docs/troubleshooting.md, 'A mesh does not come up'"
         yield Finding("test rank", Sign.PROBLEM, f"failed while {doing}: {why}", remedy)
         return
-    result = told["result"]
+    result = report["result"]
     found = (
         f"started in {format_seconds(result['up_s'])}, ran a cell with torch (using {format_nbytes(result['rss_nbytes'])}), "
-        f"and ended in {format_seconds(result['down_s'])}; {format_seconds(time.monotonic() - begun)} in total"
+        f"and ended in {format_seconds(result['down_s'])}; {format_seconds(time.monotonic() - started)} in total"
     )
     if result["left"]:
         remedy = f"kill -9 {' '.join(map(str, result['left']))}; and report it, with this list"

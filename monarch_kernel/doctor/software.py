@@ -98,10 +98,10 @@ def package() -> Iterator[Finding]:
 
 def _editable_root(distribution: metadata.Distribution) -> str:
     """Return the source folder of an editable install; empty for any other install."""
-    told: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
-    if not told.get("dir_info", {}).get("editable"):
+    origin: Any = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if not origin.get("dir_info", {}).get("editable"):
         return ""
-    return unquote(urlsplit(told["url"]).path)
+    return unquote(urlsplit(origin["url"]).path)
 
 
 def packages() -> Iterator[Finding]:
@@ -180,26 +180,26 @@ def torch() -> Iterator[Finding]:
     yield torch_finding(json.loads(said.out.splitlines()[-1]), gpu_ids())
 
 
-def torch_finding(told: dict[str, Any], gpus: Sequence[str]) -> Finding:
+def torch_finding(facts: dict[str, Any], gpus: Sequence[str]) -> Finding:
     """Turn what torch reports about itself into a finding.
 
     Args:
-        told: the JSON object that the child prints.
+        facts: the JSON object that the child prints.
         gpus: the GPUs that ranks on this machine would get, by their names in CUDA_VISIBLE_DEVICES.
     """
-    build = f"CUDA {told['cuda']}" if told["cuda"] else f"ROCm {told['hip']}" if told["hip"] else "CPU only"
-    found = f"{told['version']}, built for {build}"
-    if not told["gloo"]:
+    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU only"
+    found = f"{facts['version']}, built for {build}"
+    if not facts["gloo"]:
         remedy = "ranks form process groups with gloo: install a build that has it, such as those of pytorch.org"
         return Finding("torch", Sign.PROBLEM, f"{found}, without gloo", remedy)
-    said = "".join(f"; torch warns: {text}" for text in told["said"])
-    if told["is_available"]:
-        devices = [f"{name} ({format_nbytes(nbytes)})" for name, nbytes in told["devices"]]
+    said = "".join(f"; torch warns: {text}" for text in facts["said"])
+    if facts["is_available"]:
+        devices = [f"{name} ({format_nbytes(nbytes)})" for name, nbytes in facts["devices"]]
         counted = [f"{devices.count(each)} x {each}" for each in dict.fromkeys(devices)]
         found += f"; devices: {', '.join(counted) or 'none'}{said}"
-        if told["said"]:
+        if facts["said"]:
             return Finding("torch", Sign.WARNING, found, "check whether this build of torch supports the devices")
-        return Finding("torch", Sign.OK, found if told["nccl"] or told["hip"] else f"{found}; without NCCL")
+        return Finding("torch", Sign.OK, found if facts["nccl"] or facts["hip"] else f"{found}; without NCCL")
     if not gpus:
         return Finding("torch", Sign.OK, f"{found}; no GPU, so ranks use CPUs")
     counted_gpus = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"

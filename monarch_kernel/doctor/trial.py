@@ -35,25 +35,25 @@ def main() -> None:
 
 
 def _try() -> dict[str, Any]:
-    begun = time.monotonic()
+    started = time.monotonic()
     _say(step="starting the host agent")
     hosts = this_host()
     _say(step="starting a rank")
     mesh = hosts.spawn_procs({"gpus": 1}, name="doctor", device="cpu")
     mesh.initialized.get(_UP_S)
-    up_s = time.monotonic() - begun
+    up_s = time.monotonic() - started
     _say(step="running a cell")
     rank, agent, total = mesh.run(_CELL).get(_UP_S).item(gpus=0)
     if total != 1000.0:
         raise ValueError(f"torch computes {total} as the sum of a thousand ones")
     rss = rss_nbytes(rank)
     _say(step="ending the rank and its agent")
-    begun = time.monotonic()
+    started = time.monotonic()
     close_session()
-    deadline = begun + _END_S
+    deadline = started + _END_S
     while (left := [pid for pid in (rank, agent) if start_ticks(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return {"up_s": up_s, "down_s": time.monotonic() - begun, "rss_nbytes": rss, "left": left}
+    return {"up_s": up_s, "down_s": time.monotonic() - started, "rss_nbytes": rss, "left": left}
 
 
 def _say(**what: Any) -> None:

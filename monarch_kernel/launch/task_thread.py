@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["Chores"]
+__all__ = ["DelayedTasks"]
 
 _log = logging.getLogger(__name__)
 
 
-class Chores:
+class DelayedTasks:
     """Runs tasks on one thread when they are due; the thread starts with the first task, and ends with `close`.
 
     Args:

@@ -68,19 +68,19 @@ def forbid(name: str) -> str:
     return FORBID.format(number=SYSCALLS[name])
 
 
-def put(path: Path, told: Mapping[str, Any]) -> None:
+def put(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(content))
 
 
 # -- the machine
 
 
-def test_this_machine_is_good_enough_for_the_tests() -> None:
+def test_this_machine_has_no_problems() -> None:
     good = (
         machine.processors,
         machine.memory,
-        connectivity.memory_road,
+        connectivity.memory_access,
         connectivity.process_descriptors,
         connectivity.session_socket,
         connectivity.loopback,
@@ -91,7 +91,7 @@ def test_this_machine_is_good_enough_for_the_tests() -> None:
             assert finding.found
 
 
-def test_few_open_files_are_a_warning_that_says_how_to_have_more() -> None:
+def test_few_open_files_are_a_warning_that_says_how_to_raise_the_limit() -> None:
     (low,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 256, 300))
     assert low.sign is Sign.WARNING
     assert "256 per process (ulimit -n), with a hard limit of 300" in low.found
@@ -100,7 +100,7 @@ def test_few_open_files_are_a_warning_that_says_how_to_have_more() -> None:
     assert enough == Finding("open files", Sign.OK, "4,096 per process (ulimit -n)")
 
 
-def test_where_more_may_be_asked_for_the_shell_does_it() -> None:
+def test_below_a_high_hard_limit_the_shell_can_raise_the_soft_limit() -> None:
     (low,) = look_elsewhere("machine", "descriptors", limit("RLIMIT_NOFILE", 1024, 4096))
     assert "ulimit -n 4096" in low.remedy
 
@@ -110,20 +110,20 @@ def test_few_processes_are_a_warning() -> None:
     assert (low.sign, low.found.startswith("100 per user")) == (Sign.WARNING, True)
 
 
-def test_files_that_may_not_grow_bound_what_can_be_sent() -> None:
+def test_a_file_size_limit_bounds_the_values_that_can_be_sent() -> None:
     (bounded,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 20))
     assert (bounded.sign, bounded.found) == (Sign.WARNING, "memory files (memfd) work, up to 1.0 MiB")
     (none,) = look_elsewhere("machine", "shared_memory", limit("RLIMIT_FSIZE", 1 << 16))
     assert (none.sign, "ulimit -f" in none.remedy) == (Sign.PROBLEM, True)
 
 
-def test_shared_memory_that_a_container_forbids_is_a_problem() -> None:
+def test_forbidden_shared_memory_is_a_problem() -> None:
     (finding,) = look_elsewhere("machine", "shared_memory", forbid("memfd_create"))
     assert (finding.sign, "not permitted" in finding.found) == (Sign.PROBLEM, True)
 
 
-def test_memory_of_others_that_a_container_forbids_is_a_slower_way() -> None:
-    (finding,) = look_elsewhere("connectivity", "memory_road", forbid("process_vm_readv"))
+def test_forbidden_process_memory_access_is_a_warning() -> None:
+    (finding,) = look_elsewhere("connectivity", "memory_access", forbid("process_vm_readv"))
     assert finding.sign is Sign.WARNING
     assert "Operation not permitted; large values and buffers are slower" in finding.found
     assert finding.remedy
@@ -134,7 +134,7 @@ def test_a_container_without_pidfd_is_a_problem() -> None:
     assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open failed: Operation not permitted")
 
 
-def test_a_directory_with_a_long_path_takes_no_sockets(tmp_path: Path) -> None:
+def test_a_directory_path_too_long_for_sockets_is_a_problem(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 90)
     folder.mkdir()
     (finding,) = look_elsewhere("connectivity", "session_socket", TMPDIR=str(folder))
@@ -156,7 +156,7 @@ def test_without_a_network_the_loopback_is_a_problem_and_addresses_are_missing()
 # -- what is installed
 
 
-def test_the_package_says_how_it_is_installed_and_from_where_it_runs(tmp_path: Path) -> None:
+def test_the_package_reports_how_it_is_installed_and_where_it_runs_from(tmp_path: Path) -> None:
     (tmp_path / "monarch_kernel").symlink_to(Path(ROOT) / "monarch_kernel")
     (finding,) = look_elsewhere("software", "package", PYTHONPATH=str(tmp_path))
     assert finding.sign is Sign.WARNING
@@ -171,13 +171,13 @@ def test_the_package_says_how_it_is_installed_and_from_where_it_runs(tmp_path: P
         ("no-such-package-of-ours", "no-such-package-of-ours is not installed"),
     ],
 )
-def test_versions_are_compared(wanted: str, said: str) -> None:
+def test_versions_are_compared_with_requirements(wanted: str, said: str) -> None:
     found = software.missing(Requirement(wanted))
     assert found.endswith(said)
     assert bool(found) == bool(said)
 
 
-def test_a_package_that_is_missing_or_old_is_a_problem_that_says_what_to_install(
+def test_a_missing_or_old_package_is_a_problem_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     needed = [Requirement("torch>=99"), Requirement("no-such-package-of-ours")]
@@ -210,7 +210,7 @@ TORCH: dict[str, Any] = {
         ({"gloo": False}, [], Sign.PROBLEM, "without gloo"),
     ],
 )
-def test_what_follows_from_what_torch_says(change: dict[str, Any], gpus: Sequence[str], sign: Sign, said: str) -> None:
+def test_findings_about_torch(change: dict[str, Any], gpus: Sequence[str], sign: Sign, said: str) -> None:
     finding = software.torch_finding({**TORCH, **change}, gpus)
     assert finding.sign is sign
     assert said in finding.found
@@ -224,14 +224,14 @@ def test_what_follows_from_what_torch_says(change: dict[str, Any], gpus: Sequenc
         ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV"),
     ],
 )
-def test_a_torch_that_fails_is_a_problem_and_harms_nobody_else(tmp_path: Path, source: str, said: str) -> None:
+def test_a_torch_that_fails_to_import_is_a_problem(tmp_path: Path, source: str, said: str) -> None:
     (tmp_path / "torch.py").write_text(source)
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert finding.sign is Sign.PROBLEM
     assert said in finding.found
 
 
-def test_an_interrupt_to_which_the_command_ends_by_itself_is_an_interrupt() -> None:
+def test_an_interrupt_raises_even_if_the_command_ends_by_itself() -> None:
     with pytest.raises(KeyboardInterrupt):
         ask(["sh", "-c", "sleep 0.1; kill -INT $PPID"], 60.0)
 
@@ -250,7 +250,7 @@ cuda = Space(is_available=is_available, device_count=lambda: 1,
 """
 
 
-def test_torch_is_asked_for_its_devices_and_heard(tmp_path: Path) -> None:
+def test_warnings_of_torch_about_devices_are_shown(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=True))
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
     assert finding.sign is Sign.WARNING
@@ -258,7 +258,7 @@ def test_torch_is_asked_for_its_devices_and_heard(tmp_path: Path) -> None:
     assert finding.found == f"2.9, built for CUDA 12.8; {devices}"
 
 
-def test_a_gpu_that_torch_can_not_use_is_a_problem(tmp_path: Path) -> None:
+def test_a_gpu_that_torch_cannot_use_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=False))
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
     assert finding.sign is Sign.PROBLEM
@@ -266,14 +266,14 @@ def test_a_gpu_that_torch_can_not_use_is_a_problem(tmp_path: Path) -> None:
     assert "nvidia-smi" in finding.remedy
 
 
-def test_which_engines_can_be_used(tmp_path: Path) -> None:
+def test_engines_without_their_commands_are_not_available(tmp_path: Path) -> None:
     (finding,) = look_elsewhere("engines", "engines", PATH=str(tmp_path))
     assert finding.sign is Sign.OK
     assert finding.found.startswith("available: local")
     assert "slurm (no sbatch, squeue, scancel)" in finding.found
 
 
-def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "missing", lambda requirement: f"{requirement.name} is not installed")
     monkeypatch.setattr(engines, "requirements", lambda extra: [Requirement(f"lib-of-{extra}")])
     (finding,) = engines.engines()
@@ -315,7 +315,7 @@ def test_no_kernelspec_is_a_problem_that_says_how_to_install(apart: dict[str, st
 
 
 @pytest.mark.parametrize("python", ["python", sys.executable])
-def test_a_kernelspec_that_starts_this_package_is_good(apart: dict[str, str], python: str) -> None:
+def test_a_kernelspec_that_starts_this_package_is_ok(apart: dict[str, str], python: str) -> None:
     finding = kernels(apart, "monarch", python=python)
     assert (finding.item, finding.sign) == ("kernel 'monarch'", Sign.OK), finding
 
@@ -326,7 +326,9 @@ def test_a_kernelspec_whose_interpreter_is_gone_is_a_problem(apart: dict[str, st
     assert finding.remedy.endswith("install --user --name old")
 
 
-def test_a_kernelspec_whose_interpreter_has_not_this_package_is_one(apart: dict[str, str], tmp_path: Path) -> None:
+def test_a_kernelspec_whose_interpreter_imports_another_package_is_a_problem(
+    apart: dict[str, str], tmp_path: Path
+) -> None:
     other = tmp_path / "other" / "monarch_kernel"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("__version__ = '9.9'")
@@ -341,7 +343,9 @@ def test_a_kernelspec_whose_interpreter_has_not_this_package_is_one(apart: dict[
     assert kernels(apart, "monarch", env={"PYTHONPATH": str(other.parent)}).sign is Sign.WARNING
 
 
-def test_the_jupyter_of_another_environment_may_know_no_kernel_of_ours(apart: dict[str, str], tmp_path: Path) -> None:
+def test_a_jupyter_of_another_environment_without_the_kernel_is_a_warning(
+    apart: dict[str, str], tmp_path: Path
+) -> None:
     script = tmp_path / "jupyter"
     script.write_text("#!/bin/sh\necho '{\"kernelspecs\": {}}'\n")
     script.chmod(0o755)
@@ -355,20 +359,20 @@ def panel(apart: dict[str, str]) -> Finding:
     return finding
 
 
-def test_the_panel_is_found_where_jupyterlab_looks_for_it(apart: dict[str, str]) -> None:
+def test_the_panel_is_found_in_the_folders_of_jupyterlab(apart: dict[str, str]) -> None:
     without = panel(apart)
     assert (without.sign, "there is no panel of meshes" in without.found) == (Sign.WARNING, True)
     assert "optional" in without.remedy
-    told = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
-    put(told, {"version": monarch_kernel.__version__})
-    assert panel(apart) == Finding("panel in JupyterLab", Sign.OK, f"{monarch_kernel.__version__}, in {told.parent}")
-    put(told, {"version": "0.0.9"})
+    package = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
+    put(package, {"version": monarch_kernel.__version__})
+    assert panel(apart) == Finding("panel in JupyterLab", Sign.OK, f"{monarch_kernel.__version__}, in {package.parent}")
+    put(package, {"version": "0.0.9"})
     assert (panel(apart).sign, "0.0.9" in panel(apart).found) == (Sign.WARNING, True)
 
 
-def test_a_panel_that_is_disabled_is_a_warning(apart: dict[str, str]) -> None:
-    told = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
-    put(told, {"version": monarch_kernel.__version__})
+def test_a_disabled_panel_is_a_warning(apart: dict[str, str]) -> None:
+    package = Path(apart["JUPYTER_PATH"]) / "labextensions" / jupyter.LAB_EXTENSION / "package.json"
+    put(package, {"version": monarch_kernel.__version__})
     settings = Path(apart["JUPYTER_CONFIG_PATH"]) / "labconfig" / "page_config.json"
     put(settings, {"disabledExtensions": {jupyter.LAB_EXTENSION: True}})
     finding = panel(apart)
@@ -377,7 +381,7 @@ def test_a_panel_that_is_disabled_is_a_warning(apart: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "disabled"),
+    ("setting", "disabled"),
     [
         (None, False),
         ({jupyter.LAB_EXTENSION: False}, False),
@@ -386,14 +390,14 @@ def test_a_panel_that_is_disabled_is_a_warning(apart: dict[str, str]) -> None:
         ({"another": True}, False),
     ],
 )
-def test_what_is_disabled_may_be_written_in_two_ways(told: object, disabled: bool) -> None:
-    assert jupyter.is_disabled(told) is disabled
+def test_disabled_extensions_may_be_a_list_or_a_mapping(setting: object, disabled: bool) -> None:
+    assert jupyter.is_disabled(setting) is disabled
 
 
 # -- sessions
 
 
-def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
+def test_leftovers_of_a_killed_session_are_reported_and_kept_for_the_next_session() -> None:
     code = "from monarch_kernel.runtime.controller.stale_sessions import make_directory; print(make_directory()[0]); "
     held = subprocess.Popen([sys.executable, "-c", code + "input()"], stdin=-1, stdout=-1, text=True, cwd=ROOT)
     with held:
@@ -410,13 +414,13 @@ def test_what_a_killed_session_left_is_told_and_left_to_the_next() -> None:
     assert not directory.exists()
 
 
-def test_a_rank_comes_up_and_goes_down() -> None:
+def test_the_test_rank_starts_and_ends() -> None:
     (finding,) = sessions.rank()
     assert finding.sign is Sign.OK, finding
     assert finding.found.startswith("started in ")
 
 
-def test_a_rank_that_does_not_come_up_is_told_with_the_cause(tmp_path: Path) -> None:
+def test_a_rank_that_does_not_start_is_a_problem_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12 is not there')")
     (finding,) = look_elsewhere("sessions", "rank", PYTHONPATH=f"{ROOT}:{tmp_path}")
     assert finding.sign is Sign.PROBLEM
@@ -424,9 +428,7 @@ def test_a_rank_that_does_not_come_up_is_told_with_the_cause(tmp_path: Path) -> 
     assert "libcudart.so.12 is not there" in finding.found
 
 
-def test_a_rank_that_hangs_is_killed_with_all_that_is_of_its_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_hangs_is_killed_with_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sessions, "RANK_S", 3.0)
@@ -438,7 +440,7 @@ def test_a_rank_that_hangs_is_killed_with_all_that_is_of_its_session(
 # -- all of them
 
 
-def test_a_check_that_fails_is_a_problem_and_the_others_go_on() -> None:
+def test_a_check_that_fails_is_a_problem_and_the_next_check_runs() -> None:
     def fails() -> list[Finding]:
         raise RuntimeError("of all things")
 
@@ -449,7 +451,7 @@ def test_a_check_that_fails_is_a_problem_and_the_others_go_on() -> None:
     assert other is good
 
 
-def test_a_check_that_hangs_is_a_problem_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_check_that_hangs_is_a_problem_and_the_next_check_runs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -464,7 +466,7 @@ def test_a_check_that_hangs_is_a_problem_and_the_others_go_on(tmp_path: Path) ->
     pipe.open("w").close()
 
 
-def test_the_usual_items_fit_their_column() -> None:
+def test_item_names_fit_their_column() -> None:
     assert max(len(check.item) for check in examine.checks()) == examine.ITEM_WIDTH
 
 
@@ -473,5 +475,5 @@ def test_a_child_that_takes_too_long_is_killed_with_its_children() -> None:
     assert said == ("started\n", "timed out after 0.5 s and was killed")
 
 
-def test_a_program_that_is_not_there_is_told() -> None:
+def test_a_missing_program_is_reported() -> None:
     assert ask(["/gone/bin/python"], 1.0).trouble == "/gone/bin/python can't be run: No such file or directory"

@@ -18,18 +18,18 @@ def doctor(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_all_is_looked_at_and_a_rank_is_brought_up(tmp_path: Path) -> None:
+def test_all_checks_run_and_a_rank_starts(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('torch.py of the working directory was imported')")
     run = doctor("--json", cwd=tmp_path)
     assert not run.stderr
-    told = json.loads(run.stdout)
-    assert run.returncode == (told["problems"] > 0)
-    signs = {each["item"]: each["sign"] for each in told["findings"]}
-    assert (signs["torch"], signs["test rank"]) == ("ok", "ok"), told
+    report = json.loads(run.stdout)
+    assert run.returncode == (report["problems"] > 0)
+    signs = {each["item"]: each["sign"] for each in report["findings"]}
+    assert (signs["torch"], signs["test rank"]) == ("ok", "ok"), report
     assert {"Python", "required packages", "open files", "session sockets", "engines"} <= set(signs)
 
 
-def test_the_text_has_a_line_for_each_item_and_ends_in_a_sum(tmp_path: Path) -> None:
+def test_the_text_has_a_line_for_each_item_and_ends_with_a_summary(tmp_path: Path) -> None:
     run = doctor("--quick", cwd=tmp_path)
     assert not run.stderr
     lines = run.stdout.splitlines()
@@ -39,7 +39,7 @@ def test_the_text_has_a_line_for_each_item_and_ends_in_a_sum(tmp_path: Path) -> 
     assert run.returncode == ("problem" in lines[-1])
 
 
-def test_an_interrupt_ends_it_with_all_that_it_has_started(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_doctor_and_its_children(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "monarch_kernel", "doctor"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, start_new_session=True) as run:
@@ -51,7 +51,7 @@ def test_an_interrupt_ends_it_with_all_that_it_has_started(tmp_path: Path) -> No
     assert (run.returncode, error) == (130, "monarch_kernel: error: interrupted\n")
 
 
-def test_a_reader_who_has_seen_enough_does_no_harm(tmp_path: Path) -> None:
+def test_a_closed_pipe_ends_the_doctor_quietly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "monarch_kernel", "doctor", "--quick"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path) as run:

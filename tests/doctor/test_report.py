@@ -19,7 +19,7 @@ def test_columns_are_aligned_and_signs_are_words_too() -> None:
     ]
 
 
-def test_long_text_is_broken_between_words_and_paths_stay_whole() -> None:
+def test_long_text_wraps_between_words_and_paths_stay_whole() -> None:
     path = "/a-long/path" * 6
     text = finding_text(Finding("x", Sign.OK, f"one two three four five {path}", "do this\nand that"), 1, 46)
     assert text.splitlines() == [
@@ -30,7 +30,7 @@ def test_long_text_is_broken_between_words_and_paths_stay_whole() -> None:
     ]
 
 
-def test_controls_of_terminals_do_not_reach_the_terminal() -> None:
+def test_control_sequences_do_not_reach_the_terminal() -> None:
     assert finding_text(Finding("x", Sign.OK, "\x1b[31mred\x1b]0;title\x07"), 1) == "✓ ok       x  red"
 
 
@@ -42,14 +42,14 @@ def test_controls_of_terminals_do_not_reach_the_terminal() -> None:
         ([BAD, DOUBTED, BAD], 1, "2 problems and 1 warning among 3 items; each arrow (→) says what to do."),
     ],
 )
-def test_only_a_problem_fails(findings: list[Finding], code: int, text: str) -> None:
+def test_only_problems_set_the_exit_code(findings: list[Finding], code: int, text: str) -> None:
     assert (exit_code(findings), summary(findings)) == (code, text)
 
 
-def test_other_programs_get_the_words() -> None:
-    told = as_json([GOOD, DOUBTED], "1.2")
-    assert (told["version"], told["problems"], told["warnings"]) == ("1.2", 0, 1)
-    assert told["findings"][1] == {
+def test_findings_as_json() -> None:
+    report = as_json([GOOD, DOUBTED], "1.2")
+    assert (report["version"], report["problems"], report["warnings"]) == ("1.2", 0, 1)
+    assert report["findings"][1] == {
         "item": "open files",
         "sign": "warning",
         "found": "256 at most",

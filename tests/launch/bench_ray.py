@@ -25,7 +25,7 @@ class RayBench(Bench):
 
     @contextlib.contextmanager
     def stalled(self) -> Iterator[None]:
-        self._cluster.mend()
+        self._cluster.repair()
         self._cluster.hold(len(self._cluster.raylets))
         try:
             yield

@@ -45,7 +45,7 @@ class Machine:
     process: subprocess.Popen[bytes] | None = None
     watcher: threading.Thread | None = None
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "id": self.id,
             "name": self.name,
@@ -79,7 +79,7 @@ class Job:
                 return state.upper()
         return "PENDING"
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         prefix = "MultiMachineJob_STATE_"
         return {
             "id": self.id,
@@ -218,14 +218,14 @@ class Cloud:
     def nothing(self, *_: str, **__: Any) -> dict[str, Any]:
         return {}
 
-    def told_history(self, *, body: dict[str, Any]) -> dict[str, Any]:
+    def add_history(self, *, body: dict[str, Any]) -> dict[str, Any]:
         self.history.append(body["message"])
         return {}
 
     def create_job(self, *, body: dict[str, Any]) -> dict[str, Any]:
         machine = self._new_machine(body["name"], 0, body["spec"])
         self._give()
-        return machine.told()
+        return machine.to_json()
 
     def create_several(self, *, body: dict[str, Any]) -> dict[str, Any]:
         self._count += 1
@@ -234,32 +234,32 @@ class Cloud:
         for rank in range(body["machines"]):
             job.machines.append(self._new_machine(f"{job.name}-{rank}", rank, body["spec"], job.id))
         self._give()
-        return job.told()
+        return job.to_json()
 
     def get_job(self, id: str) -> dict[str, Any]:
-        return self._found(self.machines, id).told()
+        return self._found(self.machines, id).to_json()
 
     def find_job(self, *, query: dict[str, str]) -> dict[str, Any]:
-        return next(machine for machine in self.machines.values() if machine.name == query["name"]).told()
+        return next(machine for machine in self.machines.values() if machine.name == query["name"]).to_json()
 
     def get_several(self, id: str) -> dict[str, Any]:
-        return self._found(self.jobs, id).told()
+        return self._found(self.jobs, id).to_json()
 
     def list_machines(self, *, query: dict[str, str]) -> dict[str, Any]:
-        return {"jobs": [machine.told() for machine in self._found(self.jobs, query["multiMachineJobId"]).machines]}
+        return {"jobs": [machine.to_json() for machine in self._found(self.jobs, query["multiMachineJobId"]).machines]}
 
     def update_job(self, id: str, *, body: dict[str, Any]) -> dict[str, Any]:
         machine = self._found(self.machines, id)
         assert body["state"] == "stop"
         self._stop(machine)
-        return machine.told()
+        return machine.to_json()
 
     def update_several(self, id: str, *, body: dict[str, Any]) -> dict[str, Any]:
         job = self._found(self.jobs, id)
         job.wanted = body["desiredState"].rpartition("_")[2]
         for machine in job.machines:
             self._stop(machine)
-        return job.told()
+        return job.to_json()
 
     def delete_job(self, id: str, **_: Any) -> dict[str, Any]:
         self.deleted.append(self._found(self.machines, id).name)
@@ -390,7 +390,7 @@ _ROUTES: list[tuple[str, str, Callable[..., dict[str, Any]]]] = [
     ("GET", _PROJECT, Cloud.teamspace),
     ("GET", f"{_PROJECT}/cloudspaces", Cloud.studios),
     ("GET", f"{_PROJECT}/cloudspaces/([^/]+)", Cloud.studio),
-    ("POST", "/v1/sdk-command-history", Cloud.told_history),
+    ("POST", "/v1/sdk-command-history", Cloud.add_history),
     ("POST", f"{_PROJECT}/jobs", Cloud.create_job),
     ("GET", f"{_PROJECT}/jobs", Cloud.list_machines),
     ("GET", f"{_PROJECT}/jobs/find", Cloud.find_job),

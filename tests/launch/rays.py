@@ -52,7 +52,7 @@ class RayCluster:
         """Add a node, and return the pid of its raylet."""
         return int(self._ask("add", resources))
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Replace each dead node, and wait until Ray knows about the dead and the new nodes."""
         from tests.support.processes import has_ended  # not importable when this file runs as a program
 
@@ -129,7 +129,7 @@ def shared() -> RayCluster:
     """Return the cluster of this process, with four live nodes; `end_shared` ends it."""
     if not _shared:
         _shared.append(RayCluster(Path(os.environ["TMPDIR"]), [NODE] * SHARED_NODES))
-    _shared[0].mend()
+    _shared[0].repair()
     return _shared[0]
 
 

@@ -35,7 +35,7 @@ def start() -> Iterator[Start]:
         process.communicate()
 
 
-def test_it_is_watched_and_let_go(start: Start, tmp_path: Path) -> None:
+def test_an_adopted_host_is_watched_and_released(start: Start, tmp_path: Path) -> None:
     process = start("")
     log = tmp_path / "log"
     host = AdoptedHost(process.pid, os.pidfd_open(process.pid), log)
@@ -51,13 +51,13 @@ def test_it_is_watched_and_let_go(start: Start, tmp_path: Path) -> None:
     assert host.poll() == how
 
 
-def test_one_that_had_ended(tmp_path: Path) -> None:
+def test_an_agent_that_had_already_ended(tmp_path: Path) -> None:
     host = AdoptedHost(1, -1, tmp_path / "log")
     assert host.poll() == "the host agent (pid 1) ended"
     host.close(0)
 
 
-def test_it_is_asked_to_end_and_then_ended(start: Start, tmp_path: Path) -> None:
+def test_close_terminates_the_agent_and_then_kills_it(start: Start, tmp_path: Path) -> None:
     asked = start("")
     stubborn = start("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     for process, code in ((asked, -15), (stubborn, -9)):

@@ -92,7 +92,7 @@ def test_a_cell_runs_across_hosts(engine: Engine, store: GroupStore) -> None:
 
 
 @pytest.mark.parametrize("way", ["dial", "tunnel"])
-def test_pods_that_can_not_connect_to_us_are_connected_to(tmp_path: Path, way: str) -> None:
+def test_the_controller_connects_to_pods_that_cannot_connect_to_it(tmp_path: Path, way: str) -> None:
     with kubernetes(tmp_path, **{way: True}) as engine:
         try:
             session = current_session()

@@ -97,9 +97,7 @@ def wait_all_back(engine: Bench) -> None:
 
 
 class TestLauncher:
-    def test_hosts_come_up_do_work_and_are_given_back_one_by_one(
-        self, engine: Bench, session: Session, bar: Bar
-    ) -> None:
+    def test_hosts_come_up_work_and_are_given_back_one_by_one(self, engine: Bench, session: Session, bar: Bar) -> None:
         launcher = engine.make(3)
         hosts = Hosts(session, launcher, 2)
         ranks = hosts.ranks()  # returns at once: messages wait for the ranks
@@ -118,7 +116,7 @@ class TestLauncher:
             more.mesh.shutdown().get()
         wait_all_back(engine)
 
-    def test_what_hosts_wait_for_is_said_in_words_until_they_come(self, engine: Bench, session: Session) -> None:
+    def test_progress_says_what_hosts_wait_for(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             launcher = engine.make(2)
             hosts = Hosts(session, launcher, 2)
@@ -128,7 +126,7 @@ class TestLauncher:
         assert hosts.mesh.initialized.get(engine.up_s)
         assert hosts.mesh.view().waits_for == ""
 
-    def test_hosts_that_do_not_come_in_time_are_missed_and_given_back(self, engine: Bench, session: Session) -> None:
+    def test_hosts_that_do_not_come_up_in_time_are_given_back(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             hosts = Hosts(session, engine.make(2), 2, timeout_s=1.0)
             with pytest.raises(LaunchError, match="2 of 2 hosts are gone"):
@@ -136,7 +134,7 @@ class TestLauncher:
             hosts.mesh.shutdown().get(LONG_S)  # while the engine still stalls
         wait_all_back(engine)
 
-    def test_hosts_that_are_not_wanted_any_more_do_not_come(self, engine: Bench, session: Session) -> None:
+    def test_hosts_that_are_shut_down_while_pending_do_not_come_up(self, engine: Bench, session: Session) -> None:
         with engine.stalled():
             launcher = engine.make(2)
             hosts = Hosts(session, launcher, 2)
@@ -148,9 +146,7 @@ class TestLauncher:
         wait_all_back(engine)
         launcher.close(1.0)  # a second time
 
-    def test_a_host_that_dies_is_lost_alone_and_another_takes_its_place(
-        self, engine: Bench, session: Session, bar: Bar
-    ) -> None:
+    def test_a_dead_host_is_lost_alone_and_replaced(self, engine: Bench, session: Session, bar: Bar) -> None:
         hosts = Hosts(session, engine.make(2), 2)
         ranks = hosts.ranks(n=2)
         ranks["x"] = 7
@@ -167,9 +163,7 @@ class TestLauncher:
         assert agent_of(ranks, 1) != former
         assert list(ranks.run("globals().get('x')").get(LONG_S).values()) == [7, 7, None, None]
 
-    def test_a_launcher_that_is_closed_gives_back_all_that_was_not(
-        self, engine: Bench, session: Session, bar: Bar
-    ) -> None:
+    def test_closing_a_launcher_gives_back_all_hosts(self, engine: Bench, session: Session, bar: Bar) -> None:
         launcher = engine.make(2)
         hosts = Hosts(session, launcher, 2)
         ranks = hosts.ranks()
@@ -180,7 +174,7 @@ class TestLauncher:
         wait_until(lambda: hosts.states() == ["lost", "lost"], "both hosts to be lost")
         wait_gone(*pids)
 
-    def test_an_agent_that_can_not_start_is_told_with_what_was_written(self, engine: Bench, session: Session) -> None:
+    def test_an_agent_that_cannot_start_is_reported_with_its_log(self, engine: Bench, session: Session) -> None:
         python = "/no/such/python"
         try:
             hosts = Hosts(session, engine.make(1, python), 1)

@@ -18,7 +18,7 @@ ALL = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
 @ALL
-def test_options_can_be_told_apart_and_have_help(engine: Engine) -> None:
+def test_options_are_unique_and_have_help(engine: Engine) -> None:
     flags = [flag for option in engine.options for flag in option.flags]
     assert len(flags) == len(set(flags))
     fields = [option.field for option in engine.options]
@@ -53,7 +53,9 @@ def test_the_table_imports_no_engine() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_missing_library_is_said_with_what_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_missing_library_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "an_engine.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     engine = Engine("odd", "Odd", "an odd one", "an_engine", "Launcher", extra="odd")
@@ -64,15 +66,13 @@ def test_a_missing_library_is_said_with_what_installs_it(tmp_path: Path, monkeyp
     )
 
 
-def test_a_module_of_ours_that_is_missing_is_not_blamed_on_the_user() -> None:
+def test_the_error_about_a_missing_own_module_does_not_ask_to_install() -> None:
     with pytest.raises(LaunchError) as caught:
         make_launcher(replace(ENGINES["ray"], module="monarch_kernel.launch.no_such_engine"), {})
     assert "pip install" not in str(caught.value)
 
 
-def test_a_launcher_is_given_only_what_it_takes_and_what_was_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_launcher_gets_only_given_options_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a_second_engine.py").write_text(
         "class Launcher:\n"
         "    def __init__(self, **given): self.given = given\n"
@@ -84,7 +84,7 @@ def test_a_launcher_is_given_only_what_it_takes_and_what_was_asked(
     assert plan_text(engine, launcher, 2, {}) == "2 of {'queue': 'short', 'gpus': 8}"
 
 
-def test_what_would_be_asked_for_is_said_also_by_launchers_without_words_of_their_own() -> None:
+def test_plan_text_of_launchers_without_a_plan() -> None:
     text = plan_text(ENGINES["ray"], object(), 4, {"address": "auto", "gpus": 8, "python": ""})  # type: ignore[arg-type]
     command = f"{sys.executable} -m monarch_kernel.bootstrap agent"
     assert text == f"would ask Ray for 4 hosts with address=auto, gpus=8, and run on each: {command}"
@@ -95,7 +95,7 @@ def test_what_would_be_asked_for_is_said_also_by_launchers_without_words_of_thei
 @pytest.mark.parametrize(
     ("text", "why"), [("0", "a whole number"), ("x", "a whole number"), ("-1", "a whole number"), ("1.5", "a whole")]
 )
-def test_values_that_make_no_sense_are_refused_in_words(text: str, why: str) -> None:
+def test_invalid_values_are_refused_with_a_reason(text: str, why: str) -> None:
     cpus = next(option for option in ENGINES["slurm"].options if option.field == "cpus")
     with pytest.raises(ValueError, match=why):
         cpus.parse(text)

@@ -22,7 +22,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("text", PLACES)
-def test_place(text: str) -> None:
+def test_valid_hosts_are_parsed(text: str) -> None:
     assert Place.parse(text) == PLACES[text]
     assert str(PLACES[text]) == text
 
@@ -30,12 +30,12 @@ def test_place(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["node1:", "node1:0", "node1:65536", "node1:ssh", "-oProxyCommand=x", "[::1", "me@", ";ls"]
 )
-def test_no_place(text: str) -> None:
+def test_invalid_hosts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
         Place.parse(text)
 
 
-def test_list(tmp_path: Path) -> None:
+def test_lists_and_host_files(tmp_path: Path) -> None:
     expected = [Place("a"), Place("b", "me"), Place("c", port=2222)]
     assert read_hosts("a,me@b,c:2222") == expected
     assert read_hosts(" a, me@b ,,c:2222,") == expected
@@ -45,7 +45,7 @@ def test_list(tmp_path: Path) -> None:
     assert read_hosts(file) == read_hosts(str(file)) == expected
 
 
-def test_name_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_an_existing_file_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert read_hosts("hosts") == [Place("hosts")]
     (tmp_path / "hosts").write_text("a\n")
@@ -63,14 +63,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_files(tmp_path: Path, text: str) -> None:
+def test_errors_in_host_files(tmp_path: Path, text: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(LaunchError, match=WRONG[text]):
         read_hosts(file)
 
 
-def test_wrong_lists(tmp_path: Path) -> None:
+def test_errors_in_lists(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="twice; a host runs only one agent"):
         read_hosts("a,b,a")
     with pytest.raises(LaunchError, match="the list of hosts is empty"):

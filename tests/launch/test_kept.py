@@ -162,25 +162,25 @@ def check_all_is_given_back_in_time(kept: Kept, tmp_path: Path) -> None:
     wait_until(lambda: not kept.left(), "the engine to get everything back")
 
 
-def test_another_host_is_asked_for_when_the_mesh_is_attached_ssh(on_ssh: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_ssh(on_ssh: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ssh, tmp_path)
 
 
-def test_another_host_is_asked_for_when_the_mesh_is_attached_ray(on_ray: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_ray(on_ray: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ray, tmp_path)
 
 
-def test_the_engine_has_all_back_when_the_time_is_over_ssh(on_ssh: Kept, tmp_path: Path) -> None:
+def test_detached_hosts_are_given_back_after_their_time_ssh(on_ssh: Kept, tmp_path: Path) -> None:
     check_all_is_given_back_in_time(on_ssh, tmp_path)
 
 
-def test_the_engine_has_all_back_when_the_time_is_over_ray(on_ray: Kept, tmp_path: Path) -> None:
+def test_detached_hosts_are_given_back_after_their_time_ray(on_ray: Kept, tmp_path: Path) -> None:
     check_all_is_given_back_in_time(on_ray, tmp_path)
 
 
-def test_another_host_is_asked_for_when_the_mesh_is_attached_slurm(on_slurm: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_slurm(on_slurm: Kept, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_slurm, tmp_path)
 
 
-def test_the_engine_has_all_back_when_the_time_is_over_slurm(on_slurm: Kept, tmp_path: Path) -> None:
+def test_detached_hosts_are_given_back_after_their_time_slurm(on_slurm: Kept, tmp_path: Path) -> None:
     check_all_is_given_back_in_time(on_slurm, tmp_path)

@@ -51,7 +51,7 @@ def make(cluster: Cluster) -> Iterator[Launch]:
         one.close(0.0)
 
 
-def test_hosts_come_up_and_go(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_hosts_come_up_and_are_removed(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make(gpus=2, cpus=1.5, mem="4Gi", node_selector=[("pool", "a")])
     cluster.nodes = {"node-0": Node(), "node-1": Node(labels={"pool": "a"})}
     hosts = launcher.launch(home.configs([1, 2]))
@@ -79,7 +79,7 @@ def test_hosts_come_up_and_go(cluster: Cluster, home: Home, make: Launch) -> Non
         launcher.launch(home.configs([3]))
 
 
-def test_the_keys_are_in_a_secret_and_nowhere_else(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_only_the_secret_has_the_keys(cluster: Cluster, home: Home, make: Launch) -> None:
     (host,) = make().launch(home.configs([1]))
     home.wait_for([1])
     pod = cluster.find("pods", host.name)
@@ -90,7 +90,7 @@ def test_the_keys_are_in_a_secret_and_nowhere_else(cluster: Cluster, home: Home,
     assert home.token.encode() not in Path(f"/proc/{cluster.pid(host.name)}/cmdline").read_bytes()
 
 
-def test_one_is_given_back_and_replaced(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_a_host_is_given_back_and_replaced(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make()
     hosts = launcher.launch(home.configs([1, 2]))
     home.wait_for([1, 2])
@@ -104,7 +104,7 @@ def test_one_is_given_back_and_replaced(cluster: Cluster, home: Home, make: Laun
     assert [hosts[1].poll(), third.poll()] == [None, None]
 
 
-def test_an_agent_that_ends_by_itself_is_waited_for(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_close_waits_for_an_agent_that_ends_by_itself(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make()
     (host,) = launcher.launch(home.configs([1]))
     home.wait_for([1])
@@ -115,18 +115,18 @@ def test_an_agent_that_ends_by_itself_is_waited_for(cluster: Cluster, home: Home
     assert log[-1] == "host 1 ends: 0"
 
 
-def test_pods_belong_to_the_pod_of_the_notebook(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_the_pod_of_the_notebook_owns_the_pods(cluster: Cluster, home: Home, make: Launch) -> None:
     (host,) = make(owner="notebook-0").launch(home.configs([1]))
     home.wait_for([1])
     for kind in ("pods", "secrets"):
         (owner,) = cluster.find(kind, host.name)["metadata"]["ownerReferences"]
         assert owner == {"apiVersion": "v1", "kind": "Pod", "name": "notebook-0", "uid": "uid-notebook-0"}
-    (stray,) = make(owner="notebook-7").launch(home.configs([2]))
-    wait_until(stray.poll, "the end")
-    assert "can't get the pod 'notebook-7', which must own the hosts" in str(stray.poll())
+    (unowned,) = make(owner="notebook-7").launch(home.configs([2]))
+    wait_until(unowned.poll, "the end")
+    assert "can't get the pod 'notebook-7', which must own the hosts" in str(unowned.poll())
 
 
-def test_more_of_a_pod_is_merged_into_ours(cluster: Cluster, home: Home, make: Launch, tmp_path: Path) -> None:
+def test_fields_from_a_file_are_merged_into_the_pod(cluster: Cluster, home: Home, make: Launch, tmp_path: Path) -> None:
     file = tmp_path / "more.yaml"
     file.write_text(
         "metadata: {annotations: {team: a}}\n"
@@ -146,7 +146,7 @@ def test_more_of_a_pod_is_merged_into_ours(cluster: Cluster, home: Home, make: L
     assert container["imagePullPolicy"] == "Always"
 
 
-def test_a_piece_of_a_pod_that_is_none_is_refused(home: Home, make: Launch) -> None:
+def test_invalid_fields_of_a_pod_are_refused(home: Home, make: Launch) -> None:
     hosts = make(pod={"spec": {"tolerations": [{"key": "x", "operater": "Exists"}]}}).launch(home.configs([1, 2]))
     for host in hosts:
         wait_until(host.poll, "the end")
@@ -158,7 +158,7 @@ def test_a_piece_of_a_pod_that_is_none_is_refused(home: Home, make: Launch) -> N
 # -- pods that are not up yet
 
 
-def test_a_pod_that_fits_nowhere_says_so_until_it_does(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_progress_says_why_a_pod_is_unschedulable(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make(gpus=8)
     hosts = launcher.launch(home.configs([1, 2]))
     home.wait_for([1])
@@ -173,7 +173,7 @@ def test_a_pod_that_fits_nowhere_says_so_until_it_does(cluster: Cluster, home: H
     wait_until(lambda: launcher.progress() == "", "nothing to wait for")
 
 
-def test_an_image_that_is_being_pulled(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_progress_while_an_image_is_pulled(cluster: Cluster, home: Home, make: Launch) -> None:
     cluster.images["monarch:1"].is_there.clear()
     launcher = make()
     launcher.launch(home.configs([1, 2]))
@@ -182,7 +182,7 @@ def test_an_image_that_is_being_pulled(cluster: Cluster, home: Home, make: Launc
     home.wait_for([1, 2])
 
 
-def test_an_image_that_does_not_exist(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_a_missing_image_ends_the_host(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make(image="monarch:2", image_patience_s=0.5)
     (host,) = launcher.launch(home.configs([1]))
     wait_until(lambda: "ErrImagePull" in launcher.progress(), "the text")
@@ -192,7 +192,7 @@ def test_an_image_that_does_not_exist(cluster: Cluster, home: Home, make: Launch
     assert 'failed to resolve reference "monarch:2": not found' in str(host.poll())
 
 
-def test_an_image_that_can_be_pulled_after_all(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_an_image_is_pulled_after_a_temporary_failure(cluster: Cluster, home: Home, make: Launch) -> None:
     image = cluster.images["monarch:2"] = Image({"python3": COMMAND}, problem="too many requests")
     image.is_there.clear()
     launcher = make(image="monarch:2")
@@ -204,13 +204,13 @@ def test_an_image_that_can_be_pulled_after_all(cluster: Cluster, home: Home, mak
     home.wait_for([1])
 
 
-def test_a_command_that_is_not_in_the_image(home: Home, make: Launch) -> None:
+def test_a_command_missing_in_the_image_ends_the_host(home: Home, make: Launch) -> None:
     (host,) = make(python="python9").launch(home.configs([1]))
     wait_until(host.poll, "the end")
     assert 'StartError: exec: "python9": executable file not found in $PATH' in str(host.poll())
 
 
-def test_an_allocation_is_cancelled_in_the_middle(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_close_cancels_a_partial_allocation(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make(gpus=8)
     launcher.launch(home.configs([1, 2, 3, 4]))
     home.wait_for([1])
@@ -245,7 +245,7 @@ def test_the_agent_is_killed(cluster: Cluster, running: Any) -> None:
     assert host.poll() == f"the pod {host.name}: the host agent was killed by SIGKILL"
 
 
-def test_memory_runs_out(cluster: Cluster, running: Any) -> None:
+def test_a_pod_is_killed_for_memory(cluster: Cluster, running: Any) -> None:
     _, host = running
     cluster.kill_for_memory(host.name)
     wait_until(host.poll, "the end")
@@ -266,14 +266,14 @@ def test_a_pod_is_preempted(cluster: Cluster, running: Any) -> None:
     assert "PreemptionByScheduler: default-scheduler: preempting to accommodate a higher priority pod" in host.poll()
 
 
-def test_a_pod_is_deleted_by_somebody(cluster: Cluster, running: Any) -> None:
+def test_a_pod_is_deleted_by_another_client(cluster: Cluster, running: Any) -> None:
     _, host = running
     cluster.remove(host.name)
     wait_until(host.poll, "the end")
     assert host.poll().startswith(f"the pod {host.name}: ")
 
 
-def test_a_node_that_is_lost_does_not_keep_us(cluster: Cluster, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_does_not_block_close(cluster: Cluster, running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, host = running
     cluster.lose_node(host.name)
     monkeypatch.setattr("monarch_kernel.launch.kubernetes.launcher._GONE_S", 0.3)
@@ -298,7 +298,7 @@ def test_a_watch_that_breaks_misses_nothing(cluster: Cluster, home: Home, runnin
     home.wait_for([2])
 
 
-def test_an_api_server_that_is_busy_is_asked_again(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_requests_to_a_busy_api_server_are_retried(cluster: Cluster, home: Home, make: Launch) -> None:
     busy = RefusedRequest(429, "TooManyRequests", "please try again later")
     conflict = RefusedRequest(409, "Conflict", "the object has been modified; please apply your changes")
     down = RefusedRequest(503, "ServiceUnavailable", "etcdserver: leader changed")
@@ -309,7 +309,7 @@ def test_an_api_server_that_is_busy_is_asked_again(cluster: Cluster, home: Home,
     assert cluster.requests.count("create pods") == 3
 
 
-def test_what_may_have_been_made_is_removed(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_a_pod_created_by_a_failed_request_is_removed(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make()
     name = launcher._spec.name(1)
     cluster.images["monarch:1"].is_there.clear()
@@ -322,7 +322,7 @@ def test_what_may_have_been_made_is_removed(cluster: Cluster, home: Home, make: 
     assert cluster.names("pods") == cluster.names("secrets") == []
 
 
-def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_objects_created_by_a_failed_request_are_used(cluster: Cluster, home: Home, make: Launch) -> None:
     launcher = make()
     name = launcher._spec.name(1)
     cluster.answers["create", "pods"] = [RefusedRequest(504, "Timeout", "request did not complete in time")]
@@ -341,7 +341,7 @@ def test_what_was_made_without_our_being_told_is_ours(cluster: Cluster, home: Ho
         (False, f"Kubernetes: {USER} may not create pods in namespace 'lab'; docs/guides/kubernetes.md has"),
     ],
 )
-def test_what_we_may_not_do_is_named(
+def test_missing_permissions_are_named(
     cluster: Cluster, home: Home, make: Launch, tells_rights: bool, words: str
 ) -> None:
     cluster.denied = {("create", "pods"), ("delete", "secrets")}
@@ -351,14 +351,14 @@ def test_what_we_may_not_do_is_named(
     assert str(host.poll()).startswith(words)
 
 
-def test_events_are_not_needed(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_permission_for_events_is_optional(cluster: Cluster, home: Home, make: Launch) -> None:
     cluster.denied = {("list", "events"), ("watch", "events")}
     launcher = make(gpus=16)
     launcher.launch(home.configs([1]))
     wait_until(lambda: "1 Insufficient nvidia.com/gpu" in launcher.progress(), "the text")
 
 
-def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) -> None:
+def test_an_exceeded_quota_is_reported_in_numbers(cluster: Cluster, home: Home, make: Launch) -> None:
     cluster.gpu_quota = 4
     hosts = make(gpus=4).launch(home.configs([1, 2]))
     home.wait_for([1])
@@ -379,7 +379,7 @@ def test_a_quota_is_told_in_numbers(cluster: Cluster, home: Home, make: Launch) 
         ({"context": "prod"}, "Kubernetes: can't load the configuration of the cluster: "),
     ],
 )
-def test_a_cluster_that_is_not_there_for_us(
+def test_failures_to_connect_end_all_hosts(
     cluster: Cluster, home: Home, make: Launch, bar: Bar, options: dict[str, str], words: str
 ) -> None:
     file = cluster.kubeconfig(**{key: value for key, value in options.items() if key in ("token", "url")})
@@ -391,7 +391,7 @@ def test_a_cluster_that_is_not_there_for_us(
             assert str(host.poll()).startswith(words)
 
 
-def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no cluster is configured: there is no kubeconfig .*nowhere"):
         KubernetesLauncher(image="monarch:1", kubeconfig=str(tmp_path / "nowhere"))
     with pytest.raises(LaunchError, match="no image was given"):
@@ -400,7 +400,7 @@ def test_what_is_wrong_from_the_start(tmp_path: Path) -> None:
         KubernetesLauncher(image="monarch:1", mem="64 gigs")
 
 
-def test_the_plan_can_be_read(make: Launch) -> None:
+def test_the_plan_is_readable_yaml(make: Launch) -> None:
     plan = make(gpus=8, mem="64Gi").plan(4)
     assert plan.startswith("# 4 × this, in namespace (of the context)\n")
     assert "kind: Secret" in plan

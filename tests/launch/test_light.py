@@ -22,7 +22,7 @@ class Looker(Actor):
         return [name for name in HEAVY if name in sys.modules]
 
 
-def test_light_ranks_work_without_torch_and_ipython_until_a_cell_needs_them() -> None:
+def test_light_ranks_import_torch_and_ipython_only_when_a_cell_needs_them() -> None:
     session = current_session()
     serve_ranks(session)
     try:
@@ -48,7 +48,7 @@ class Stall:
     def find_spec(self, name, path=None, target=None):
         if name == "IPy" + "thon.core.magic":
             try:
-                open("{begun}", "w").close()
+                open("{started}", "w").close()
                 while not os.path.exists("{go_on}"):
                     time.sleep(0.001)
             except BaseException:
@@ -58,16 +58,16 @@ sys.meta_path.insert(0, Stall())
 """
 
 
-def test_an_interrupt_does_not_cut_short_what_a_cell_needs_imported(tmp_path: Path) -> None:
-    begun, go_on, cut = (tmp_path / name for name in ("begun", "go_on", "cut"))
+def test_an_interrupt_does_not_abort_imports_that_a_cell_needs(tmp_path: Path) -> None:
+    started, go_on, cut = (tmp_path / name for name in ("started", "go_on", "cut"))
     session = current_session()
     serve_ranks(session)
     try:
         hosts = session.add_hosts(LocalLauncher(session.directory), 1, is_light=True, lost_after_s=10.0)
         mesh = HostMesh(session.runtime, Region.whole(Extent({"hosts": 1})), hosts).spawn_procs(device="cpu")
-        mesh.run_cell(STALL.format(begun=begun, go_on=go_on, cut=cut), cell=1).get()
+        mesh.run_cell(STALL.format(started=started, go_on=go_on, cut=cut), cell=1).get()
         future = mesh.run_cell("%time import time; time.sleep(600)", cell=2)
-        wait_until(begun.exists, "the import to start")
+        wait_until(started.exists, "the import to start")
         mesh.interrupt()
         mesh.doing().get()  # the rank has handled the interrupt
         go_on.touch()

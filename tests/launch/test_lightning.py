@@ -77,7 +77,7 @@ def test_hosts_are_the_machines_of_a_job(cloud: Cloud, home: Home, make: Launch)
         launcher.launch(home.configs([6]))
 
 
-def test_what_a_machine_wrote(home: Home, make: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_tail_has_the_output_of_the_machine(home: Home, make: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_kernel.launch.lightning.launcher._LOG_AFTER_S", (0.1, 0.5))
     hosts = make().launch(home.configs([1, 2]))
     home.wait_for([1, 2])
@@ -85,7 +85,7 @@ def test_what_a_machine_wrote(home: Home, make: Launch, monkeypatch: pytest.Monk
         wait_until(lambda host=host, n=number: host.log_tail()[-1:] == (f"host {n} is connected",), "a log")  # type: ignore[misc]
 
 
-def test_one_in_the_place_of_another_is_a_job_of_its_own(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_a_replacement_is_a_separate_job(cloud: Cloud, home: Home, make: Launch) -> None:
     launcher = make()
     hosts = launcher.launch(home.configs([1, 2]))
     home.wait_for([1, 2])
@@ -103,7 +103,7 @@ def test_one_in_the_place_of_another_is_a_job_of_its_own(cloud: Cloud, home: Hom
     wait_until(lambda: cloud.names() == [], "the first job to go")
 
 
-def test_each_host_can_be_a_job_of_its_own(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_each_host_can_be_a_separate_job(cloud: Cloud, home: Home, make: Launch) -> None:
     cloud.rank_variable = ""
     launcher = make(separate=True)
     hosts = launcher.launch(home.configs([1, 2]))
@@ -113,7 +113,7 @@ def test_each_host_can_be_a_job_of_its_own(cloud: Cloud, home: Home, make: Launc
     wait_until(lambda: len(cloud.names()) == 1, "its job to go")
 
 
-def test_a_machine_that_is_not_told_its_number_says_so(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_a_machine_without_its_number_fails_with_a_message(cloud: Cloud, home: Home, make: Launch) -> None:
     cloud.rank_variable = ""
     host, _ = make().launch(home.configs([1, 2]))
     wait_until(host.poll, "the end")
@@ -123,7 +123,7 @@ def test_a_machine_that_is_not_told_its_number_says_so(cloud: Cloud, home: Home,
     )
 
 
-def test_machines_that_are_not_there_yet(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_progress_while_machines_are_missing(cloud: Cloud, home: Home, make: Launch) -> None:
     cloud.capacity = 2
     launcher = make()
     first = launcher.launch(home.configs([1, 2]))
@@ -137,7 +137,7 @@ def test_machines_that_are_not_there_yet(cloud: Cloud, home: Home, make: Launch)
     assert [host.poll() for host in first] == [None, None]
 
 
-def test_an_allocation_is_cancelled_in_the_middle(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_close_cancels_a_partial_allocation(cloud: Cloud, home: Home, make: Launch) -> None:
     cloud.capacity = 0
     launcher = make()
     launcher.launch(home.configs([1, 2]))
@@ -147,7 +147,7 @@ def test_an_allocation_is_cancelled_in_the_middle(cloud: Cloud, home: Home, make
     assert home.pids == {}
 
 
-def test_an_agent_that_ends_by_itself_is_waited_for(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_close_waits_for_an_agent_that_ends_by_itself(cloud: Cloud, home: Home, make: Launch) -> None:
     launcher = make()
     (host,) = launcher.launch(home.configs([1]))
     home.wait_for([1])
@@ -158,7 +158,7 @@ def test_an_agent_that_ends_by_itself_is_waited_for(cloud: Cloud, home: Home, ma
     assert log.read_text().splitlines()[-1] == "host 1 ends: 0"
 
 
-def test_how_machines_end(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_poll_says_how_machines_ended(cloud: Cloud, home: Home, make: Launch) -> None:
     launcher = make(separate=True, interruptible=True)
     hosts = launcher.launch(home.configs([1, 2, 3, 4]))
     home.wait_for([1, 2, 3, 4])
@@ -181,16 +181,16 @@ def test_how_machines_end(cloud: Cloud, home: Home, make: Launch) -> None:
     assert said[3] == f"the job {machines[3].name} was deleted"
 
 
-def test_the_keys_do_not_go_where_failures_are_recorded(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_records_of_failed_calls_do_not_contain_the_keys(cloud: Cloud, home: Home, make: Launch) -> None:
     cloud.refusals["POST", "multi-machine-jobs"] = [RefusedRequest(400, "billing is not set up")]
     host, _ = make().launch(home.configs([1, 2]))
     wait_until(host.poll, "the end")
     assert host.poll() == "Lightning did not run the job: billing is not set up (400)"
-    wait_until(lambda: any("_submit" in told or "MONARCH_AGENT" in told for told in cloud.history), "the record")
-    assert all(home.token not in told for told in cloud.history)
+    wait_until(lambda: any("_submit" in record or "MONARCH_AGENT" in record for record in cloud.history), "the record")
+    assert all(home.token not in record for record in cloud.history)
 
 
-def test_a_cloud_that_does_not_answer_for_a_while(
+def test_the_launcher_tolerates_a_temporary_failure_of_the_cloud(
     cloud: Cloud, home: Home, make: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.capacity = 0
@@ -208,7 +208,7 @@ def test_a_cloud_that_does_not_answer_for_a_while(
     home.wait_for([1])
 
 
-def test_what_is_wrong_from_the_start(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(cloud: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(
         LaunchError, match=r"there is no machine 'H100_X_9'; did you mean H100_X_8 .* There are: CPU_SMALL, "
     ):
@@ -225,14 +225,14 @@ def test_what_is_wrong_from_the_start(cloud: Cloud, monkeypatch: pytest.MonkeyPa
         LightningLauncher(machine="CPU")
 
 
-def test_a_studio_that_does_not_exist(cloud: Cloud, home: Home, make: Launch) -> None:
+def test_a_missing_studio_ends_the_host(cloud: Cloud, home: Home, make: Launch) -> None:
     (host,) = make(studio="elsewhere").launch(home.configs([1]))
     wait_until(host.poll, "the end")
     assert str(host.poll()).startswith("Lightning did not run the job: ")
     assert "elsewhere" in str(host.poll())
 
 
-def test_the_plan_can_be_read(make: Launch) -> None:
+def test_the_plan_is_a_call_of_the_sdk(make: Launch) -> None:
     plan = make(machine="L4_X_4", interruptible=True).plan(4)
     assert "machine=Machine.L4_X_4," in plan
     assert "num_machines=4," in plan
@@ -240,7 +240,7 @@ def test_the_plan_can_be_read(make: Launch) -> None:
     assert "4 times" in make(separate=True).plan(4)
 
 
-def test_the_sdk_is_kept_quiet(cloud: Cloud) -> None:
+def test_the_sdk_has_no_side_effects(cloud: Cloud) -> None:
     code = """
 import io, os, sys
 class Notebook(io.StringIO):  # has no file descriptor

@@ -108,7 +108,7 @@ def failures(future: Any) -> list[Failure]:
 # -- agents that come up
 
 
-def test_an_agent_comes_up_and_goes(controller: Controller, bar: Bar) -> None:
+def test_an_agent_comes_up_and_ends(controller: Controller, bar: Bar) -> None:
     assert len(controller.start().get(LONG_S)) == 2
     handle = controller.handle
     assert handle.poll() is None
@@ -119,7 +119,7 @@ def test_an_agent_comes_up_and_goes(controller: Controller, bar: Bar) -> None:
     handle.close(0)  # a second call has no effect
 
 
-def test_the_token_is_seen_by_nobody_else(controller: Controller) -> None:
+def test_other_users_cannot_see_the_token(controller: Controller) -> None:
     controller.is_light = True
     controller.start().get(LONG_S)
     pids = [
@@ -132,7 +132,7 @@ def test_the_token_is_seen_by_nobody_else(controller: Controller) -> None:
             assert b"the secret token" not in Path(f"/proc/{pid}/{name}").read_bytes()
 
 
-def test_the_agent_is_out_of_reach_of_the_terminal(controller: Controller) -> None:
+def test_the_agent_has_its_own_session(controller: Controller) -> None:
     controller.is_light = True
     controller.start().get(LONG_S)
     assert os.getsid(controller.pid) == controller.pid != os.getsid(0)
@@ -142,20 +142,20 @@ def test_the_agent_is_out_of_reach_of_the_terminal(controller: Controller) -> No
 
 
 @pytest.mark.parametrize("command", [["/bin/false"], python("import sys; sys.stdin.close(); sys.exit(1)")])
-def test_an_agent_that_ends_at_once_is_told_with_its_exit_code(controller: Controller, command: list[str]) -> None:
+def test_an_agent_that_ends_at_once_is_reported_with_its_exit_code(controller: Controller, command: list[str]) -> None:
     for failure in failures(controller.start(command)):
         assert (failure.kind, failure.etype) == ("lost", "RankNotStarted")
         assert failure.message == f"the host agent (pid {controller.pid}) ended with exit code 1"
 
 
-def test_an_agent_that_does_not_read_its_configuration_is_no_error_of_the_launch(controller: Controller) -> None:
+def test_launch_does_not_raise_if_the_agent_does_not_read_its_config(controller: Controller) -> None:
     launcher = LocalLauncher(controller.directory, ["/bin/false"])
     (handle,) = launcher.launch([controller.config(7, "x" * (1 << 20))])  # more than the pipe holds
     wait_until(lambda: handle.poll() is not None, "the end")
     assert "exit code 1" in (handle.poll() or "")
 
 
-def test_an_agent_that_fails_is_told_with_the_last_lines_of_its_log(controller: Controller, bar: Bar) -> None:
+def test_an_agent_that_fails_is_reported_with_the_last_lines_of_its_log(controller: Controller, bar: Bar) -> None:
     code = "import sys\nfor i in range(100): print('line', i)\nsys.stdout.flush()\nimport no_such_module"
     with bar.below(5.0, "the news of the failure"):
         (failure, _) = failures(controller.start(python(code)))
@@ -166,18 +166,18 @@ def test_an_agent_that_fails_is_told_with_the_last_lines_of_its_log(controller: 
     assert len(failure.last_lines) == 20
 
 
-def test_an_agent_that_is_killed_while_it_starts_is_told_with_the_signal(controller: Controller) -> None:
+def test_an_agent_that_is_killed_while_it_starts_is_reported_with_the_signal(controller: Controller) -> None:
     future = controller.start(python("import time; time.sleep(1000)"))
     os.kill(controller.pid, signal.SIGKILL)
     assert "was killed by SIGKILL" in failures(future)[0].message
 
 
-def test_a_program_that_cannot_be_run_is_an_error_at_once(controller: Controller) -> None:
+def test_a_missing_program_raises_at_once(controller: Controller) -> None:
     with pytest.raises(LaunchError, match="/no/such/python can't be run: No such file"):
         controller.start(["/no/such/python"])
 
 
-def test_an_agent_that_hangs_is_given_up_at_its_deadline(
+def test_an_agent_that_hangs_fails_at_its_deadline(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
     monkeypatch.setattr(state, "HOST_DEADLINE_S", 1.0)
@@ -192,9 +192,7 @@ def test_an_agent_that_hangs_is_given_up_at_its_deadline(
     assert is_gone(pid)
 
 
-def test_an_agent_that_ignores_requests_to_end_is_killed(
-    controller: Controller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_ignores_sigterm_is_killed(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "HOST_DEADLINE_S", 1.0)
     monkeypatch.setattr("monarch_kernel.launch.local._TERMINATE_S", 0.2)
     future = controller.start(shell("trap '' TERM; echo deaf; exec sleep 1000"))
@@ -234,14 +232,14 @@ OWN_PRELOAD = """
 """
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_its_error(controller: Controller) -> None:
+def test_a_failing_import_of_torch_is_reported_with_its_error(controller: Controller) -> None:
     for failure in failures(controller.start(python(OWN_PRELOAD.format("no_such_torch")))):
         assert failure.etype == "RankNotStarted"
         assert "the process that ranks are forked from (it imports torch) ended" in failure.message
         assert failure.last_lines[-1] == "ModuleNotFoundError: No module named 'no_such_torch'"
 
 
-def test_a_torch_that_hangs_while_it_is_imported_is_given_up(
+def test_a_hanging_import_of_torch_fails_at_the_deadline(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
     (tmp_path / "slow_torch.py").write_text("import time; time.sleep(1000)")
@@ -252,7 +250,7 @@ def test_a_torch_that_hangs_while_it_is_imported_is_given_up(
     assert failure.message == "the host agent is up, but this rank was not forked from the zygote within 1 s"
 
 
-def test_a_rank_that_fails_while_it_starts_is_told_with_what_it_wrote(controller: Controller) -> None:
+def test_a_rank_that_fails_while_it_starts_is_reported_with_its_output(controller: Controller) -> None:
     controller.is_light = True
     host = controller.launch(LocalLauncher(controller.directory))
     spec = spec_here(1, 0, 1)
@@ -273,7 +271,7 @@ def test_a_second_agent_can_be_launched_after_the_first_has_failed(controller: C
     assert len(controller.runtime.request([11], lambda id: pack(Ping(id)), "ping", list).get(LONG_S)) == 1
 
 
-def test_ranks_do_not_go_on_with_the_random_numbers_of_a_preloaded_numpy(controller: Controller) -> None:
+def test_ranks_have_different_random_numbers_after_a_preloaded_numpy(controller: Controller) -> None:
     wrapper = """
         import sys
         from monarch_kernel import bootstrap
@@ -289,7 +287,7 @@ def test_ranks_do_not_go_on_with_the_random_numbers_of_a_preloaded_numpy(control
     assert first[1] != second[1]
 
 
-def test_a_library_of_the_same_name_in_the_working_directory_does_no_harm(
+def test_modules_in_the_working_directory_do_not_shadow_libraries(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("torch", "selectors", "faulthandler"):

@@ -12,8 +12,8 @@ from monarch_kernel.launch.kubernetes.pods import PodSpec, ended, is_up, merged,
 def pod(phase: str = "Pending", conditions: Any = (), state: Any = None, **status: Any) -> dict[str, Any]:
     containers = [{"name": "sidecar", "state": {"running": {}}}]
     containers += [{"name": "agent", "state": state}] if state is not None else []
-    told = {"phase": phase, "conditions": [*conditions], "containerStatuses": containers, **status}
-    return {"metadata": {"name": "p"}, "status": told}
+    pod_status = {"phase": phase, "conditions": [*conditions], "containerStatuses": containers, **status}
+    return {"metadata": {"name": "p"}, "status": pod_status}
 
 
 def condition(kind: str, value: str, reason: str = "", message: str = "") -> dict[str, str]:
@@ -46,7 +46,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize(("what", "events", "words"), WAITS.values(), ids=WAITS)
-def test_what_it_waits_for(what: dict[str, Any], events: list[dict[str, Any]], words: str) -> None:
+def test_text_for_a_waiting_pod(what: dict[str, Any], events: list[dict[str, Any]], words: str) -> None:
     assert waits_for(what, events) == words
     assert ended(what) is None
     assert is_up(what) is (words == "")
@@ -78,11 +78,11 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("what", "words"), ENDS.values(), ids=ENDS)
-def test_how_it_ended(what: dict[str, Any], words: str) -> None:
+def test_text_for_an_ended_pod(what: dict[str, Any], words: str) -> None:
     assert ended(what, "4Gi") == words
 
 
-def test_one_that_is_deleted_before_it_runs_will_not_come() -> None:
+def test_a_pod_deleted_before_it_runs_has_ended() -> None:
     what = pod(conditions=[SCHEDULED])
     what["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert ended(what) == "was deleted before it had started"
@@ -91,7 +91,7 @@ def test_one_that_is_deleted_before_it_runs_will_not_come() -> None:
     assert ended(running) is None  # it is terminating
 
 
-def test_refusals() -> None:
+def test_text_for_a_refused_request() -> None:
     assert refusal(500, "upstream error", "create pods", "lab") == (
         "the API server answered 500 to the request to create pods: upstream error"
     )
@@ -102,7 +102,7 @@ def test_refusals() -> None:
     )
 
 
-def test_pieces_are_merged() -> None:
+def test_partial_pods_are_merged() -> None:
     base = {"spec": {"volumes": [1], "containers": [{"env": [1], "image": "a"}], "x": {"y": 1}}}
     more = {"spec": {"volumes": [2], "containers": [{"env": [2], "image": "b"}, {"name": "c"}], "x": {"z": 2}, "y": 3}}
     assert merged(base, more) == {
@@ -115,7 +115,7 @@ def test_pieces_are_merged() -> None:
     }
 
 
-def test_what_is_not_asked_for_is_left_to_the_cluster() -> None:
+def test_omitted_options_are_left_to_the_cluster() -> None:
     (container,) = PodSpec("i", "s").pod(1, None)["spec"]["containers"]
     assert container["resources"] == {"limits": {}, "requests": {}}
     assert "nodeSelector" not in PodSpec("i", "s").pod(1, None)["spec"]

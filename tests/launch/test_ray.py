@@ -55,7 +55,7 @@ def kept(cluster: RayCluster) -> Iterator[RayLauncher]:
     """A launcher whose driver has started before the first test."""
     launcher = make_launcher(cluster)
     (host,) = launcher.launch([AgentConfig(host=0, token="", addresses=(), log="raise SystemExit(3)")])
-    is_told(host, "ended with exit code 3")
+    wait_ended(host, "ended with exit code 3")
     yield launcher
     launcher.close(0.0)
 
@@ -85,11 +85,11 @@ def come(home: Home, numbers: Sequence[int]) -> None:
     wait_until(lambda: home.pids.keys() >= set(numbers), f"hosts {numbers}", LONG_S)
 
 
-def is_told(host: RayHost, *words: str) -> None:
+def wait_ended(host: RayHost, *words: str) -> None:
     """Wait until a host has ended, and check that the reason contains these words."""
     wait_until(lambda: host.poll() is not None, f"the end of a host ({words})", LONG_S)
-    told = host.poll() or ""
-    assert all(word in told for word in words), told
+    reason = host.poll() or ""
+    assert all(word in reason for word in words), reason
 
 
 def driver_of(launcher: RayLauncher) -> int:
@@ -100,7 +100,7 @@ def driver_of(launcher: RayLauncher) -> int:
 # -- hosts come up and end
 
 
-def test_hosts_come_each_on_a_node_of_its_own(launcher: RayLauncher, home: Home, bar: Bar) -> None:
+def test_each_host_comes_up_on_a_separate_node(launcher: RayLauncher, home: Home, bar: Bar) -> None:
     assert launcher.progress() == ""
     with bar.below(0.5, "the launch, which waits for no host,"):
         hosts = launcher.launch(configs(home, [1, 2, 3, 4]))
@@ -129,17 +129,17 @@ def _parent(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
 
 
-def test_more_hosts_than_there_are_nodes_are_told_in_numbers(launcher: RayLauncher, home: Home) -> None:
+def test_more_hosts_than_nodes_are_refused_in_numbers(launcher: RayLauncher, home: Home) -> None:
     hosts = launcher.launch(configs(home, range(5)))
     for host in hosts:
-        is_told(
+        wait_ended(
             host,
             "asked for 5 hosts with 8 GPUs and 1 CPU each",
             "the cluster has 4 such nodes (of 5 nodes: 4 with 8 GPUs",
         )
 
 
-def test_who_waits_is_told_what_is_free_and_can_be_called_off(
+def test_progress_says_what_is_free_and_waiting_hosts_can_be_closed(
     cluster: RayCluster, launcher: RayLauncher, home: Home
 ) -> None:
     second = make_launcher(cluster)
@@ -161,26 +161,26 @@ def test_who_waits_is_told_what_is_free_and_can_be_called_off(
     assert 6 not in home.pids
 
 
-def test_an_agent_that_ends_is_told_and_replaced_where_it_was(launcher: RayLauncher, home: Home) -> None:
+def test_the_end_of_an_agent_is_reported_and_its_node_reused(launcher: RayLauncher, home: Home) -> None:
     hosts = launcher.launch(configs(home, [1, 2, 3, 4]))
     come(home, [1, 2, 3, 4])
     raylet = raylet_of(home.pids[3])
     home.end(3, 7)
-    is_told(hosts[2], f"the host agent (pid {home.pids[3]} on node ", " ended with exit code 7")
+    wait_ended(hosts[2], f"the host agent (pid {home.pids[3]} on node ", " ended with exit code 7")
     assert hosts[2].log_tail()[-1] == "host 3 ends: 7"
     launcher.launch(configs(home, [5]))
     come(home, [5])
     assert raylet_of(home.pids[5]) == raylet
     os.kill(home.pids[5], signal.SIGKILL)
     os.kill(home.pids[1], signal.SIGKILL)
-    is_told(hosts[0], "was killed by SIGKILL")
+    wait_ended(hosts[0], "was killed by SIGKILL")
     assert [hosts[1].poll(), hosts[3].poll()] == [None] * 2
 
 
-def test_an_interpreter_that_is_not_there_is_told_with_its_last_lines(cluster: RayCluster, home: Home) -> None:
+def test_a_missing_interpreter_ends_the_host_with_a_log(cluster: RayCluster, home: Home) -> None:
     launcher = make_launcher(cluster, command=("/no/such/python", "-c", ""))
     (host,) = launcher.launch(configs(home, [1]))
-    is_told(host, "ended with exit code 1")
+    wait_ended(host, "ended with exit code 1")
     assert host.log_tail() == ("/no/such/python can't be run: No such file or directory",)
     launcher.close(0.0)
 
@@ -192,10 +192,10 @@ os._exit(7)
 """
 
 
-def test_the_last_words_of_an_agent_are_known_when_its_end_is(launcher: RayLauncher, home: Home) -> None:
+def test_the_last_output_of_an_agent_is_known_before_its_end(launcher: RayLauncher, home: Home) -> None:
     """The reader of its output lags behind when it ends."""
     (host,) = launcher.launch(configs(home, [1], TALKATIVE))
-    is_told(host, " ended with exit code 7")
+    wait_ended(host, " ended with exit code 7")
     assert host.log_tail()[-1] == "line 49999"
 
 
@@ -209,7 +209,7 @@ time.sleep(1000)
 """
 
 
-def test_an_agent_that_does_not_end_is_forced_with_what_it_leaves(launcher: RayLauncher, home: Home) -> None:
+def test_an_agent_that_does_not_end_is_killed_with_its_children(launcher: RayLauncher, home: Home) -> None:
     (host,) = launcher.launch(configs(home, [1], STUBBORN))
     wait_until(lambda: len(host.log_tail()) == 2, "its child", LONG_S)
     assert host.address.startswith("tcp://")
@@ -226,7 +226,7 @@ def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -
     come(home, [1, 2])
     os.kill(driver_of(launcher), signal.SIGKILL)
     for host in hosts:
-        is_told(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by SIGKILL")
+        wait_ended(host, f"the process that talks to Ray (pid {driver_of(launcher)}) was killed by SIGKILL")
     wait_gone(home.pids[1], home.pids[2])
     launcher.launch(configs(home, [3]))  # starts another driver
     come(home, [3])
@@ -237,17 +237,17 @@ def test_the_end_of_the_driver_ends_the_hosts(cluster: RayCluster, home: Home) -
 
 
 @pytest.mark.parametrize(
-    ("address", "told"),
+    ("address", "message"),
     [
         ("127.0.0.1:9", "can't reach a Ray cluster at 127.0.0.1:9: Connect call failed"),
         ("nonsense", "'nonsense' is not an address of a Ray cluster; write auto, HOST:PORT or ray://HOST:PORT"),
     ],
 )
-def test_a_cluster_that_is_not_there_is_told(home: Home, address: str, told: str) -> None:
+def test_an_unreachable_cluster_ends_the_hosts(home: Home, address: str, message: str) -> None:
     launcher = RayLauncher(address=address, command=COMMAND)
     hosts = launcher.launch(configs(home, [1, 2]))
     for host in hosts:
-        is_told(host, f"Ray: {told}")
+        wait_ended(host, f"Ray: {message}")
     launcher.close(0.0)
 
 
@@ -317,7 +317,7 @@ class Program:
             text=True,
         )
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.process.communicate()
@@ -335,37 +335,37 @@ class Program:
 
 def test_hosts_in_a_placement_group_of_the_program(cluster: RayCluster, home: Home) -> None:
     program = Program(FROM_GROUP, configs(home, [1, 2, 3]), cluster.address)
-    assert len(set(program.hear())) == 2
+    assert len(set(program.receive())) == 2
     come(home, [1, 2])
     raylets = [raylet_of(home.pids[1]), raylet_of(home.pids[2])]
     assert len(set(raylets)) == 2
     program.go_on()
-    program.hear()
+    program.receive()
     assert 3 not in home.pids  # there is no free bundle
     home.end(1, 0)
     come(home, [3])
     assert raylet_of(home.pids[3]) == raylets[0]
     program.go_on()
     program.go_on()
-    assert program.hear() == "CREATED"  # the program's group is not removed
+    assert program.receive() == "CREATED"  # the program's group is not removed
     assert all(map(is_gone, home.pids.values()))
     program.end()
 
 
-def test_hosts_where_the_program_has_actors(cluster: RayCluster, home: Home) -> None:
+def test_hosts_on_the_nodes_of_the_programs_actors(cluster: RayCluster, home: Home) -> None:
     program = Program(FROM_ACTORS, configs(home, [1, 2, 3]), cluster.address)
-    places = program.hear()
+    places = program.receive()
     come(home, range(1, places + 1))
     assert len({raylet_of(pid) for pid in home.pids.values()}) == places
     program.go_on()
-    gpus = [text.removeprefix("CUDA_VISIBLE_DEVICES=").split(",") for text in program.hear()]
+    gpus = [text.removeprefix("CUDA_VISIBLE_DEVICES=").split(",") for text in program.receive()]
     assert sum(map(len, gpus)) == 3 * 3
     program.end()
 
 
 def test_agents_that_outlive_the_program_keep_their_hosts_until_they_end(cluster: RayCluster, home: Home) -> None:
     program = Program(OUTLIVED, configs(home, [1, 2]), cluster.address)
-    driver = program.hear()
+    driver = program.receive()
     come(home, [1, 2])
     program.process.kill()
     program.process.communicate()
@@ -380,7 +380,7 @@ def test_agents_that_outlive_the_program_keep_their_hosts_until_they_end(cluster
 # -- real agents
 
 
-def test_hosts_can_be_dialled_from_here(cluster: RayCluster) -> None:
+def test_the_controller_can_dial_hosts(cluster: RayCluster) -> None:
     session = Session()
     serve_ranks(session)
     numbers = session.add_hosts(RayLauncher(address=cluster.address, dials=True), 2, timeout_s=LONG_S, is_light=True)
@@ -393,7 +393,7 @@ def test_hosts_can_be_dialled_from_here(cluster: RayCluster) -> None:
 # -- a node dies
 
 
-def test_a_node_that_dies_is_replaced_by_another_at_once(
+def test_a_dead_node_is_replaced_by_another_at_once(
     cluster: RayCluster, launcher: RayLauncher, home: Home, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts = launcher.launch(configs(home, [1, 2, 3]))
@@ -404,8 +404,8 @@ def test_a_node_that_dies_is_replaced_by_another_at_once(
     come(home, [4])
     assert raylet_of(home.pids[4]) not in raylets.values()
     (impossible,) = launcher.launch(configs(home, [5]))
-    is_told(impossible, "asked for 1 host", "4 of these already have a host of this mesh")
+    wait_ended(impossible, "asked for 1 host", "4 of these already have a host of this mesh")
     hosts[1].close(0.0)
-    is_told(hosts[1], "it was given back")
+    wait_ended(hosts[1], "it was given back")
     assert [hosts[0].poll(), hosts[2].poll()] == [None] * 2
     assert capfd.readouterr() == ("", "")

@@ -100,7 +100,7 @@ def test_hosts_come_up(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
 
 
 @needs_slurm
-def test_nobody_can_read_the_token(launch: Any, desk: Desk, cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_token(launch: Any, desk: Desk, cluster: SlurmCluster, tmp_path: Path) -> None:
     launcher = launch()
     launcher.launch([desk.config()])
     desk.greet()
@@ -117,7 +117,9 @@ def test_nobody_can_read_the_token(launch: Any, desk: Desk, cluster: SlurmCluste
 
 
 @needs_slurm
-def test_a_notebook_that_is_a_job_itself(launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_the_notebooks_own_job_are_not_passed_on(
+    launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "7")
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
@@ -130,7 +132,7 @@ def test_a_notebook_that_is_a_job_itself(launch: Any, desk: Desk, monkeypatch: p
 
 
 @needs_slurm
-def test_waits_for_nodes(launch: Any, desk: Desk) -> None:
+def test_progress_while_nodes_are_in_use(launch: Any, desk: Desk) -> None:
     busy = launch()
     (first,) = busy.launch([desk.config(1)])
     desk.greet()
@@ -144,7 +146,7 @@ def test_waits_for_nodes(launch: Any, desk: Desk) -> None:
 
 
 @needs_slurm
-def test_what_is_asked_for(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+def test_options_reach_slurm(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     launcher = launch(
         partition="short",
         account="lab",
@@ -168,7 +170,7 @@ def test_what_is_asked_for(launch: Any, desk: Desk, cluster: SlurmCluster) -> No
 
 
 @needs_slurm
-def test_agents_end(launch: Any, desk: Desk) -> None:
+def test_poll_says_how_agents_ended(launch: Any, desk: Desk) -> None:
     """One agent ends, another is killed; the third continues."""
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
@@ -184,7 +186,7 @@ def test_agents_end(launch: Any, desk: Desk) -> None:
 
 @needs_slurm
 @pytest.mark.parametrize("place", [0, 1])  # the first node runs the script
-def test_node_fails(
+def test_a_failed_node_is_replaced(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, place: int
 ) -> None:
     """Its host is lost, the job continues, and another host replaces it."""
@@ -215,7 +217,7 @@ def test_node_fails(
 
 
 @needs_slurm
-def test_job_is_cancelled(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+def test_a_cancelled_job_ends_its_hosts(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     handles = launch().launch(desk.configs(2))
     desk.greet(), desk.greet()
     job = cluster.run("squeue", "-h", "-o", "%i").strip()
@@ -257,7 +259,7 @@ def test_close_one_of_several(launch: Any, desk: Desk, cluster: SlurmCluster, pl
 
 
 @needs_slurm
-def test_the_first_is_given_back_before_its_task_was_heard_of(
+def test_the_first_node_is_given_back_before_its_task_reports(
     launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_slow = True  # the file system that the nodes share
@@ -275,9 +277,7 @@ def test_the_first_is_given_back_before_its_task_was_heard_of(
 
 
 @needs_slurm
-def test_what_slurm_does_not_do_at_once_is_asked_for_again(
-    launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_commands_of_slurm_are_retried(launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     refused: list[str] = []
 
     def busy(*command: str, **options: Any) -> Any:
@@ -302,7 +302,7 @@ def test_what_slurm_does_not_do_at_once_is_asked_for_again(
 
 
 @needs_slurm
-def test_hosts_are_closed_one_after_the_other(launch: Any, desk: Desk) -> None:
+def test_hosts_can_be_closed_one_by_one(launch: Any, desk: Desk) -> None:
     """Slurm without accounting shrinks a job only once."""
     handles = launch().launch(desk.configs(3))
     agents = {agent.host: agent for agent in (desk.greet(), desk.greet(), desk.greet())}
@@ -316,7 +316,7 @@ def test_hosts_are_closed_one_after_the_other(launch: Any, desk: Desk) -> None:
 
 
 @needs_slurm
-def test_a_cancel_that_slurm_does_not_take_is_sent_again(
+def test_a_failed_cancel_is_retried(
     launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
@@ -339,7 +339,7 @@ def test_a_cancel_that_slurm_does_not_take_is_sent_again(
 
 
 @needs_slurm
-def test_a_job_that_is_submitted_when_nobody_waits_for_it_any_more_is_cancelled(
+def test_a_job_submitted_after_close_is_cancelled(
     launch: Any, desk: Desk, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{LAUNCHER}.COMMAND_S", 0.1)
@@ -363,7 +363,7 @@ def test_a_job_that_is_submitted_when_nobody_waits_for_it_any_more_is_cancelled(
 
 
 @needs_slurm
-def test_close_forces_agents(launch: Any, desk: Desk) -> None:
+def test_close_kills_agents_that_do_not_end(launch: Any, desk: Desk) -> None:
     launcher = launch()
     launcher.launch(desk.configs(2))
     agents = [desk.greet(), desk.greet()]
@@ -374,7 +374,7 @@ def test_close_forces_agents(launch: Any, desk: Desk) -> None:
 
 
 @needs_slurm
-def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+def test_close_while_hosts_come_up(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     moments = {
         "at once": lambda: True,
         "the job is known": lambda: cluster.run("squeue", "-h"),
@@ -390,7 +390,7 @@ def test_close_in_the_middle(launch: Any, desk: Desk, cluster: SlurmCluster) -> 
 
 
 @needs_slurm
-def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+def test_close_while_the_job_is_pending(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     launcher = launch(sbatch=["--begin=now+1hour"])
     handles = launcher.launch(desk.configs(2))
     wait_until(lambda: "BeginTime" in launcher.progress(), "Slurm's reason")
@@ -425,7 +425,7 @@ def test_close_while_it_waits(launch: Any, desk: Desk, cluster: SlurmCluster) ->
     ],
     ids=lambda value: "" if isinstance(value, str | int) else " ".join(map(str, value)),
 )
-def test_impossible(launch: Any, desk: Desk, options: dict[str, Any], n: int, text: str) -> None:
+def test_impossible_requests_end_the_hosts(launch: Any, desk: Desk, options: dict[str, Any], n: int, text: str) -> None:
     handles = launch(**options).launch(desk.configs(n))
     for handle in handles:
         said = end_of(handle)
@@ -433,7 +433,7 @@ def test_impossible(launch: Any, desk: Desk, options: dict[str, Any], n: int, te
 
 
 @needs_slurm
-def test_directory_that_the_nodes_do_not_have(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
+def test_a_directory_that_nodes_do_not_share_is_reported(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     """The directory is removed before the job starts, as if it were on another machine."""
     launcher = launch(sbatch=["--hold"])
     (handle,) = launcher.launch([desk.config()])
@@ -443,7 +443,7 @@ def test_directory_that_the_nodes_do_not_have(launch: Any, desk: Desk, cluster: 
     assert "do the nodes share" in end_of(handle)
 
 
-def test_no_slurm(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
+def test_without_slurm_launch_raises(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     launcher = SlurmLauncher()
     with pytest.raises(
@@ -454,7 +454,9 @@ def test_no_slurm(monkeypatch: pytest.MonkeyPatch, desk: Desk) -> None:
 
 
 @needs_slurm
-def test_slurm_does_not_answer(launch: Any, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_controller_ends_the_host(
+    launch: Any, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher submits a job to a cluster whose controller is down."""
     conf = tmp_path / "slurm.conf"
     text = Path(os.environ["SLURM_CONF"]).read_text()
@@ -472,7 +474,7 @@ def test_slurm_does_not_answer(launch: Any, desk: Desk, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("name", ["whole", "options"])
-def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_matches_the_golden_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output of --dry-run. After a change, update the files with GOLDEN=write, and review them."""
     monkeypatch.setenv("HOME", "/home/me")
     options: dict[str, dict[str, Any]] = {
@@ -503,7 +505,7 @@ def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "text"),
     [
         ("", "job 7 is submitted"),
         ("CONFIGURING", "job 7 waits for its nodes to boot"),
@@ -511,12 +513,12 @@ def test_golden_script(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ("SUSPENDED", "job 7 is suspended"),
     ],
 )
-def test_what_a_job_waits_for_that_does_not_wait_for_nodes(tmp_path: Path, state: str, told: str) -> None:
+def test_progress_of_jobs_in_other_states(tmp_path: Path, state: str, text: str) -> None:
     launcher = SlurmLauncher(directory=tmp_path)
     launcher._jobs.append(Job(1, {}, tmp_path, launcher.close_host, id="7", state=state))
-    assert launcher.progress() == f"Slurm: {told}"
+    assert launcher.progress() == f"Slurm: {text}"
 
 
-def test_wrong_options() -> None:
+def test_options_of_several_lines_are_refused() -> None:
     with pytest.raises(ValueError, match="one line"):
         SlurmLauncher(sbatch=["--comment=a\nrm -rf"])

@@ -83,7 +83,7 @@ def end_of(handle: Any) -> str:
 # -- coming up
 
 
-def test_dials_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
+def test_agents_dial_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
     launcher = launch("a,b", tunnel="always")
     handles = launcher.launch(desk.configs(2))
     assert launcher.progress() == "SSH: connecting to a, b"
@@ -105,7 +105,7 @@ def test_dials_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
     assert not [thread for thread in psutil.Process().threads() if thread.id == -1]
 
 
-def test_nobody_can_read_the_token(launch: Any, desk: Desk) -> None:
+def test_other_users_cannot_read_the_token(launch: Any, desk: Desk) -> None:
     launch("a", tunnel="always").launch([desk.config()])
     agent = desk.greet()
     assert "secret token" not in str(agent.hello)
@@ -118,24 +118,24 @@ def test_nobody_can_read_the_token(launch: Any, desk: Desk) -> None:
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-def test_dials_directly_where_it_can(launch: Any, desk: Desk) -> None:
+def test_an_agent_dials_directly_if_it_can(launch: Any, desk: Desk) -> None:
     launch("a").launch([desk.config()])
     assert desk.greet().address == f"tcp://127.0.0.1:{desk.port}"
 
 
-def test_takes_the_tunnel_where_it_must(launch: Any, desk: Desk) -> None:
+def test_an_agent_uses_the_tunnel_if_it_must(launch: Any, desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         nowhere = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
     launch("a").launch([desk.config(addresses=(nowhere, f"tcp://localhost.invalid:{desk.port}"))])
     assert desk.greet().address not in (nowhere, f"tcp://127.0.0.1:{desk.port}")
 
 
-def test_directly_if_told_to(launch: Any, desk: Desk) -> None:
+def test_an_agent_dials_directly_with_tunnel_never(launch: Any, desk: Desk) -> None:
     launch("a", tunnel="never").launch([desk.config()])
     assert desk.greet().address == f"tcp://127.0.0.1:{desk.port}"
 
 
-def test_is_dialled_where_the_tunnel_is_forbidden(launch: Any, desk: Desk, server: Any) -> None:
+def test_the_controller_dials_if_reverse_tunnels_are_forbidden(launch: Any, desk: Desk, server: Any) -> None:
     strict = server("strict", ["AllowTcpForwarding local"])
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         nowhere = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
@@ -158,14 +158,14 @@ def _try_to_dial(desk: Desk, address: str) -> Any:
         return None
 
 
-def test_dials_directly_where_the_tunnel_is_forbidden(launch: Any, desk: Desk, server: Any) -> None:
+def test_an_agent_dials_directly_if_reverse_tunnels_are_forbidden(launch: Any, desk: Desk, server: Any) -> None:
     server("strict", ["AllowTcpForwarding local"])
     (handle,) = launch("strict").launch([desk.config()])
     assert desk.greet().address == f"tcp://127.0.0.1:{desk.port}"
     assert handle.address == ""
 
 
-def test_no_way_at_all(launch: Any, desk: Desk, server: Any) -> None:
+def test_no_connection_is_possible(launch: Any, desk: Desk, server: Any) -> None:
     server("closed", ["AllowTcpForwarding no"])
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         nowhere = f"tcp://127.0.0.1:{deaf.getsockname()[1]}"
@@ -176,7 +176,7 @@ def test_no_way_at_all(launch: Any, desk: Desk, server: Any) -> None:
     assert "AllowTcpForwarding" in text
 
 
-def test_home_of_the_other_machine(launch: Any, desk: Desk, server: Any, tmp_path: Path) -> None:
+def test_python_in_the_home_directory_of_the_host(launch: Any, desk: Desk, server: Any, tmp_path: Path) -> None:
     server("elsewhere", HOME=str(tmp_path))
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -185,7 +185,7 @@ def test_home_of_the_other_machine(launch: Any, desk: Desk, server: Any, tmp_pat
     assert desk.greet().hello["env"]["HOME"] == str(tmp_path)
 
 
-def test_forwarded_agent(
+def test_the_ssh_agent_is_forwarded(
     launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the user's SSH agent has the key, and it is forwarded to the host."""
@@ -215,7 +215,7 @@ def test_forwarded_agent(
 # -- failures
 
 
-def test_connection_breaks(launch: Any, desk: Desk, server: Any) -> None:
+def test_a_broken_connection_is_restored(launch: Any, desk: Desk, server: Any) -> None:
     shaky = server("shaky")
     (handle,) = launch("shaky", tunnel="always").launch([desk.config(grace_s=30.0)])
     agent = desk.greet()
@@ -229,7 +229,7 @@ def test_connection_breaks(launch: Any, desk: Desk, server: Any) -> None:
     assert f"the host agent (pid {agent.pid}) ended" in end_of(handle)
 
 
-def test_server_ends(launch: Any, desk: Desk, server: Any) -> None:
+def test_the_end_of_the_server_ends_the_host(launch: Any, desk: Desk, server: Any) -> None:
     """The agent gets no signal, and ends by itself; so does its shell."""
     lost = server("lost")
     (handle,) = launch("lost", tunnel="always").launch([desk.config(grace_s=1.0)])
@@ -241,7 +241,7 @@ def test_server_ends(launch: Any, desk: Desk, server: Any) -> None:
     wait_until(lambda: is_gone(agent.pid), "the end of the agent")
 
 
-def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) -> None:
+def test_an_agent_that_dials_directly_survives_the_server(launch: Any, desk: Desk, server: Any) -> None:
     lost = server("lost")
     launcher = launch("lost")
     (handle,) = launcher.launch([desk.config(grace_s=0.3)])
@@ -258,7 +258,7 @@ def test_agent_that_needs_no_connection(launch: Any, desk: Desk, server: Any) ->
     assert is_gone(agent.pid)
 
 
-def test_agent_is_killed(launch: Any, desk: Desk) -> None:
+def test_poll_reports_the_signal_that_killed_an_agent(launch: Any, desk: Desk) -> None:
     (handle,) = launch("a").launch([desk.config()])
     agent = desk.greet()
     os.kill(agent.pid, signal.SIGKILL)
@@ -266,7 +266,7 @@ def test_agent_is_killed(launch: Any, desk: Desk) -> None:
     assert "the puppet for host 1 is up" in handle.log_tail()
 
 
-def test_agent_ends(launch: Any, desk: Desk) -> None:
+def test_poll_reports_the_exit_code_of_an_agent(launch: Any, desk: Desk) -> None:
     (handle,) = launch("a").launch([desk.config()])
     agent = desk.greet()
     agent.tell("end 7")
@@ -286,7 +286,7 @@ def test_close_lets_an_agent_end(launch: Any, desk: Desk) -> None:
     handle.close(0.0)
 
 
-def test_close_forces_an_agent(launch: Any, desk: Desk) -> None:
+def test_close_kills_an_agent_that_does_not_end(launch: Any, desk: Desk) -> None:
     (handle,) = launch("a").launch([desk.config()])
     agent = desk.greet()
     agent.tell("stay")
@@ -295,7 +295,7 @@ def test_close_forces_an_agent(launch: Any, desk: Desk) -> None:
     assert "SIGKILL" in handle.poll()
 
 
-def test_close_in_the_middle(launch: Any, desk: Desk, folder: SshFolder) -> None:
+def test_close_while_hosts_come_up(launch: Any, desk: Desk, folder: SshFolder) -> None:
     """Closing while connections or agents start leaves nothing behind."""
     moments = {
         "at once": lambda launcher: True,
@@ -312,7 +312,7 @@ def test_close_in_the_middle(launch: Any, desk: Desk, folder: SshFolder) -> None
         assert launcher.progress() == ""
 
 
-def test_close_while_nobody_answers(launch: Any, desk: Desk, bar: Bar) -> None:
+def test_close_while_a_login_hangs(launch: Any, desk: Desk, bar: Bar) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         launcher = launch(f"127.0.0.1:{deaf.getsockname()[1]}", connect_timeout_s=60.0)
         launcher.launch([desk.config()])
@@ -325,7 +325,7 @@ def test_close_while_nobody_answers(launch: Any, desk: Desk, bar: Bar) -> None:
 # -- choosing hosts
 
 
-def test_more_than_there_are(launch: Any, desk: Desk) -> None:
+def test_more_hosts_than_the_list_has_are_refused(launch: Any, desk: Desk) -> None:
     launcher = launch("a,b")
     with pytest.raises(LaunchError, match="asked for 3 hosts by SSH; the list has 2: add hosts to it"):
         launcher.launch(desk.configs(3))
@@ -334,7 +334,7 @@ def test_more_than_there_are(launch: Any, desk: Desk) -> None:
         launcher.launch(desk.configs(2))
 
 
-def test_replacement(launch: Any, desk: Desk) -> None:
+def test_order_of_replacements(launch: Any, desk: Desk) -> None:
     """The launcher uses a spare first, then the place that was used before."""
     launcher = launch("a,b")
     (first,) = launcher.launch([desk.config(1)])
@@ -353,7 +353,7 @@ def test_replacement(launch: Any, desk: Desk) -> None:
     assert desk.greet().host == 4
 
 
-def test_spare_for_one_that_cant_be_reached(launch: Any, desk: Desk, server: Any) -> None:
+def test_a_spare_replaces_an_unreachable_host(launch: Any, desk: Desk, server: Any) -> None:
     server("down").kill()
     launcher = launch("down,a")
     (handle,) = launcher.launch([desk.config()])
@@ -366,7 +366,7 @@ def test_spare_for_one_that_cant_be_reached(launch: Any, desk: Desk, server: Any
 # -- errors
 
 
-def test_nobody_listens(launch: Any, desk: Desk, server: Any) -> None:
+def test_connection_refused(launch: Any, desk: Desk, server: Any) -> None:
     down = server("down")
     down.kill()
     (handle,) = launch("down").launch([desk.config()])
@@ -375,7 +375,7 @@ def test_nobody_listens(launch: Any, desk: Desk, server: Any) -> None:
     assert f"@127.0.0.1, port {down.port}, from {socket.gethostname()}): connection refused: is sshd running on" in text
 
 
-def test_no_answer(launch: Any, desk: Desk) -> None:
+def test_connection_timeout(launch: Any, desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = deaf.getsockname()[1]
         (handle,) = launch(f"127.0.0.1:{port}", connect_timeout_s=0.3).launch([desk.config()])
@@ -387,7 +387,7 @@ def test_unknown_name(launch: Any, desk: Desk) -> None:
     assert "can't resolve its name: check the spelling" in end_of(handle)
 
 
-def test_key_of_the_user_is_refused(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
+def test_refused_user_key(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
     folder.new_key(tmp_path / "other")
     config = tmp_path / "config"
     config.write_text(folder.config.read_text().replace(str(folder.key), f"{tmp_path}/other"))
@@ -397,7 +397,7 @@ def test_key_of_the_user_is_refused(launch: Any, desk: Desk, folder: SshFolder, 
     assert f"`ssh -F {config} -p {folder.servers[0].port} a true`" in text
 
 
-def test_key_of_the_users_choice(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
+def test_identity_option(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(folder.config.read_text().replace(str(folder.key), f"{tmp_path}/no-such-key"))
     launch("a", config=config, identity=folder.key).launch([desk.config()])
@@ -425,21 +425,21 @@ def test_wrong_host_key(launch: Any, desk: Desk, folder: SshFolder, server: Any,
     assert f"ssh-keygen -R '[127.0.0.1]:{other.port}'" in text
 
 
-def test_keys_are_always_compared(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
+def test_host_keys_are_always_checked(launch: Any, desk: Desk, folder: SshFolder, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(f"UserKnownHostsFile none\nStrictHostKeyChecking no\n{folder.config.read_text()}")
     (handle,) = launch("a", config=config).launch([desk.config()])
     assert "its host key is unknown" in end_of(handle)
 
 
-def test_no_python(launch: Any, desk: Desk) -> None:
+def test_missing_python(launch: Any, desk: Desk) -> None:
     (handle,) = launch("a", python="/no/such/python").launch([desk.config()])
     text = end_of(handle)
     assert text.startswith(f"a (from {socket.gethostname()}): can't run /no/such/python")
     assert "name a Python on that machine that has monarch_kernel" in text
 
 
-def test_no_package(launch: Any, desk: Desk, tmp_path: Path) -> None:
+def test_missing_package(launch: Any, desk: Desk, tmp_path: Path) -> None:
     python = tmp_path / "bare"
     python.write_text(f'#!/bin/sh\nunset PYTHONPATH; exec {sys.executable} -S "$@"\n')
     python.chmod(0o700)
@@ -459,13 +459,13 @@ def test_old_python(launch: Any, desk: Desk, tmp_path: Path) -> None:
     assert f"{python} is Python 3.8.2, but 3.10 or newer is required" in end_of(handle)
 
 
-def test_runs_no_commands(launch: Any, desk: Desk, server: Any) -> None:
+def test_login_without_commands(launch: Any, desk: Desk, server: Any) -> None:
     server("menu", ["ForceCommand echo this machine is for mail only"])
     (handle,) = launch("menu").launch([desk.config()])
     assert "the login works, but commands do not run (this machine is for mail only)" in end_of(handle)
 
 
-def test_wrong_configuration(launch: Any, desk: Desk, tmp_path: Path) -> None:
+def test_invalid_configuration(launch: Any, desk: Desk, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n  Port many\n")
     (handle,) = launch("a", config=config).launch([desk.config()])

@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Iterator[SshFolder]:
         folder.close()
 
 
-def test_a_group_across_hosts_outlives_the_connections(folder: SshFolder) -> None:
+def test_a_process_group_across_hosts_survives_broken_connections(folder: SshFolder) -> None:
     """One agent dials through a tunnel, the controller dials the other; both connections break, and no rank is lost."""
     launcher = ssh.SshLauncher("a,b", python=sys.executable, config=folder.config, tunnel="always")
     hosts = allocate(launcher, 2, lost_after_s=30.0)

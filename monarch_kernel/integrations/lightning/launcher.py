@@ -19,7 +19,7 @@ from monarch_kernel.errors import PayloadError
 from monarch_kernel.integrations.lightning.predictions import in_order
 from monarch_kernel.integrations.lightning.program import Job, run_job
 from monarch_kernel.integrations.lightning.registry import find_notebook
-from monarch_kernel.integrations.lightning.sync_back import take_home
+from monarch_kernel.integrations.lightning.sync_back import load_trainer_state
 from monarch_kernel.net.wire.codec import Frame, dump
 from monarch_kernel.notebook.cells.cell import Lane, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import Sink
@@ -95,11 +95,11 @@ class MeshLauncher:
             # The traceback of an error holds this frame. CPython 3.11 crashes when its garbage collector finds memory views in
             # a cycle with the object that exports them, so this frame must not keep any.
             parts.clear()
-        told = values.values()
-        take_home(trainer, told[0].weights, told[0].news)
-        if told[0].batches is None:
-            return told[0].result
-        return in_order([(each.result, each.batches) for each in told])
+        outcomes = values.values()
+        load_trainer_state(trainer, outcomes[0].weights, outcomes[0].news)
+        if outcomes[0].batches is None:
+            return outcomes[0].result
+        return in_order([(each.result, each.batches) for each in outcomes])
 
     def kill(self, signum: int) -> None:
         """Do nothing: ranks end with their mesh, not with the notebook's Trainer."""

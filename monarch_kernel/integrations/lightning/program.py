@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.integrations.lightning.predictions import batches_of
-from monarch_kernel.integrations.lightning.sync_back import pack_home
+from monarch_kernel.integrations.lightning.sync_back import dump_trainer_state
 from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Payload
 
@@ -85,7 +85,7 @@ def run_job(texts: Mapping[str, str], parts: Sequence[Frame]) -> Outcome:
         result = trainer.predict_loop._predictions
     if not is_first:
         return Outcome(result if batches is not None else None, batches)
-    return Outcome(result, batches, weights, pack_home(trainer, is_fit and strategy.can_send_optimizers()))
+    return Outcome(result, batches, weights, dump_trainer_state(trainer, is_fit and strategy.can_send_optimizers()))
 
 
 def _environment(fabric: str) -> Any:

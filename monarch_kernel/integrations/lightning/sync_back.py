@@ -15,14 +15,14 @@ from typing import Any
 
 import cloudpickle
 
-__all__ = ["pack_home", "take_home"]
+__all__ = ["dump_trainer_state", "load_trainer_state"]
 
 _LOOPS = ("fit_loop", "validate_loop", "test_loop", "predict_loop")
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _RESUMES = ("_restarting", "_loaded_from_state_dict", "_resuming_from_checkpoint")
 
 
-def pack_home(trainer: Any, with_optimizers: bool) -> bytes:
+def dump_trainer_state(trainer: Any, with_optimizers: bool) -> bytes:
     """Pickle the state of a Trainer, without the weights; rank 0 calls it."""
     logged = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
     news: dict[str, Any] = {
@@ -46,8 +46,8 @@ def pack_home(trainer: Any, with_optimizers: bool) -> bytes:
     return data
 
 
-def take_home(trainer: Any, weights: dict[str, Any] | None, data: bytes) -> None:
-    """Load the state that `pack_home` pickled on rank 0 into the notebook's Trainer and its objects."""
+def load_trainer_state(trainer: Any, weights: dict[str, Any] | None, data: bytes) -> None:
+    """Load the state that `dump_trainer_state` pickled on rank 0 into the notebook's Trainer and its objects."""
     if weights is not None:
         _take_weights(trainer, weights)
     known = dict(_known(trainer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from monarch_kernel.launch.kubernetes.pods import TITLE, Json, is_up, told, waits_for
+from monarch_kernel.launch.kubernetes.pods import TITLE, Json, is_up, waits_for, without_preemption
 from monarch_kernel.launch.port_forward import Tunnel
 from monarch_kernel.net.wire.config import AgentConfig
 
@@ -47,7 +47,7 @@ class PodHost:
     def log_tail(self) -> tuple[str, ...]:
         """Return warnings of the cluster, and the last lines of the agent that were fetched."""
         warnings = [
-            f"{TITLE}: {event.get('reason', '')}: {told(event.get('message'))}"
+            f"{TITLE}: {event.get('reason', '')}: {without_preemption(event.get('message'))}"
             for event in list(self.events)
             if event.get("type") == "Warning"
         ]

@@ -37,7 +37,7 @@ from monarch_kernel.launch.kubernetes.apiserver import REQUEST_S, ApiServer, Ref
 from monarch_kernel.launch.kubernetes.host import PodHost
 from monarch_kernel.launch.kubernetes.pods import TITLE, Json, PodSpec, ended, image_trouble
 from monarch_kernel.launch.port_forward import Tunnel
-from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.task_thread import DelayedTasks
 from monarch_kernel.launch.text import most_common
 from monarch_kernel.net.wire.config import LISTENS, AgentConfig
 
@@ -125,7 +125,7 @@ class KubernetesLauncher:
         self._api: ApiServer | None = None
         self._hosts: dict[str, PodHost] = {}
         self._changed = threading.Condition()  # protects the attributes below, and hosts
-        self._chores = Chores("monarch-kubernetes")
+        self._tasks = DelayedTasks("monarch-kubernetes")
         self._threads: list[threading.Thread] = []
         self._trouble = ""
         self._is_closed = False
@@ -138,7 +138,7 @@ class KubernetesLauncher:
             hosts = [PodHost(self._spec.name(config.host), config, self._close_host) for config in configs]
             self._hosts.update((host.name, host) for host in hosts)
         for host in hosts:
-            self._chores.at(0.0, partial(self._make, host))
+            self._tasks.at(0.0, partial(self._make, host))
         return hosts
 
     def progress(self) -> str:
@@ -170,7 +170,7 @@ class KubernetesLauncher:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        self._chores.close()
+        self._tasks.close()
         for host in hosts:
             if host.tunnel is not None:  # created since by the last task
                 host.tunnel.close()
@@ -294,7 +294,7 @@ class KubernetesLauncher:
         with contextlib.suppress(RefusedError):  # no log yet, or the node is lost: keep the last one
             host.log = self._api.log(host.name)
         if delay_s and host.runs and delay_s < 2**_LOG_TIMES:
-            self._chores.at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
+            self._tasks.at(delay_s, partial(self._fetch_log, host, 2 * delay_s))
 
     def _find_address(self, host: PodHost, delay_s: float = 0.2) -> None:
         """Find the address of an agent that the controller dials; retry until its log has the port."""
@@ -304,7 +304,7 @@ class KubernetesLauncher:
         said = next((line for line in host.log if line.startswith(f"{LISTENS} ")), "")
         at = host.pod["status"].get("podIP", "")
         if not said or not at:
-            self._chores.at(delay_s, partial(self._find_address, host, min(2 * delay_s, 2.0)))
+            self._tasks.at(delay_s, partial(self._find_address, host, min(2 * delay_s, 2.0)))
             return
         port = int(said.split()[1])
         if self._tunnels:
@@ -368,7 +368,7 @@ class KubernetesLauncher:
             trouble = image_trouble(pod)
             if trouble and host.trouble_since is None:
                 host.trouble_since = time.monotonic()
-                self._chores.at(self._patience_s, partial(self._give_up_image, host))
+                self._tasks.at(self._patience_s, partial(self._give_up_image, host))
             if not trouble:
                 host.trouble_since = None
             elif "ErrImagePull" in trouble or not host.trouble:
@@ -381,11 +381,11 @@ class KubernetesLauncher:
                 if is_gone or not host.is_up:
                     host.end = host.end or text  # there is no log
                 else:
-                    self._chores.at(-1.0, partial(self._has_ended, host, text))
+                    self._tasks.at(-1.0, partial(self._has_ended, host, text))
             elif host.is_up and not was_up:
-                self._chores.at(1.0, partial(self._fetch_log, host, 1.0))
+                self._tasks.at(1.0, partial(self._fetch_log, host, 1.0))
                 if self._dials:
-                    self._chores.at(0.0, partial(self._find_address, host))
+                    self._tasks.at(0.0, partial(self._find_address, host))
             self._changed.notify_all()
 
     def _watch_events(self, api: ApiServer, since: str) -> None:

@@ -12,7 +12,18 @@ from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.text import how_ended
 from monarch_kernel.net.wire.config import AGENT_VARIABLE
 
-__all__ = ["TITLE", "Json", "PodSpec", "ended", "image_trouble", "is_up", "merged", "refusal", "told", "waits_for"]
+__all__ = [
+    "TITLE",
+    "Json",
+    "PodSpec",
+    "ended",
+    "image_trouble",
+    "is_up",
+    "merged",
+    "refusal",
+    "waits_for",
+    "without_preemption",
+]
 
 Json = Mapping[str, Any]
 
@@ -220,7 +231,9 @@ def waits_for(pod: Json, events: Sequence[Json]) -> str:
     said = last.get("reason", "")
     unscheduled = _condition(pod, "PodScheduled", "False")
     if unscheduled is not None:
-        text = _join(unscheduled.get("reason", "Unschedulable"), told(unscheduled.get("message")).rstrip("."))
+        text = _join(
+            unscheduled.get("reason", "Unschedulable"), without_preemption(unscheduled.get("message")).rstrip(".")
+        )
         if said == "TriggeredScaleUp":
             return f"{text}; the cluster is adding a node"
         return text
@@ -280,7 +293,7 @@ def _condition(pod: Json, kind: str, value: str) -> Json | None:
     return None
 
 
-def told(message: str | None) -> str:
+def without_preemption(message: str | None) -> str:
     """Cut the note about preemption, which is irrelevant here, from a message of the scheduler."""
     return _flat(message).partition(" preemption: ")[0]
 

@@ -57,7 +57,7 @@ class Jobs:
             host.has_ended = True
         self.launcher.notify()
 
-    def see(self, told: Any, machines: Sequence[Any]) -> None:
+    def see(self, report: Any, machines: Sequence[Any]) -> None:
         """Update the hosts from the job and its machines; machines that do not exist yet may be missing."""
         for machine in machines:
             rank = machine.spec.rank if len(self.hosts) > 1 else 0
@@ -65,7 +65,7 @@ class Jobs:
                 self.hosts[rank].see(machine, f"the machine {machine.name}")
         for host in self.hosts:
             if host.machine is None:  # it does not exist yet, or never will
-                host.see(told, f"the job {self.name}")
+                host.see(report, f"the job {self.name}")
         self.launcher.notify()
 
     def has_not_answered(self, why: str) -> None:
@@ -119,18 +119,18 @@ class MachineHost:
         """Whether there is nothing left to wait for."""
         return self.is_up or self.has_ended or self.is_closing
 
-    def see(self, told: Any, who: str) -> None:
+    def see(self, report: Any, subject: str) -> None:
         """Update the host from the state of its machine, or of the whole job as long as it has no machine."""
         if self.has_ended:
             return
-        is_machine = told.id != self.job.job.id or len(self.job.hosts) == 1
+        is_machine = report.id != self.job.job.id or len(self.job.hosts) == 1
         if is_machine:
-            self.machine = told
-        state, message = str(told.state), message_of(told)
+            self.machine = report
+        state, message = str(report.state), message_of(report)
         status, said = status_of(self.job.job, state), f": {message}" if message else ""
         if status in _ENDED:
             self.has_ended = True
-            how = f"{who} {'was stopped' if status == 'Stopped' else f'has {status.lower()}'}{said}"
+            how = f"{subject} {'was stopped' if status == 'Stopped' else f'has {status.lower()}'}{said}"
             self.job.launcher.fetch_log(self, partial(self._tell_end, how))
         elif status == "Running" and is_machine and not self.is_up:
             self.is_up = True

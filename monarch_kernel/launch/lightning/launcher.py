@@ -39,7 +39,7 @@ from monarch_kernel.launch.lightning.sdk import (
     machine_of,
     read_log,
 )
-from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.task_thread import DelayedTasks
 from monarch_kernel.launch.text import most_common
 from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 
@@ -113,8 +113,8 @@ class LightningLauncher:
         self._session = secrets.token_hex(4)
         self._jobs: list[Jobs] = []
         self._changed = threading.Condition()
-        self._chores = Chores(THREAD)
-        self._log_chores = Chores(f"{THREAD}-logs")
+        self._tasks = DelayedTasks(THREAD)
+        self._log_tasks = DelayedTasks(f"{THREAD}-logs")
         self._is_asking = False
         self._is_closed = False
 
@@ -129,7 +129,7 @@ class LightningLauncher:
             jobs = [Jobs(self, f"monarch-{self._session}-{group[0].host}", group) for group in groups if group]
             self._jobs += jobs
         for job in jobs:
-            self._chores.at(0.0, partial(self._run, job))
+            self._tasks.at(0.0, partial(self._run, job))
         return [host for job in jobs for host in job.hosts]
 
     def progress(self) -> str:
@@ -160,8 +160,8 @@ class LightningLauncher:
         self.end(jobs, timeout_s)
         with self._changed:
             self._is_closed = True
-        self._chores.close()
-        self._log_chores.close(_LOG_S)
+        self._tasks.close()
+        self._log_tasks.close(_LOG_S)
 
     def close_host(self, host: MachineHost, timeout_s: float) -> None:
         """Give a machine back; end its job if that has no other machine in use."""
@@ -234,7 +234,7 @@ class LightningLauncher:
     def _ask_again(self, delay_s: float) -> None:
         if not self._is_asking:
             self._is_asking = True
-            self._chores.at(delay_s, self._ask)
+            self._tasks.at(delay_s, self._ask)
 
     def _ask(self) -> None:
         """Poll the state of all jobs, and schedule the next poll as long as a host has not ended."""
@@ -277,12 +277,12 @@ class LightningLauncher:
             if then is not None:
                 then()
 
-        self._log_chores.at(-1.0 if then is not None else 0.0, fetch)
+        self._log_tasks.at(-1.0 if then is not None else 0.0, fetch)
 
     def fetch_log_later(self, host: MachineHost) -> None:
         """Schedule a few fetches of the log of a new machine."""
         for delay_s in _LOG_AFTER_S:
-            self._log_chores.at(delay_s, partial(self.fetch_log, host))
+            self._log_tasks.at(delay_s, partial(self.fetch_log, host))
 
     def notify(self) -> None:
         """Wake up threads that wait for a change."""

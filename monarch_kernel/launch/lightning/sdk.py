@@ -58,8 +58,8 @@ def look(job: Any) -> tuple[Any, Sequence[Any]]:
     ``Job.machines`` would create a client for each machine, and ``Job.status`` would send another request for each.
     """
     job._update_internal_job()
-    told = job._guaranteed_job
-    return told, job._job_api.list_mmt_subjobs(told.id, job.teamspace.id) if job.is_multi_machine else [told]
+    report = job._guaranteed_job
+    return report, job._job_api.list_mmt_subjobs(report.id, job.teamspace.id) if job.is_multi_machine else [report]
 
 
 def read_log(job: Any, machine: Any) -> tuple[str, ...]:
@@ -70,11 +70,11 @@ def read_log(job: Any, machine: Any) -> tuple[str, ...]:
     return tuple(str(one.logs(tail=20)).splitlines()[-20:])
 
 
-def message_of(told: Any) -> str:
+def message_of(report: Any) -> str:
     """Return Lightning's message about a job or a machine."""
-    texts = [getattr(told, "message", ""), getattr(told, "server_error", "")]
-    texts.append(getattr(getattr(told, "status", None), "message", ""))
-    if getattr(told, "interruption_notice_received", False):
+    texts = [getattr(report, "message", ""), getattr(report, "server_error", "")]
+    texts.append(getattr(getattr(report, "status", None), "message", ""))
+    if getattr(report, "interruption_notice_received", False):
         texts.append("Lightning took the machine away (interruptible)")
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
@@ -131,8 +131,8 @@ def explain(error: BaseException) -> str:
     if status is None:
         return " ".join(str(error).split()) or type(error).__name__
     try:
-        told = json.loads(body or "")
-        text = told.get("message", "") if isinstance(told, dict) else ""
+        answer = json.loads(body or "")
+        text = answer.get("message", "") if isinstance(answer, dict) else ""
     except (TypeError, ValueError):
         text = ""
     return f"{text or getattr(error, 'reason', '')} ({status})"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from monarch_kernel.net.wire.config import LISTENS
 
-__all__ = ["Keeper"]
+__all__ = ["AgentActor"]
 
 _TAIL = 20
 _TERMINATE_S = 2.0
@@ -40,7 +40,7 @@ except OSError as error:
 _SUBREAPER = 36
 
 
-class Keeper:
+class AgentActor:
     """The Ray actor of one host: its child is the agent, and its methods return the agent's output and exit code.
 
     Ray sends the code of this class to the host, so that the actor can report that this package is not installed there.
@@ -102,9 +102,9 @@ class Keeper:
                 with self._changed:
                     if self._changed.wait_for(lambda: self._code is not None, wait_s):
                         break
-        begun = time.monotonic()
-        while (left := _descendants(os.getpid())) and time.monotonic() < begun + _TIDY_S + _TERMINATE_S:
-            if time.monotonic() >= begun + _TIDY_S:
+        started = time.monotonic()
+        while (left := _descendants(os.getpid())) and time.monotonic() < started + _TIDY_S + _TERMINATE_S:
+            if time.monotonic() >= started + _TIDY_S:
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

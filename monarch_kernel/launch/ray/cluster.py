@@ -86,8 +86,8 @@ def explain(error: BaseException) -> str:
     """Format an error of Ray in one line, without its tables of ids."""
     tables = ("class_name:", "actor_id:", "pid:", "namespace:", "ip:", "name:")
     lines = [line.strip() for line in str(error).splitlines()]
-    told = [line for line in lines if line and not line.startswith(tables)]
-    return " ".join(told[-2:]) if told else type(error).__name__
+    kept = [line for line in lines if line and not line.startswith(tables)]
+    return " ".join(kept[-2:]) if kept else type(error).__name__
 
 
 class Cluster:
@@ -109,7 +109,7 @@ class Cluster:
         self.error: type[Exception] = ray.exceptions.RayError
         self.unavailable: type[Exception] = ray.exceptions.ActorUnavailableError
         ray.cloudpickle.register_pickle_by_value(agent_actor)
-        self._keeper = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(agent_actor.Keeper)
+        self._actor_class = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=4)(agent_actor.AgentActor)
 
     @classmethod
     async def connect(cls, address: str) -> Cluster:
@@ -175,8 +175,8 @@ class Cluster:
         handle = self._group_type(self._ray.PlacementGroupID(bytes.fromhex(group)))
         return self._in_group(handle, placement_group_bundle_index=index)
 
-    def keeper(self, where: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> Any:
-        """Create a `Keeper` that takes these resources; return at once."""
+    def make_actor(self, where: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> Any:
+        """Create an `AgentActor` that takes these resources; return at once."""
         others = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
         options = {
             "scheduling_strategy": where,
@@ -185,11 +185,11 @@ class Cluster:
             "resources": others or None,
             "runtime_env": dict(runtime_env) if runtime_env else None,
         }
-        return self._keeper.options(**options).remote()
+        return self._actor_class.options(**options).remote()
 
-    def kill(self, keeper: Any) -> None:
+    def kill(self, actor: Any) -> None:
         """Kill an actor."""
-        self._ray.kill(keeper)
+        self._ray.kill(actor)
 
     def _free(self) -> dict[str, dict[str, float]]:
         from ray._private import state  # the only source of free resources by node without the dashboard

@@ -8,10 +8,11 @@ process, however it ends. It exchanges lines of JSON with the launcher over a so
 
 *Placing.* Hosts that are requested together are obtained together: a placement group with one bundle for each host and the
 strategy ``STRICT_SPREAD`` waits for the resources of all, and shows the demand to an autoscaler. The group only serves to
-choose nodes. When it has them, the driver creates a `Keeper` for each host: an actor that is bound to the node and takes the
-resources of the bundle. As soon as these actors are queued for the resources, the driver removes the group. If the actors lived
-in the group, it would request another node when one dies; the mesh does that itself, sooner, and a group can't be made smaller.
-(Besides, while the resources of such a group are in use elsewhere, the head of Ray 2.60 retries it 100,000 times a second.)
+choose nodes. When it has them, the driver creates an `AgentActor` for each host: an actor that is bound to the node and takes
+the resources of the bundle. As soon as these actors are queued for the resources, the driver removes the group. If the actors
+lived in the group, it would request another node when one dies; the mesh does that itself, sooner, and a group can't be made
+smaller. (Besides, while the resources of such a group are in use elsewhere, the head of Ray 2.60 retries it 100,000 times a
+second.)
 
 The driver uses a placement group of the user, or nodes with actors of the user, as they are, and never removes them.
 
@@ -67,7 +68,7 @@ class _Host:
     Attributes:
         id: the launcher's id of the host.
         config: the config of its agent.
-        keeper: its actor, once it has been placed.
+        actor: its actor, once it has been placed.
         node: the id of its node, once it has been placed.
         place: index in the places that the user gave; -1 if there are none.
         task: the task that watches it.
@@ -80,7 +81,7 @@ class _Host:
 
     id: int
     config: bytes
-    keeper: Any = None
+    actor: Any = None
     node: str = ""
     place: int = -1
     task: asyncio.Task[None] | None = None
@@ -150,8 +151,8 @@ class Driver:
                 hosts = await self._place(request, hosts)
             self._wait_for(request, f"starting {plural(len(hosts), 'worker')}")
             for host in hosts:
-                if host.keeper is not None:  # else the launcher closed it meanwhile
-                    host.task = asyncio.create_task(self._follow(host, host.keeper))
+                if host.actor is not None:  # else the launcher closed it meanwhile
+                    host.task = asyncio.create_task(self._follow(host, host.actor))
             await asyncio.gather(*(host.changed.wait() for host in hosts))
         except _NeverError as error:
             self._ended(hosts, str(error))
@@ -183,7 +184,7 @@ class Driver:
                 if chosen := self._cluster.chosen(group):
                     for host, node in zip(wanted, chosen):
                         host.node = node
-                        self._make_keeper(host, self._cluster.on_node(node))
+                        self._make_actor(host, self._cluster.on_node(node))
                     await asyncio.sleep(_QUEUED_S)
                     return wanted
                 self._wait_for(request, impossible or self._scarcity(len(wanted), nodes, taken))
@@ -215,7 +216,7 @@ class Driver:
                     node, _ = places[place]
                     group = self._options.group
                     where = self._cluster.in_bundle(group, place) if group else self._cluster.on_node(node)
-                    self._make_keeper(host, where)
+                    self._make_actor(host, where)
                 return wanted
             room = f"asked for {plural(len(wanted), 'host')}; the program has {plural(len(places), what)} for them"
             if len(wanted) > len(places) or time.monotonic() > deadline:
@@ -224,18 +225,18 @@ class Driver:
             await asyncio.sleep(_LOOK_S)
         return []
 
-    def _make_keeper(self, host: _Host, where: Any) -> None:
-        host.keeper = self._cluster.keeper(where, self._options.bundle, self._options.runtime_env)
+    def _make_actor(self, host: _Host, where: Any) -> None:
+        host.actor = self._cluster.make_actor(where, self._options.bundle, self._options.runtime_env)
 
     # -- running
 
-    async def _follow(self, host: _Host, keeper: Any) -> None:
+    async def _follow(self, host: _Host, actor: Any) -> None:
         """Start the agent, and report its output until it ends."""
         gpus = self._options.places[host.place][1] if host.place >= 0 else None
         if gpus is None and not self._options.bundle.get("GPU"):
             gpus = ""  # other Ray workers may use them
         try:
-            address, pid = await keeper.start.remote(host.config, self._options.command, gpus)
+            address, pid = await actor.start.remote(host.config, self._options.command, gpus)
         except self._cluster.error as error:
             await self._give_back(host, 0.0)
             self._ended([host], f"Ray could not start it: {explain(error)}")
@@ -246,7 +247,7 @@ class Driver:
         what, seen = f"the host agent (pid {pid} on node {address})", 0
         while not host.is_closed:
             try:
-                seen, lines, port, code = await keeper.watch.remote(seen, _WATCH_S)
+                seen, lines, port, code = await actor.watch.remote(seen, _WATCH_S)
             except self._cluster.unavailable:
                 host.is_silent = True
                 await asyncio.sleep(_RETRY_S)
@@ -276,19 +277,19 @@ class Driver:
 
     async def _give_back(self, host: _Host, timeout_s: float) -> None:
         """End the agent if it can be reached, and kill the actor in any case."""
-        keeper, host.keeper = host.keeper, None
-        if keeper is None:
+        actor, host.actor = host.actor, None
+        if actor is None:
             return
         if host.is_up and not host.is_silent:
             try:
-                await asyncio.wait_for(_result(keeper.end.remote(timeout_s)), timeout_s + _FORCE_S)
+                await asyncio.wait_for(_result(actor.end.remote(timeout_s)), timeout_s + _FORCE_S)
             except (asyncio.TimeoutError, self._cluster.error):
                 host.is_silent = True
         if host.is_silent and host.node:
             self._silent_nodes.add(host.node)
         host.is_given_back = True
         with contextlib.suppress(self._cluster.error):
-            self._cluster.kill(keeper)
+            self._cluster.kill(actor)
 
     def _ended(self, hosts: Sequence[_Host], why: str) -> None:
         """Report the end of hosts, except of those that are being given back: `_close` kills their actors on purpose."""

@@ -244,7 +244,7 @@ class RayHost:
             self._closed.wait(timeout_s + _FORCE_S if timeout_s else _ANSWER_S)
         self._ended = self._ended or _GIVEN_BACK
 
-    def heard(self, message: Mapping[str, Any]) -> None:
+    def handle_message(self, message: Mapping[str, Any]) -> None:
         """Handle a message of the driver process about this host."""
         if "log" in message:
             self._log = tuple(message["log"])[-_TAIL:]
@@ -333,7 +333,7 @@ class _Driver:
     def _listen(self) -> None:
         with self._socket.makefile("rb") as lines, contextlib.suppress(ConnectionError):
             for line in lines:
-                self._hear(json.loads(line))
+                self._handle_message(json.loads(line))
         code = self._process.wait()
         self._why = self._why or self._explain(code)
         with self._lock:
@@ -343,13 +343,13 @@ class _Driver:
         for host in hosts:
             host.lost(self._why)
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle_message(self, message: Mapping[str, Any]) -> None:
         if "progress" in message:
             self.progress = message["progress"]
         elif "failed" in message:
             self._why = f"{_TITLE}: {message['failed']}"
         else:
-            self._hosts[message["host"]].heard(message)
+            self._hosts[message["host"]].handle_message(message)
 
     def _explain(self, code: int) -> str:
         """Say why the process ended, with the last output of Ray."""

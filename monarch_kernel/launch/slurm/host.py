@@ -74,7 +74,7 @@ class SlurmHost:
         self.is_leaving = False
         self.is_released = False
         self.is_lost = False
-        self.omen = ""
+        self.pending_end = ""
         self._index = index
         self._ended: str | None = None
 

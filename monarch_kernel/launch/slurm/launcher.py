@@ -47,7 +47,7 @@ from monarch_kernel.launch.slurm.commands import (
 )
 from monarch_kernel.launch.slurm.host import FIRST_ASK_S, Job, SlurmHost
 from monarch_kernel.launch.slurm.script import job_script
-from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.task_thread import DelayedTasks
 from monarch_kernel.launch.text import last_line, signal_name
 from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 
@@ -132,7 +132,7 @@ class SlurmLauncher:
         self._ask_s = ask_s
         self._jobs: list[Job] = []
         self._changed = threading.Condition()
-        self._chores = Chores("monarch-slurm")
+        self._tasks = DelayedTasks("monarch-slurm")
         self._is_looking = False
         self._is_closed = False
         self._trouble = ""
@@ -167,10 +167,10 @@ class SlurmLauncher:
                 raise LaunchError("Slurm: this launcher is closed")
             self._jobs += jobs
             for job in jobs:
-                self._chores.at(0.0, lambda job=job: self._submit(job))  # type: ignore[misc]
+                self._tasks.at(0.0, lambda job=job: self._submit(job))  # type: ignore[misc]
             if not self._is_looking:
                 self._is_looking = True
-                self._chores.at(0.0, self._look)
+                self._tasks.at(0.0, self._look)
         return [host for job in jobs for host in job.hosts]
 
     def progress(self) -> str:
@@ -199,7 +199,7 @@ class SlurmLauncher:
             self._is_closed = True
             jobs = list(self._jobs)
         self._end(jobs, timeout_s)
-        self._chores.close()
+        self._tasks.close()
         shutil.rmtree(self.directory, ignore_errors=True)
         for parent in (self.directory.parent,):
             _remove_if_empty(parent)
@@ -265,7 +265,7 @@ class SlurmLauncher:
             if due:
                 self._ask(due, now)
         finally:
-            self._chores.at(_LOOK_S, self._look)
+            self._tasks.at(_LOOK_S, self._look)
 
     def _read_files(self, host: SlurmHost) -> None:
         if not host.node_is_sure and len(words := words_of(host.file("node"))) == 2 and words[1].isdecimal():
@@ -283,8 +283,8 @@ class SlurmLauncher:
             elif code:
                 how += "".join(f": {line}" for line in host.log_tail()[-1:])
             text = f"the host agent on {host.node} (Slurm job {host.job.id}) {how}"
-            if code > 128 and not host.omen:
-                host.omen = text  # Slurm may have killed it, and then has the reason
+            if code > 128 and not host.pending_end:
+                host.pending_end = text  # Slurm may have killed it, and then has the reason
                 host.job.ask_at = 0.0
             elif code <= 128:
                 host.end(text)
@@ -304,7 +304,7 @@ class SlurmLauncher:
                 job.state, reason, nodes, start = known[job.id]
                 job.reason = "" if reason == "None" else reason
                 job.start = "" if start == "N/A" else start.replace("T", " ")
-                self._heed(job, nodes)
+                self._handle_state(job, nodes)
             elif not self._trouble:
                 self._set_over(job, f"Slurm job {job.id} has ended")
             if (job.state, job.reason) != before:
@@ -312,14 +312,14 @@ class SlurmLauncher:
             job.ask_s = min(self._ask_s, 1.5 * job.ask_s)
             job.ask_at = now + job.ask_s
 
-    def _heed(self, job: Job, nodes: str) -> None:
+    def _handle_state(self, job: Job, nodes: str) -> None:
         """React to Slurm's state of a job."""
         if job.state in ENDS:
             text = f"Slurm job {job.id} {ENDS[job.state]}"
             if job.state in ("COMPLETED", "FAILED"):
                 for host in job.hosts:
-                    if host.omen:
-                        host.end(host.omen)
+                    if host.pending_end:
+                        host.end(host.pending_end)
             if job.state == "FAILED":
                 text += self._why_failed(job)
             self._set_over(job, text)
@@ -346,8 +346,8 @@ class SlurmLauncher:
                 self._changed.notify_all()
         if job.state == "RUNNING":
             for host in job.hosts:
-                if host.omen:
-                    host.end(host.omen)
+                if host.pending_end:
+                    host.end(host.pending_end)
         elif job.state == "COMPLETING":
             job.ask_s = FIRST_ASK_S
         if job.state == "RUNNING":
@@ -388,7 +388,7 @@ class SlurmLauncher:
         running = [host for job in live if job.is_up for host in job.hosts]
 
         def have_ended() -> bool:
-            return all(host.has_ended or host.omen or host.job.over for host in running)
+            return all(host.has_ended or host.pending_end or host.job.over for host in running)
 
         self._wait(have_ended, timeout_s)
         self._cancel(live)
@@ -455,7 +455,7 @@ class SlurmLauncher:
             "--mem=0",
         )
         for _ in range(_KILL_TRIES):
-            if host.has_ended or host.omen:
+            if host.has_ended or host.pending_end:
                 return True
             if call("srun", *step, "kill", "-KILL", str(host.pid), timeout_s=_KILL_S).returncode == 0:
                 return True

@@ -141,11 +141,11 @@ class SshHost:
             if self._pid:
                 await self._kill()
         except (asyncssh.Error, OSError) as error:
-            self._ended = f"{self._who()}: SSH connection failed: {reason(error)}"
+            self._ended = f"{self._subject()}: SSH connection failed: {reason(error)}"
         finally:
             self.doing = ""
             if self._ended is None:
-                self._ended = f"{self._who()}: was given back"
+                self._ended = f"{self._subject()}: was given back"
             await self._hang_up()
 
     async def _connect_somewhere(self) -> asyncssh.SSHClientConnection:
@@ -175,7 +175,7 @@ class SshHost:
             return await asyncio.wait_for(self._execute(connection, f"{script}\n{config}"), _START_S)
         except asyncio.TimeoutError:
             raise _Failed(
-                f"{self._who()}: the login works, but did not start the agent within {_START_S:g} s{self._said()}"
+                f"{self._subject()}: the login works, but did not start the agent within {_START_S:g} s{self._said()}"
             ) from None
         finally:
             self._is_starting = False
@@ -216,7 +216,7 @@ class SshHost:
             _, writer = await connection.open_connection(_LOOPBACK, self._agent_port)
         except asyncssh.ChannelOpenError as error:
             raise _Failed(
-                f"{self._who()}: its SSH server forbids port forwarding ({error.reason}), and it can't connect to this "
+                f"{self._subject()}: its SSH server forbids port forwarding ({error.reason}), and it can't connect to this "
                 f"machine at {', '.join(self._direct) or 'any address'}: set AllowTcpForwarding in its sshd_config, or "
                 "open that address"
             ) from error
@@ -237,8 +237,8 @@ class SshHost:
             if words[:1] == ["MONARCH-SSH"]:
                 self._pid, self._directory = int(words[1]), words[2].strip()
                 return process
-            self._hear(line)
-        raise _Failed(f"{self._who()}: the login works, but commands do not run{self._said()}")
+            self._append_log(line)
+        raise _Failed(f"{self._subject()}: the login works, but commands do not run{self._said()}")
 
     # -- while it runs
 
@@ -256,7 +256,7 @@ class SshHost:
                     assert self._connection is not None
                     await self._open_tunnel(self._connection)
                 else:
-                    self._hear(line)
+                    self._append_log(line)
         except (asyncssh.Error, OSError) as error:
             self._log.append(f"SSH connection lost: {reason(error)}")
         return code
@@ -285,19 +285,19 @@ class SshHost:
             except (LoginFailed, asyncssh.Error, asyncssh.ChannelListenError, OSError, asyncio.TimeoutError) as error:
                 if is_needed and loop.time() > give_up_at:  # otherwise the agent does not need SSH, and may still run
                     raise _Failed(
-                        f"{self._who()}: SSH connection lost, and reconnecting failed: {reason(error)}"
+                        f"{self._subject()}: SSH connection lost, and reconnecting failed: {reason(error)}"
                     ) from error
 
     async def _explain(self, code: str) -> str:
         """Say why the agent ended, and what to do."""
         python = self._launcher.command[0]
-        agent = f"{self._who()}: the host agent (pid {self._pid})"
+        agent = f"{self._subject()}: the host agent (pid {self._pid})"
         if code == "-":
             return f"{agent} ended{self._said()}"
         number = int(code)
         if number in (126, 127):
             return (
-                f"{self._who()}: can't run {python}{self._said()}: name a Python on that machine that has monarch_kernel "
+                f"{self._subject()}: can't run {python}{self._said()}: name a Python on that machine that has monarch_kernel "
                 "(python=, --python)"
             )
         if number > 128:
@@ -305,7 +305,7 @@ class SshHost:
         if number:
             if any("No module named" in line for line in self._log):
                 return (
-                    f"{self._who()}: {python} lacks a package{self._said()}: install "
+                    f"{self._subject()}: {python} lacks a package{self._said()}: install "
                     f"monarch_kernel=={version('monarch_kernel')} for it, or name another Python (python=, --python)"
                 )
             found = await self._ask(self._connection, quoted((python, "-c", VERSION)))
@@ -313,7 +313,7 @@ class SshHost:
             if len(parts) == 3 and (int(parts[0]), int(parts[1])) < _OLDEST_PYTHON:
                 oldest = ".".join(map(str, _OLDEST_PYTHON))
                 return (
-                    f"{self._who()}: {python} is Python {found.strip()}, but {oldest} or newer is required: name another "
+                    f"{self._subject()}: {python} is Python {found.strip()}, but {oldest} or newer is required: name another "
                     "Python (python=, --python)"
                 )
         return f"{agent} ended with exit code {number}{self._said()}"
@@ -344,7 +344,7 @@ class SshHost:
                 self._connection = await self._launcher.login.connect(self.place)
             said = await self._ask(self._connection, script)
             if "MONARCH-ALIVE" in said:
-                self._log.append(f"{self._who()}: can't kill the host agent (pid {self._pid})")
+                self._log.append(f"{self._subject()}: can't kill the host agent (pid {self._pid})")
         except LoginFailed as error:
             self._log.append(f"can't kill the agent now; it ends by itself: {error}")
 
@@ -370,14 +370,14 @@ class SshHost:
         except (asyncssh.Error, OSError, asyncio.TimeoutError):
             return ""
 
-    def _hear(self, line: str) -> None:
+    def _append_log(self, line: str) -> None:
         if line.strip():
             self._log.append(line.rstrip())
 
     def _said(self) -> str:
         return f" ({self._log[-1]})" if self._log else ""
 
-    def _who(self) -> str:
+    def _subject(self) -> str:
         return f"{self.place} (from {socket.gethostname()})"
 
 

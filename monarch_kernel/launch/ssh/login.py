@@ -70,12 +70,12 @@ class Login:
             options["username"] = user
         if port := place.port or self._port:
             options["port"] = port
-        who = f"{place} (from {socket.gethostname()})"
+        subject = f"{place} (from {socket.gethostname()})"
         try:
             settings = asyncssh.SSHClientConnectionOptions(host=place.host, **options)
         except (asyncssh.Error, OSError, ValueError) as error:
-            raise LoginFailed(f"{who}: the SSH configuration is not valid: {reason(error)}") from error
-        who = f"{place} ({_address(settings)}, from {socket.gethostname()})"
+            raise LoginFailed(f"{subject}: the SSH configuration is not valid: {reason(error)}") from error
+        subject = f"{place} ({_address(settings)}, from {socket.gethostname()})"
         known = _KnownHosts(settings.known_hosts)
         options["known_hosts"] = known
         if not settings.keepalive_interval:
@@ -85,7 +85,7 @@ class Login:
             return await self._connect(place, options, known)
         except asyncssh.PermissionDenied as error:
             raise LoginFailed(
-                f"{who}: it refused all keys of user {settings.username!r}: check that {by_hand} works without a prompt "
+                f"{subject}: it refused all keys of user {settings.username!r}: check that {by_hand} works without a prompt "
                 "(ssh-add for keys with a passphrase, IdentityFile and User in ~/.ssh/config, authorized_keys on the host)"
             ) from error
         except asyncssh.HostKeyNotVerifiable as error:
@@ -98,20 +98,20 @@ class Login:
                 text = (
                     f"its host key is unknown ({known.names} has none): log in once with {by_hand}, and compare the key"
                 )
-            raise LoginFailed(f"{who}: {text}") from error
+            raise LoginFailed(f"{subject}: {text}") from error
         except asyncio.TimeoutError as error:
             raise Unreachable(
-                f"{who}: timed out after {self._timeout_s:g} s: is it up, and do firewall and VPN let port "
+                f"{subject}: timed out after {self._timeout_s:g} s: is it up, and do firewall and VPN let port "
                 f"{settings.port} through?"
             ) from error
         except socket.gaierror as error:
-            raise Unreachable(f"{who}: can't resolve its name: check the spelling, and ~/.ssh/config") from error
+            raise Unreachable(f"{subject}: can't resolve its name: check the spelling, and ~/.ssh/config") from error
         except ConnectionRefusedError as error:
-            raise Unreachable(f"{who}: connection refused: is sshd running on port {settings.port}?") from error
+            raise Unreachable(f"{subject}: connection refused: is sshd running on port {settings.port}?") from error
         except (asyncssh.Error, OSError) as error:
-            raise Unreachable(f"{who}: connection failed: {reason(error)}: check that {by_hand} works") from error
+            raise Unreachable(f"{subject}: connection failed: {reason(error)}: check that {by_hand} works") from error
         except ValueError as error:
-            raise LoginFailed(f"{who}: the SSH configuration is not valid: {reason(error)}") from error
+            raise LoginFailed(f"{subject}: the SSH configuration is not valid: {reason(error)}") from error
 
     async def _connect(self, place: Place, options: dict[str, Any], known: _KnownHosts) -> asyncssh.SSHClientConnection:
         try:

@@ -39,7 +39,7 @@ class Net(L.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
-class Told(L.Callback):
+class Notified(L.Callback):
     def on_exception(self, trainer, module, error):
         print(f"\\nnotified of {type(error).__name__}")
 
@@ -84,7 +84,7 @@ def running(notebook: Notebook, code: str) -> Cell:
     return cell.wait_for(lambda cell: len(epochs_shown(cell)) > 2)
 
 
-def test_the_name_means_the_mesh_that_is_up(notebook: Notebook) -> None:
+def test_the_name_refers_to_the_mesh_that_is_up(notebook: Notebook) -> None:
     cell = notebook.ok(f"{fit('max_epochs=2,')}\nprint(trainer.world_size, trainer.current_epoch, trainer.global_step)")
     assert "2 2 8" in cell.stdout
     assert notebook.value("float(trainer.callback_metrics['loss']) > 0") is True
@@ -103,14 +103,14 @@ def test_the_user_sees_one_bar(notebook: Notebook) -> None:
     )
 
 
-def test_the_mesh_does_not_travel(notebook: Notebook) -> None:
+def test_the_mesh_is_not_pickled_with_the_trainer(notebook: Notebook) -> None:
     notebook.ok(fit("max_epochs=1,"))
     notebook.ok("import cloudpickle; data_of_trainer = cloudpickle.dumps(trainer)")
     assert notebook.value("b'ProcMesh' in data_of_trainer, len(data_of_trainer) < 100_000") == (False, True)
 
 
 def test_a_failure_on_one_rank_is_shown_with_its_rank_and_line(notebook: Notebook) -> None:
-    cell = notebook.run(fit("max_epochs=3, callbacks=[Told()],", "Net(fails_on=1)"))
+    cell = notebook.run(fit("max_epochs=3, callbacks=[Notified()],", "Net(fails_on=1)"))
     assert cell.ename == "RemoteError"
     assert "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied" in cell.error
     assert "loss = (self.layer(x) - y).square().mean()" in cell.error
@@ -123,8 +123,8 @@ def test_a_failure_on_one_rank_is_shown_with_its_rank_and_line(notebook: Noteboo
     notebook.ok(fit("max_epochs=1,"))
 
 
-def test_an_interrupt_stops_all_ranks_and_they_can_be_used_again(notebook: Notebook, bar: Bar) -> None:
-    cell = running(notebook, fit("max_epochs=1000, callbacks=[Told()],", "Net(slow_s=0.05)"))
+def test_an_interrupt_stops_all_ranks_and_they_stay_usable(notebook: Notebook, bar: Bar) -> None:
+    cell = running(notebook, fit("max_epochs=1000, callbacks=[Notified()],", "Net(slow_s=0.05)"))
     with bar.below(STOPS_S, "the interrupt"):
         notebook.interrupt()
         cell.wait()
@@ -144,14 +144,14 @@ def test_an_interrupt_stops_all_ranks_and_they_can_be_used_again(notebook: Noteb
     assert cell.wait().ename == "KeyboardInterrupt"
 
 
-def test_it_is_caught_as_a_keyboard_interrupt(notebook: Notebook) -> None:
+def test_an_interrupt_can_be_caught_as_a_keyboard_interrupt(notebook: Notebook) -> None:
     code = fit("max_epochs=1000,", "Net(slow_s=0.05)")
     cell = running(notebook, f"try:\n    {code}\nexcept KeyboardInterrupt:\n    print('caught')")
     notebook.interrupt()
     assert "caught" in cell.wait().stdout
 
 
-def test_what_cannot_be_sent_is_named(notebook: Notebook) -> None:
+def test_an_attribute_that_cannot_be_sent_is_named(notebook: Notebook) -> None:
     notebook.ok("import threading; odd = Net(); odd.things = {'door': threading.Lock()}")
     cell = notebook.run("L.Trainer(strategy='monarch', **plain).fit(odd, data)")
     assert cell.ename == "PayloadError"
@@ -174,14 +174,16 @@ def test_what_cannot_be_sent_is_named(notebook: Notebook) -> None:
     ],
 )
 @pytest.mark.parametrize("strategy", ["'monarch'", "MonarchStrategy(t)"])
-def test_what_contradicts_the_mesh_is_refused(notebook: Notebook, given: str, said: str, strategy: str) -> None:
+def test_arguments_that_contradict_the_mesh_are_refused(
+    notebook: Notebook, given: str, said: str, strategy: str
+) -> None:
     notebook.ok("from monarch_kernel.integrations.lightning import MonarchStrategy")
     cell = notebook.run(f"L.Trainer(strategy={strategy}, {given}, accelerator='cpu')")
     assert cell.ename == "ValueError"
     assert said in cell.error
 
 
-def test_what_fits_the_mesh_is_taken(notebook: Notebook) -> None:
+def test_arguments_that_fit_the_mesh_are_accepted(notebook: Notebook) -> None:
     notebook.ok("for devices in (2, '2', 'auto'): L.Trainer(strategy='monarch', devices=devices, num_nodes=1, **plain)")
 
 
@@ -194,7 +196,7 @@ def test_what_fits_the_mesh_is_taken(notebook: Notebook) -> None:
         ("MonarchStrategy(t, package='fabric')", "there are: lightning, pytorch_lightning"),
     ],
 )
-def test_what_is_no_strategy_is_refused(notebook: Notebook, call: str, said: str) -> None:
+def test_invalid_arguments_of_the_strategy_are_refused(notebook: Notebook, call: str, said: str) -> None:
     cell = notebook.run(f"from monarch_kernel.integrations.lightning import MonarchStrategy\n{call}")
     assert cell.ename in ("ValueError", "TypeError")
     assert said in cell.error
@@ -224,7 +226,7 @@ def test_unmodified_lightning_is_interrupted(notebook: Notebook, bar: Bar) -> No
     notebook.ok(fit("max_epochs=1,"))
 
 
-def test_a_mesh_that_is_down_is_said_to_be(notebook: Notebook) -> None:
+def test_a_mesh_that_is_down_raises_an_error(notebook: Notebook) -> None:
     notebook.ok("%mesh up other -n 1 --device cpu")
     notebook.ok("trainer = L.Trainer(strategy=MonarchStrategy(other), **plain)")
     notebook.ok("%mesh down other")
@@ -233,7 +235,7 @@ def test_a_mesh_that_is_down_is_said_to_be(notebook: Notebook) -> None:
     assert "mesh 'other' is down; available: t" in cell.error
 
 
-def test_hosts_are_nodes(notebook: Notebook) -> None:
+def test_hosts_of_the_mesh_are_nodes_of_lightning(notebook: Notebook) -> None:
     notebook.ok("%mesh up hosts --on local --hosts 2 -n 1")
     given = "max_epochs=1, num_nodes=2, devices=1,"
     cell = notebook.ok(

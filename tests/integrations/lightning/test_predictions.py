@@ -12,7 +12,7 @@ def rows(*numbers: int) -> torch.Tensor:
     return torch.tensor(numbers).reshape(-1, 1) * 10
 
 
-def test_rows_are_cut_into_the_batches_of_one_process() -> None:
+def test_rows_are_split_into_the_batches_of_one_process() -> None:
     first = ([[rows(0, 2), rows(4)]], [[[0, 2], [4]]])
     second = ([[rows(1, 3)]], [[[1, 3]]])
     assert [each.tolist() for each in in_order([first, second])] == [[[0], [10]], [[20], [30]], [[40]]]
@@ -25,7 +25,7 @@ def test_several_loaders_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("odd", ["text", None, torch.tensor(3.0), torch.zeros(5, 1)])
-def test_what_has_no_row_for_each_sample_comes_batch_by_batch(odd: object) -> None:
+def test_predictions_without_a_row_for_each_sample_come_batch_by_batch(odd: object) -> None:
     first, second = ([[odd, odd]], [[[0, 2], [4]]]), ([[odd]], [[[1, 3]]])
     with pytest.warns(UserWarning, match="not in the order"):
         made = in_order([first, second])
@@ -33,6 +33,6 @@ def test_what_has_no_row_for_each_sample_comes_batch_by_batch(odd: object) -> No
     assert all(each is odd for each in made)
 
 
-def test_a_loader_that_does_not_tell_its_samples_is_left_as_it_is() -> None:
+def test_predictions_of_a_loader_without_indices_come_batch_by_batch() -> None:
     with pytest.warns(UserWarning, match="not in the order"):
         assert len(in_order([([[rows(0)]], [[]]), ([[rows(1)]], [[]])])) == 2

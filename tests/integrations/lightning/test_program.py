@@ -34,23 +34,23 @@ def close(pair: list[Any]) -> None:
     assert ours == pytest.approx(alone, abs=1e-5)
 
 
-def test_the_notebooks_module_has_the_weights_that_one_process_would_have(found: dict[str, Any]) -> None:
+def test_the_module_has_the_weights_of_a_single_process(found: dict[str, Any]) -> None:
     close(found["weights"])
 
 
-def test_the_trainer_is_where_it_would_be(found: dict[str, Any]) -> None:
+def test_the_trainer_has_the_metrics_and_progress_of_a_single_process(found: dict[str, Any]) -> None:
     close(found["metrics"])
     assert found["logged"] == ["loss", "val_loss"]
     assert found["progress"][0] == found["progress"][1] == [3, 3, "TrainerStatus.FINISHED"]
 
 
-def test_optimizers_come_home_with_the_parameters_of_the_notebooks_module(found: dict[str, Any]) -> None:
+def test_optimizers_refer_to_the_parameters_of_the_callers_module(found: dict[str, Any]) -> None:
     close(found["momenta"])
     close(found["lr"])
     assert found["same parameters"] is True
 
 
-def test_callbacks_come_home_with_what_they_have_noted(found: dict[str, Any]) -> None:
+def test_callbacks_return_with_their_state(found: dict[str, Any]) -> None:
     assert len(found["losses"]) == 3
     assert found["losses"][-1] == pytest.approx(found["metrics"][0]["loss"])
     refers_home, has_lock, is_same = found["callback"]
@@ -59,7 +59,7 @@ def test_callbacks_come_home_with_what_they_have_noted(found: dict[str, Any]) ->
     assert not has_lock
 
 
-def test_checkpoints_and_logs_are_where_the_trainer_says(found: dict[str, Any]) -> None:
+def test_checkpoints_and_logs_exist_at_their_paths(found: dict[str, Any]) -> None:
     is_there, score = found["best"]
     assert is_there
     assert score == pytest.approx(found["metrics"][0]["val_loss"])
@@ -68,26 +68,26 @@ def test_checkpoints_and_logs_are_where_the_trainer_says(found: dict[str, Any]) 
     assert len(lines) == 6
 
 
-def test_fit_goes_on_on_the_same_trainer(found: dict[str, Any]) -> None:
+def test_fit_continues_on_the_same_trainer(found: dict[str, Any]) -> None:
     close(found["again"])
     assert found["progress again"] == [[5, 5], [5, 5]]
     assert len(found["losses again"]) == 5
 
 
-def test_a_checkpoint_that_the_notebook_saves_is_resumed_from(found: dict[str, Any]) -> None:
+def test_training_resumes_from_a_checkpoint_of_the_caller(found: dict[str, Any]) -> None:
     resumed, straight, step = found["resumed"]
     close([resumed, straight])
     assert step == 5
 
 
-def test_validate_and_test_give_what_one_process_gives(found: dict[str, Any]) -> None:
+def test_validate_and_test_return_the_results_of_a_single_process(found: dict[str, Any]) -> None:
     for name, key in (("validated", "val_loss"), ("tested", "test_loss")):
         ours, alone = found[name]
         assert ours[0][key] == pytest.approx(alone[0][key], abs=1e-5)
     assert found["best tested"][0]["test_loss"] == pytest.approx(found["tested"][0][0]["test_loss"], abs=1e-5)
 
 
-def test_predictions_are_those_of_all_ranks_in_the_order_of_the_data(found: dict[str, Any]) -> None:
+def test_predictions_of_all_ranks_are_in_the_order_of_the_data(found: dict[str, Any]) -> None:
     assert found["predicted"] is True
     assert found["predicted by"] == [i % 2 for i in range(61)]
     assert found["predicted batches"] == [7] * 8 + [5]
@@ -95,16 +95,16 @@ def test_predictions_are_those_of_all_ranks_in_the_order_of_the_data(found: dict
     assert found["predicted nothing"] is None
 
 
-def test_predictions_that_are_no_tensors_come_batch_by_batch(found: dict[str, Any]) -> None:
+def test_predictions_other_than_tensors_come_batch_by_batch(found: dict[str, Any]) -> None:
     words = [f"rank {rank} batch {batch}" for batch in range(3) for rank in range(2)]
     assert found["predicted words"] == words
 
 
-def test_early_stopping_stops_all(found: dict[str, Any]) -> None:
+def test_early_stopping_stops_all_ranks(found: dict[str, Any]) -> None:
     assert found["stopped"] == [2, 3, True]
 
 
-def test_a_sharded_model_comes_home_whole(found: dict[str, Any]) -> None:
+def test_a_sharded_model_returns_with_all_weights(found: dict[str, Any]) -> None:
     weights, kind = found["sharded"]
     close([weights, found["weights"][1]])
     assert kind == "Sharded"

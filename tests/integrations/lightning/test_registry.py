@@ -22,7 +22,7 @@ def run(*lines: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_it_is_registered_by_an_import_of_ours_before_or_after(package: str, ours_first: bool) -> None:
+def test_an_import_before_or_after_lightning_registers_the_name(package: str, ours_first: bool) -> None:
     imports = ["import monarch_kernel.integrations.lightning", f"import {package} as L"]
     names = run(
         *(imports if ours_first else reversed(imports)), "print(L.strategies.StrategyRegistry.available_strategies())"
@@ -30,7 +30,7 @@ def test_it_is_registered_by_an_import_of_ours_before_or_after(package: str, our
     assert "'monarch', 'monarch_fsdp'" in names
 
 
-def test_the_extension_registers_it_without_importing_lightning() -> None:
+def test_the_extension_registers_the_name_without_importing_lightning() -> None:
     program = [
         "import sys",
         "from IPython.core.interactiveshell import InteractiveShell",
@@ -52,7 +52,7 @@ def test_the_extension_registers_it_without_importing_lightning() -> None:
 
 
 @pytest.mark.slow
-def test_where_lightning_is_not_installed_that_is_said() -> None:
+def test_without_lightning_the_error_says_what_to_install() -> None:
     program = [
         "import sys",
         "from monarch_kernel.actor import shutdown_context, this_host",
@@ -66,7 +66,7 @@ def test_where_lightning_is_not_installed_that_is_said() -> None:
     assert run(*program) == "lightning is not installed: pip install 'monarch_kernel[lightning]'"
 
 
-def test_the_package_is_light() -> None:
+def test_importing_the_package_imports_neither_lightning_nor_torch() -> None:
     assert (
         run("import sys, monarch_kernel.integrations.lightning", "print({'lightning', 'torch'} & {*sys.modules})")
         == "set()"

@@ -10,32 +10,32 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_kernel.launch.port_forward import Tunnel
-from monarch_kernel.launch.task_thread import Chores
+from monarch_kernel.launch.task_thread import DelayedTasks
 from tests.support.waiting import wait_until
 
 
-def test_what_is_due_is_done_in_order_whatever_happens(caplog: pytest.LogCaptureFixture) -> None:
-    chores, done, go_on = Chores("chores"), [], threading.Event()
-    chores.at(0.0, go_on.wait)
-    chores.at(0.05, lambda: done.append("later"))
-    chores.at(0.0, lambda: done.append("now"))
-    chores.at(0.0, lambda: 1 / 0)
-    chores.at(-1.0, lambda: done.append("first"))
+def test_tasks_run_in_order_even_if_one_fails(caplog: pytest.LogCaptureFixture) -> None:
+    tasks, done, go_on = DelayedTasks("tasks"), [], threading.Event()
+    tasks.at(0.0, go_on.wait)
+    tasks.at(0.05, lambda: done.append("later"))
+    tasks.at(0.0, lambda: done.append("now"))
+    tasks.at(0.0, lambda: 1 / 0)
+    tasks.at(-1.0, lambda: done.append("first"))
     go_on.set()
     wait_until(lambda: len(done) == 3, "all tasks")
     assert done == ["first", "now", "later"]
     (record,) = caplog.records
     assert record.exc_info is not None
     assert repr(record.exc_info[1]) == "ZeroDivisionError('division by zero')"
-    chores.at(3600.0, lambda: done.append("never"))
-    chores.close()
-    chores.at(0.0, lambda: done.append("too late"))
-    chores.close()
+    tasks.at(3600.0, lambda: done.append("never"))
+    tasks.close()
+    tasks.at(0.0, lambda: done.append("too late"))
+    tasks.close()
     assert len(done) == 3
 
 
-def test_chores_that_there_never_were() -> None:
-    Chores("chores").close()
+def test_closing_a_thread_that_never_had_a_task() -> None:
+    DelayedTasks("tasks").close()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def connect(tunnel: Tunnel) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-def test_a_tunnel_leads_there_and_back(echo: socket.socket) -> None:
+def test_a_tunnel_carries_data_in_both_directions(echo: socket.socket) -> None:
     tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
     for _ in range(2):  # in sequence: the first connection has ended before the second
         with connect(tunnel) as here:
@@ -77,7 +77,7 @@ def test_a_tunnel_leads_there_and_back(echo: socket.socket) -> None:
     tunnel.close()
 
 
-def test_a_tunnel_is_closed_with_what_goes_through_it(echo: socket.socket) -> None:
+def test_closing_a_tunnel_ends_its_connections(echo: socket.socket) -> None:
     tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
     with connect(tunnel) as here:
         here.sendall(b"hello")
@@ -88,7 +88,7 @@ def test_a_tunnel_is_closed_with_what_goes_through_it(echo: socket.socket) -> No
         connect(tunnel)
 
 
-def test_a_tunnel_that_leads_nowhere_for_now(echo: socket.socket) -> None:
+def test_a_tunnel_recovers_after_a_failed_connection(echo: socket.socket) -> None:
     ways = iter([OSError("the other end is unreachable"), None])
 
     def to_there() -> socket.socket:
