@@ -88,7 +88,7 @@ class Reader(Actor):
         into = torch.zeros(buffer.shape).fill_(2)
         found: dict[str, list[float]] = {}
         for name in ("network", "messages"):
-            path = asker_here().roads[name]
+            path = asker_here().paths[name]
             for what, is_write in (("read from", False), ("written into", True)):
                 carry = partial(path.carry, buffer._loan, memory_of(into), is_write=is_write)
                 found[f"{what} another host, by {name}"] = rates(carry, buffer.nbytes, repeat)

@@ -98,7 +98,7 @@ def test_memory_of_another_rank_is_read_and_written(stores: tuple[Any, Any], mak
     )
     transfer, read = other.read.call_one(buffer).get(LONG_S)
     assert torch.equal(read, tensor)
-    assert (transfer.nbytes, transfer.road) == (tensor.nbytes, "memory")
+    assert (transfer.nbytes, transfer.path) == (tensor.nbytes, "memory")
     other.write.call_one(buffer, tensor + 1).get(LONG_S)
     assert torch.equal(owner.holds.call_one("x").get(LONG_S), tensor + 1)
 
@@ -107,7 +107,7 @@ def test_the_program_reads_and_exports_memory_too(stores: tuple[Any, Any]) -> No
     owner, _ = stores
     buffer = owner.lend.call_one("x", np.arange(12, dtype="i4").reshape(3, 4)).get(LONG_S)
     into = np.zeros((3, 4), "i4")
-    assert buffer.read_into(into).get(LONG_S).road == "memory"
+    assert buffer.read_into(into).get(LONG_S).path == "memory"
     assert into.tolist() == np.arange(12).reshape(3, 4).tolist()
     ours = torch.arange(4.0)
     lent = Buffer(ours)
@@ -121,7 +121,7 @@ def test_the_program_reads_and_exports_memory_too(stores: tuple[Any, Any]) -> No
 @pytest.mark.usefixtures("procs")
 def test_a_transfer_within_a_process_is_one_copy() -> None:
     buffer, into = Buffer(bytearray(b"abcdef")), bytearray(6)
-    assert buffer.read_into(into).get(LONG_S).road == "process"
+    assert buffer.read_into(into).get(LONG_S).path == "process"
     assert into == b"abcdef"
     assert buffer.write_from(b"ABCDEF").get(LONG_S).nbytes == 6
     assert buffer[1:4].read_into(part := bytearray(3)).get(LONG_S).nbytes == 3
@@ -255,7 +255,7 @@ def test_the_death_of_the_owner_is_an_error_with_its_cause(session: None, by_val
 def test_two_actors_of_the_program_share_memory_too(session: None) -> None:
     store = this_proc().spawn("here", Store)
     buffer = store.lend.call_one("x", torch.ones(4)).get(LONG_S)
-    assert buffer.read_into(into := torch.zeros(4)).get(LONG_S).road == "process"
+    assert buffer.read_into(into := torch.zeros(4)).get(LONG_S).path == "process"
     assert into.sum() == 4
     store.stop().get(LONG_S)
 
@@ -282,24 +282,24 @@ def test_memory_of_another_machine_goes_through_streams(apart: tuple[ProcMesh, P
     tensor = torch.randn(LARGE + 1, 2)[:, 0]  # more than two pieces, the last one short; not contiguous
     buffer = store.lend.call_one("x", tensor).get(LONG_S)
     transfer = buffer.read_into(into := torch.zeros(LARGE + 1)).get(LONG_S)
-    assert (transfer.road, transfer.nbytes) == ("network", tensor.numel() * 4)
+    assert (transfer.path, transfer.nbytes) == ("network", tensor.numel() * 4)
     assert torch.equal(into, tensor)
     transfer, read = near.read.call_one(buffer).get(LONG_S)
-    assert transfer.road == "network"
+    assert transfer.path == "network"
     assert torch.equal(read, tensor)
     near.write.call_one(buffer, tensor * 2).get(LONG_S)
     assert torch.equal(store.holds.call_one("x").get(LONG_S), tensor * 2)
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
-    assert (small.road, small.nbytes) == ("network", 12)  # there is already a stream
-    asker_here().roads.close()
+    assert (small.path, small.nbytes) == ("network", 12)  # there is already a stream
+    asker_here().paths.close()
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
-    assert (small.road, small.nbytes) == ("messages", 12)
+    assert (small.path, small.nbytes) == ("messages", 12)
     buffer.drop().get(LONG_S)
     with pytest.raises(BufferGoneError, match="it was dropped"):
         buffer.read_into(into).get(LONG_S)
     with pytest.raises(ActorError, match="it was dropped"):
         near.write.call_one(buffer[:3], torch.zeros(3)).get(LONG_S)
-    asker_here().roads.close()
+    asker_here().paths.close()
 
 
 def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
@@ -309,7 +309,7 @@ def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tu
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
         while True:  # the owner dies during one of these
             buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
-    asker_here().roads.close()
+    asker_here().paths.close()
 
 
 def test_a_transfer_that_has_failed_keeps_no_memory(session: None) -> None:

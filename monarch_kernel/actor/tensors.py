@@ -71,7 +71,7 @@ class Moved:
         nbytes: bytes of tensors that all ranks have read together.
         seconds: time from the call to the end.
         tensors: number of tensors that were read, entirely or in part, on all ranks together.
-        roads: data path -> bytes that it carried; `Transfer` has the names.
+        data_paths: data path -> bytes that it carried; `Transfer` has the names.
         missing: names that only the destination has; these tensors were left alone.
         unexpected: names that only the source has.
     """
@@ -79,13 +79,13 @@ class Moved:
     nbytes: int
     seconds: float
     tensors: int
-    roads: dict[str, int] = field(default_factory=dict)
+    data_paths: dict[str, int] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rate = f", {_size(int(self.nbytes / self.seconds))}/s" if self.seconds and self.nbytes else ""
-        paths = sorted(self.roads, key=lambda path: -self.roads[path])
+        paths = sorted(self.data_paths, key=lambda path: -self.data_paths[path])
         by = f" by {' and '.join(paths)}" if paths else ""
         parts = [f"{_size(self.nbytes)} of {self.tensors} tensors in {self.seconds:.3f} s{rate}{by}"]
         parts += [f"{len(self.missing)} missing"] * bool(self.missing)
@@ -335,7 +335,7 @@ def _moved(tallies: Iterable[Tally], started: float, fits: Fit | None = None) ->
     paths: Counter[str] = Counter()
     tensors = 0
     for tally in tallies:
-        paths.update(tally.roads)
+        paths.update(tally.data_paths)
         tensors += tally.tensors
     missing, unexpected = (fits.missing, fits.unexpected) if fits else ((), ())
     return Moved(sum(paths.values()), time.perf_counter() - started, tensors, dict(paths), missing, unexpected)

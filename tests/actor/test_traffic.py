@@ -15,7 +15,7 @@ from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.net.memory import paths
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.rdma import Buffer
-from monarch_kernel.runtime.buffers.local_paths import ProcessRoad
+from monarch_kernel.runtime.buffers.local_paths import ProcessPath
 from monarch_kernel.runtime.controller.session import current_session
 from tests.support.waiting import LONG_S, wait_until
 
@@ -63,7 +63,7 @@ def porters(procs: ProcMesh) -> tuple[Any, Any]:
 
 
 def figures(traffic: Traffic) -> dict[tuple[str, str, str], tuple[int, int]]:
-    return {(str(row.source), str(row.target), row.road): (row.nbytes, row.operations) for row in traffic.rows}
+    return {(str(row.source), str(row.target), row.path): (row.nbytes, row.operations) for row in traffic.rows}
 
 
 def test_each_path_and_direction_is_counted_to_the_byte(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
@@ -80,7 +80,7 @@ def test_each_path_and_direction_is_counted_to_the_byte(procs: ProcMesh, porters
         ("t[0]", "t[0]", "process"): (3 * MIB, 1),
         ("t[0]", "program", "memory"): (10, 1),
     }
-    first = next(row for row in procs.traffic().rows if str(row.target) == "t[1]" and row.road == "memory")
+    first = next(row for row in procs.traffic().rows if str(row.target) == "t[1]" and row.path == "memory")
     assert first.bytes_per_s == first.nbytes / first.seconds > 0
 
 
@@ -114,7 +114,7 @@ def test_a_broadcast_is_counted_for_each_receiver(procs: ProcMesh) -> None:
 
 def test_pieces_of_lent_memory_in_messages_are_not_counted_as_values(procs: ProcMesh, porters: tuple[Any, Any]) -> None:
     buffer = porters[0].lend.call_one(5 * MIB).get(LONG_S)
-    path, into = current_session().runtime.roads["messages"], bytearray(5 * MIB)
+    path, into = current_session().runtime.paths["messages"], bytearray(5 * MIB)
     before = procs.traffic()
     path.carry(buffer._loan, memory_of(into), is_write=False)
     assert into == b"\x01" * len(into)
@@ -183,7 +183,7 @@ def test_rates_rise_during_transfers_and_fall_after_them(procs: ProcMesh, porter
 
 
 def test_a_transfer_is_counted_while_it_is_in_progress(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessRoad, "slab_nbytes", MIB)
+    monkeypatch.setattr(ProcessPath, "slab_nbytes", MIB)
     meters = current_session().runtime.meters
     seen: list[tuple[int, int]] = []
     count = meters.count

@@ -96,7 +96,7 @@ class Party(Actor):
     @endpoint
     def tally(self) -> dict[str, int]:
         """Count what this process holds: descriptors by kind, threads by name, exports, and blocks that should be freed."""
-        asker_here().roads.close()  # frees what it keeps for the next transfer
+        asker_here().paths.close()  # frees what it keeps for the next transfer
         found: Counter[str] = Counter()
         for name in os.listdir("/proc/self/fd"):
             try:
@@ -120,7 +120,7 @@ def _batched(steps: Sequence[Step], things: Sequence[Thing]) -> list[tuple[str, 
     except BufferGoneError as error:  # one part is gone
         return [tuple(Outcome("", 0, str(error), "")) for _ in steps]
     return [
-        tuple(Outcome(transfer.road, transfer.nbytes, "", _wrong(step, thing)))
+        tuple(Outcome(transfer.path, transfer.nbytes, "", _wrong(step, thing)))
         for step, thing, transfer in zip(steps, things, transfers)
     ]
 
@@ -130,7 +130,7 @@ def _outcome(step: Step, thing: Thing, future: Any) -> tuple[str, int, str, str]
         transfer = future.get(CARRY_S)
     except BufferGoneError as error:
         return tuple(Outcome("", 0, str(error), ""))
-    return tuple(Outcome(transfer.road, transfer.nbytes, "", _wrong(step, thing)))
+    return tuple(Outcome(transfer.path, transfer.nbytes, "", _wrong(step, thing)))
 
 
 def _wrong(step: Step, thing: Thing) -> str:

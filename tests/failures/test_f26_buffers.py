@@ -36,7 +36,7 @@ class Lends(Actor):
     @endpoint
     def read(self, buffer: Buffer) -> str:
         into = np.zeros(LARGE, "u1")
-        path = buffer.read_into(into).get().road
+        path = buffer.read_into(into).get().path
         assert (into == 7).all()
         return path
 
@@ -69,14 +69,14 @@ def test_a_host_that_refuses_connections_is_reached_by_messages(lent: tuple[Mach
     first, second = lends.slice(hosts=0), lends.slice(hosts=1)
     buffer = first.lend.call_one().get(LONG_S)
     into = np.zeros(LARGE, "u1")
-    assert buffer.read_into(into).get(LONG_S).road == "messages"
+    assert buffer.read_into(into).get(LONG_S).path == "messages"
     assert (into == 7).all()
-    assert not asker_here().roads["network"].leads_to(buffer._loan)  # the path remembers the failure
+    assert not asker_here().paths["network"].leads_to(buffer._loan)  # the path remembers the failure
     assert second.read.call_one(buffer).get(LONG_S) == "messages"  # also between ranks
     router.ip("rule", "del", "priority", "1")
     other = lends.slice(hosts=1).lend.call_one().get(LONG_S)
-    assert other.read_into(into).get(LONG_S).road == "network"
-    asker_here().roads.close()
+    assert other.read_into(into).get(LONG_S).path == "network"
+    asker_here().paths.close()
 
 
 def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
@@ -89,7 +89,7 @@ def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, 
         into = np.zeros(LARGE, "u1")
         try:
             while True:
-                paths.append(buffer.read_into(into).get(LONG_S).road)
+                paths.append(buffer.read_into(into).get(LONG_S).path)
                 assert (into == 7).all()
                 into[:] = 0
         except BaseException as error:

@@ -55,7 +55,7 @@ class Plain(NamedTuple):
 class Tally(NamedTuple):
     """Statistics of a read: bytes by data path, the number of tensors, and the duration."""
 
-    roads: dict[str, int]
+    data_paths: dict[str, int]
     tensors: int
     seconds: float
 
@@ -151,7 +151,7 @@ class Reading:
         _note_writes(self._tensors)
         by_path: Counter[str] = Counter()
         for transfer in transfers:
-            by_path[transfer.road] += transfer.nbytes
+            by_path[transfer.path] += transfer.nbytes
         return Tally(dict(by_path), len(self._tensors), time.perf_counter() - started)
 
     def _carry(self, jobs: Sequence[_Job]) -> list[Transfer]:

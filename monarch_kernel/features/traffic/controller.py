@@ -166,7 +166,7 @@ def traffic_view(
         TrafficRow(
             end(row.source),
             end(row.target),
-            row.road,
+            row.path,
             row.nbytes,
             row.operations,
             row.seconds,

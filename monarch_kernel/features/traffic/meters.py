@@ -104,7 +104,7 @@ class MeterBook:
             report = self._reports[peer] = _Report({}, {})
         moved: dict[int, list[int]] = {}
         for row in message.carried:
-            key = row.source, row.target, row.road
+            key = row.source, row.target, row.path
             known = report.carried.get(key)
             report.carried[key] = row
             nbytes = row.nbytes - (0 if known is None else known.nbytes)

@@ -45,7 +45,7 @@ class TrafficRow(NamedTuple):
     Attributes:
         source: the process that the bytes come from.
         target: the process that they go to.
-        road: the data path, as in `Transfer.road`; "shared memory" and "socket" for tensors, arrays and the like in values.
+        path: the data path, as in `Transfer.path`; "shared memory" and "socket" for tensors, arrays and the like in values.
         nbytes: number of bytes.
         operations: number of finished transfers, and of arrays.
         seconds: time during which transfers ran, concurrent ones counted once; 0 if unknown.
@@ -54,7 +54,7 @@ class TrafficRow(NamedTuple):
 
     source: End
     target: End
-    road: str
+    path: str
     nbytes: int
     operations: int
     seconds: float
@@ -165,7 +165,7 @@ RowT = TypeVar("RowT", TrafficRow, CollectiveRow)
 
 
 def _pair(row: TrafficRow) -> Hashable:
-    return row.source.proc, row.target.proc, row.road
+    return row.source.proc, row.target.proc, row.path
 
 
 def _kind(row: CollectiveRow) -> Hashable:
@@ -192,7 +192,7 @@ def _carried(rows: Sequence[TrafficRow]) -> tuple[list[Column], list[str]]:
     below = _notes(rows)
     if len(rows) <= _MAX_ROWS:
         return _columns(rows, [str(row.source) for row in rows], [str(row.target) for row in rows]), below
-    groups = _together(rows, lambda row: (row.source.mesh, row.target.mesh, row.road))[:_MAX_ROWS]
+    groups = _together(rows, lambda row: (row.source.mesh, row.target.mesh, row.path))[:_MAX_ROWS]
     sums = [_sum(group) for group in groups]
     columns = _columns(
         sums,
@@ -201,7 +201,7 @@ def _carried(rows: Sequence[TrafficRow]) -> tuple[list[Column], list[str]]:
     )
     columns.insert(3, ("pairs", [f"{len(group):,}" for group in groups], True))
     busiest = [
-        f"{row.source} to {row.target} by {row.road}: {format_nbytes(row.nbytes)}" for row in rows[:_MAX_BUSIEST]
+        f"{row.source} to {row.target} by {row.path}: {format_nbytes(row.nbytes)}" for row in rows[:_MAX_BUSIEST]
     ]
     return columns, ["most of it:", *busiest, *below]
 
@@ -212,7 +212,7 @@ def _columns(rows: Sequence[TrafficRow], sources: list[str], targets: list[str])
     return [
         ("from", sources, False),
         ("to", targets, False),
-        ("path", [row.road for row in rows], False),
+        ("path", [row.path for row in rows], False),
         ("bytes", [format_nbytes(row.nbytes) for row in rows], True),
         ("operations", [f"{row.operations:,}" for row in rows], True),
         ("busy", [_busy(row.seconds) for row in rows], True),

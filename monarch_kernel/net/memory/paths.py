@@ -11,7 +11,7 @@ from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import Memory, boxes, matched
 
-__all__ = ["LARGE_SLAB_NBYTES", "SLAB_NBYTES", "Gone", "NoRoad", "Road", "Roads", "Transfer"]
+__all__ = ["LARGE_SLAB_NBYTES", "SLAB_NBYTES", "DataPath", "DataPaths", "OwnerGone", "PathUnavailable", "Transfer"]
 
 SLAB_NBYTES = 64 << 20
 """A larger transfer is cut into parts of this size; each part is counted when it is done."""
@@ -20,11 +20,11 @@ LARGE_SLAB_NBYTES = 1 << 30
 """The part size of data paths that are so fast that starting a copy takes most of the time."""
 
 
-class Gone(Exception):
+class OwnerGone(Exception):
     """Memory is no longer lent, or its owner has ended; the text says which."""
 
 
-class NoRoad(Exception):
+class PathUnavailable(Exception):
     """This data path can't reach the memory, or no longer can; the text says why."""
 
 
@@ -34,17 +34,17 @@ class Transfer(NamedTuple):
     Attributes:
         nbytes: number of bytes.
         seconds: duration, from the start of the transfer.
-        road: the data path: "process" within one process, "memory" directly from or into memory of another process of the
+        path: the data path: "process" within one process, "memory" directly from or into memory of another process of the
             machine, "cuda" the same for memory of a device, "rdma" by hardware between two machines that have it, "network"
             by streams between two machines, "messages" over the connections between processes, where the owner takes part.
     """
 
     nbytes: int
     seconds: float
-    road: str
+    path: str
 
 
-class Road(Protocol):
+class DataPath(Protocol):
     """One data path: a way to copy bytes. Many threads use it at the same time.
 
     Attributes:
@@ -72,8 +72,8 @@ class Road(Protocol):
             is_write: the direction.
 
         Raises:
-            Gone: the memory is no longer lent; the contents of the destination are undefined.
-            NoRoad: this data path can't reach the memory, another may; the contents of the destination are undefined.
+            OwnerGone: the memory is no longer lent; the contents of the destination are undefined.
+            PathUnavailable: this data path can't reach the memory, another may; the contents of the destination are undefined.
         """
         ...
 
@@ -82,7 +82,7 @@ class Road(Protocol):
         ...
 
 
-class Roads:
+class DataPaths:
     """The data paths of a process.
 
     Args:
@@ -90,11 +90,11 @@ class Roads:
         meters: counters for what they transfer.
     """
 
-    def __init__(self, paths: Sequence[Road], meters: Meters) -> None:
+    def __init__(self, paths: Sequence[DataPath], meters: Meters) -> None:
         self._paths = tuple(paths)
         self._meters = meters
 
-    def __getitem__(self, name: str) -> Road:
+    def __getitem__(self, name: str) -> DataPath:
         """Return the data path of this name."""
         return next(path for path in self._paths if path.name == name)
 
@@ -108,11 +108,11 @@ class Roads:
         return next((path.is_direct for path in self._paths if path.leads_to(loan)), False)
 
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> Transfer:
-        """Copy by the first data path that can reach the memory; the arguments are those of `Road.carry`.
+        """Copy by the first data path that can reach the memory; the arguments are those of `DataPath.carry`.
 
         Raises:
-            Gone: the memory is no longer lent.
-            NoRoad: no data path can reach it; the text gives the reason for each that was tried.
+            OwnerGone: the memory is no longer lent.
+            PathUnavailable: no data path can reach it; the text gives the reason for each that was tried.
         """
         started = time.perf_counter()
         why: list[str] = []
@@ -121,13 +121,13 @@ class Roads:
                 continue
             try:
                 self._carry(path, loan, here, is_write=is_write)
-            except NoRoad as error:
+            except PathUnavailable as error:
                 why.append(f"by {path.name}: {error}")
             else:
                 return Transfer(loan.layout.nbytes, time.perf_counter() - started, path.name)
-        raise NoRoad("; ".join(why) or "no data path leads to it")
+        raise PathUnavailable("; ".join(why) or "no data path leads to it")
 
-    def _carry(self, path: Road, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def _carry(self, path: DataPath, loan: Loan, here: Memory, *, is_write: bool) -> None:
         """Copy by one data path, and count the bytes."""
         us, owner = self._meters.proc, loan.proc
         source, target = (us, owner) if is_write else (owner, us)
@@ -141,7 +141,7 @@ class Roads:
             self._meters.count(source, target, path.name, nbytes, operations=int(not left), seconds=seconds)
 
 
-def _carry(path: Road, loan: Loan, here: Memory, is_write: bool) -> None:
+def _carry(path: DataPath, loan: Loan, here: Memory, is_write: bool) -> None:
     """Copy by one data path, staged in CPU memory if necessary."""
     if not here.device or path.takes_devices:
         path.carry(loan, here, is_write=is_write)

@@ -14,7 +14,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory import devices
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, matched, paired, runs_of
-from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, Gone, NoRoad
+from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import CloseLoan, OpenLoan
 from monarch_kernel.runtime.buffers import nixl
@@ -54,17 +54,17 @@ class _Opened:
         """Whether this path failed with this owner a short time ago."""
         return self._barred.get(loan.lent.cookie, 0.0) > time.monotonic()
 
-    def bar(self, loan: Loan, why: object) -> NoRoad:
+    def bar(self, loan: Loan, why: object) -> PathUnavailable:
         """Stop trying this path with an owner for a while."""
         self._barred[loan.lent.cookie] = time.monotonic() + BARRED_S
-        return NoRoad(str(why))
+        return PathUnavailable(str(why))
 
     def ask(self, loan: Loan) -> tuple[int, Any]:
         """Request that the owner opens the memory; return the id for `close`, and what is needed to access the memory.
 
         Raises:
-            Gone: the memory is no longer lent, or the owner has ended.
-            NoRoad: the owner can't open the memory; it gets no such request again for a while.
+            OwnerGone: the memory is no longer lent, or the owner has ended.
+            PathUnavailable: the owner can't open the memory; it gets no such request again for a while.
         """
         opened: list[int] = []
 
@@ -83,7 +83,7 @@ class _Opened:
 
     def _refused(self, loan: Loan, answer: Failure) -> BaseException:
         error = error_of(answer)
-        return error if isinstance(error, Gone) else self.bar(loan, error)
+        return error if isinstance(error, OwnerGone) else self.bar(loan, error)
 
     def close(self, loan: Loan, opened: int) -> None:
         """Tell the owner that the memory is not used any more."""
@@ -134,7 +134,7 @@ class CudaPath:
         try:
             with self._tables.held(loan):
                 return True
-        except (Gone, NoRoad):
+        except (OwnerGone, PathUnavailable):
             return False
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class RdmaPath:
     def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
         near, far = matched(here.layout, loan.layout)
         if near.nbytes and near.nbytes // min(near.run()[0], far.run()[0]) > _RUNS_AT_MOST:
-            raise NoRoad("its elements are too far apart")
+            raise PathUnavailable("its elements are too far apart")
         theirs = runs_of(Place(loan.address, far))
         pairs = paired(runs_of(Place(here.address, near)), theirs)
         why = ""

@@ -12,9 +12,9 @@ from monarch_kernel.net.memory import devices, process_memory
 from monarch_kernel.net.memory.exports import Lendings, Loan
 from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memory_of, runs_of
 from monarch_kernel.net.memory.leases import Lent, TableOf, identity
-from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, Gone, NoRoad
+from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, OwnerGone, PathUnavailable
 
-__all__ = ["MemoryPath", "ProcessRoad", "Tables"]
+__all__ = ["MemoryPath", "ProcessPath", "Tables"]
 
 _SPREAD = 4  # reading this many times the wanted bytes is still faster than a request to the owner
 
@@ -37,16 +37,16 @@ class Tables:
         """Keep lent memory in place within a ``with`` block.
 
         Raises:
-            Gone: on entry, the memory is no longer lent; on exit, its owner has ended meanwhile.
-            NoRoad: the table can't be opened.
+            OwnerGone: on entry, the memory is no longer lent; on exit, its owner has ended meanwhile.
+            PathUnavailable: the table can't be opened.
         """
         table = self._table_of(loan.lent)
         with table.held(loan.lease) as is_lent:
             if not is_lent:
-                raise Gone("it was dropped") if table.is_alive else Gone("its owner has ended")
+                raise OwnerGone("it was dropped") if table.is_alive else OwnerGone("its owner has ended")
             yield table
         if not table.is_alive:  # then another process may have the pid by now
-            raise Gone("its owner has ended")
+            raise OwnerGone("its owner has ended")
 
     def _table_of(self, lent: Lent) -> TableOf:
         with self._lock:
@@ -57,13 +57,13 @@ class Tables:
             try:
                 table = self._tables[lent.cookie] = TableOf(lent)
             except ProcessLookupError:
-                raise Gone("its owner has ended") from None
+                raise OwnerGone("its owner has ended") from None
             except PermissionError as error:
-                raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
+                raise PathUnavailable(f"the Linux kernel does not allow it: {error.strerror}") from None
             return table
 
 
-class ProcessRoad:
+class ProcessPath:
     """Data path within this process, also from and to its devices."""
 
     name = "process"
@@ -113,9 +113,9 @@ class MemoryPath:
                 (_write if is_write else _read)(loan.lent.pid, near, far)
             except process_memory.Vanished as error:
                 has_ended = error.errno == errno.ESRCH or not table.is_alive  # an ending process has no memory
-                raise Gone("its owner has ended" if has_ended else "its memory was unmapped") from None
+                raise OwnerGone("its owner has ended" if has_ended else "its memory was unmapped") from None
             except process_memory.Forbidden as error:
-                raise NoRoad(f"the Linux kernel does not allow it: {error.strerror}") from None
+                raise PathUnavailable(f"the Linux kernel does not allow it: {error.strerror}") from None
 
     def close(self) -> None:
         """Do nothing: tables stay open, because other threads may hold memory by them."""
@@ -131,7 +131,7 @@ def _read(pid: int, near: Place, far: Place) -> None:
     if far.layout.is_scattered:
         low, high = far.layout.span
         if high - low > _SPREAD * far.layout.nbytes:
-            raise NoRoad("its elements are too far apart")
+            raise PathUnavailable("its elements are too far apart")
         block = bytearray(high - low)
         whole = memory_of(block).address
         process_memory.read(pid, [(whole, high - low)], [(far.address + low, high - low)])
@@ -148,7 +148,7 @@ def _read(pid: int, near: Place, far: Place) -> None:
 def _write(pid: int, near: Place, far: Place) -> None:
     """Write into another process, without touching the gaps between the elements there."""
     if far.layout.is_scattered:
-        raise NoRoad("its elements are not contiguous")
+        raise PathUnavailable("its elements are not contiguous")
     if near.layout.is_scattered:
         block = bytearray(near.layout.nbytes)
         packed = Place(memory_of(block).address, near.layout.packed())

@@ -9,7 +9,7 @@ from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
 from monarch_kernel.net.memory.counters import Piece
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, boxes, copy, matched, memory_of
-from monarch_kernel.net.memory.paths import SLAB_NBYTES, Gone
+from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Payload, ReadLoan, WriteLoan
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -82,9 +82,9 @@ class MessagesPath:
 def error_of(failure: Failure) -> BaseException:
     """Return the error that the failure of a request to an owner stands for."""
     if failure.kind != "exception":
-        return Gone("its owner has ended")
+        return OwnerGone("its owner has ended")
     error = rebuild_exception(failure)
-    return Gone(str(error)) if isinstance(error, BufferGoneError) else error
+    return OwnerGone(str(error)) if isinstance(error, BufferGoneError) else error
 
 
 def _packed(block: bytearray | Frame, layout: Layout) -> Place:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import Memory, Place, boxes, matched
-from monarch_kernel.net.memory.paths import SLAB_NBYTES, Gone, NoRoad
+from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.memory.threads import Crew
 from monarch_kernel.net.wire.codec import join, load, pack, split
 from monarch_kernel.net.wire.messages import EndStream, Failed, OpenStreams, Payload, ReadLoan, WriteLoan
@@ -102,7 +102,7 @@ class NetworkPath:
             if remaining.is_done:
                 return
             self._drop_idle(loan)
-        raise NoRoad(remaining.why)
+        raise PathUnavailable(remaining.why)
 
     def close(self) -> None:
         with self._changed:
@@ -120,7 +120,7 @@ class NetworkPath:
             return
         try:
             stream = self._stream(loan, wanted, is_needed=False)
-        except NoRoad:  # another stream takes the pieces, or the transfer fails without this one
+        except PathUnavailable:  # another stream takes the pieces, or the transfer fails without this one
             return
         if stream is not None:
             self._transfer_pieces(stream, loan, remaining, is_write)
@@ -160,8 +160,8 @@ class NetworkPath:
         """Return a stream to the owner of a loan; None if there is none and it is not needed (``is_needed``).
 
         Raises:
-            Gone: the owner has ended.
-            NoRoad: there is none, and none can be opened.
+            OwnerGone: the owner has ended.
+            PathUnavailable: there is none, and none can be opened.
         """
         cookie = loan.lent.cookie
         with self._changed:
@@ -180,13 +180,13 @@ class NetworkPath:
                 owner.invite(invitation, asked_at + INVITED_S)
                 token = owner.token()
             if token is None:
-                raise NoRoad("its owner accepts no more streams")
+                raise PathUnavailable("its owner accepts no more streams")
         assert owner.invitation is not None
         try:
             address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._asker.deaths((loan.proc,))))
         except StreamError as error:
             self._barred[loan.lent.machine] = time.monotonic() + BARRED_S
-            raise NoRoad(str(error)) from None
+            raise PathUnavailable(str(error)) from None
         with self._changed:
             owner.invitation = owner.invitation._replace(addresses=(address,))
             self._used.add(stream)
@@ -225,7 +225,7 @@ class NetworkPath:
         """Make the owner stop reading from a stream that broke.
 
         Raises:
-            Gone: the owner has ended.
+            OwnerGone: the owner has ended.
         """
 
         def finish(answers: Sequence[Answer]) -> None:
@@ -255,7 +255,7 @@ class NetworkPath:
 
 def _refused(answer: Failure) -> BaseException:
     error = error_of(answer)
-    return error if isinstance(error, Gone) else NoRoad(str(error))
+    return error if isinstance(error, OwnerGone) else PathUnavailable(str(error))
 
 
 class _Piece(NamedTuple):

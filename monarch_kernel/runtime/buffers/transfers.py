@@ -9,18 +9,18 @@ from typing import Any
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import Memory
-from monarch_kernel.net.memory.paths import Gone, Roads, Transfer
+from monarch_kernel.net.memory.paths import DataPaths, OwnerGone, Transfer
 from monarch_kernel.net.memory.threads import Crew
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.runtime.buffers.device_paths import CudaPath, RdmaPath
-from monarch_kernel.runtime.buffers.local_paths import MemoryPath, ProcessRoad, Tables
+from monarch_kernel.runtime.buffers.local_paths import MemoryPath, ProcessPath, Tables
 from monarch_kernel.runtime.buffers.message_path import MessagesPath
 from monarch_kernel.runtime.buffers.stream_path import NetworkPath
 from monarch_kernel.runtime.rpc.client import Asker
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import Wait
 
-__all__ = ["carry", "roads_of", "together"]
+__all__ = ["carry", "data_paths_of", "together"]
 
 AT_ONCE_NBYTES = 8 << 20
 """The calling thread copies anything smaller itself: handing it to another thread would cost more."""
@@ -30,7 +30,7 @@ _THREADS = 4
 _crew = Crew("monarch-carrier", _THREADS)
 
 
-def roads_of(asker: Asker) -> Roads:
+def data_paths_of(asker: Asker) -> DataPaths:
     """Return all data paths of a process, the best first.
 
     Args:
@@ -38,14 +38,14 @@ def roads_of(asker: Asker) -> Roads:
     """
     tables = Tables()
     paths = (
-        ProcessRoad(tables, asker.lendings),
+        ProcessPath(tables, asker.lendings),
         MemoryPath(tables),
         CudaPath(asker, tables),
         RdmaPath(asker, tables),
         NetworkPath(asker, tables),
         MessagesPath(asker),
     )
-    return Roads(paths, asker.meters)
+    return DataPaths(paths, asker.meters)
 
 
 def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
@@ -65,15 +65,15 @@ def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: obj
 
     def work() -> None:
         try:
-            done.append(asker.roads.carry(loan, here, is_write=is_write))
-        except Gone as error:
+            done.append(asker.paths.carry(loan, here, is_write=is_write))
+        except OwnerGone as error:
             future.abandon(_gone(asker, loan, str(error)))
         except Exception as error:
             future.abandon(error)
         else:
             future.resolve((), True)
 
-    if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.roads.are_direct(loan):
+    if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.paths.are_direct(loan):
         work()
     else:
         _crew.submit(lambda: _work_and_wake(asker, work, keeper))

@@ -42,7 +42,7 @@ from monarch_kernel.net.wire.messages import (
     RankSpec,
     ReadClock,
 )
-from monarch_kernel.runtime.buffers.transfers import roads_of
+from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.controller.adoption import Resumed
 from monarch_kernel.runtime.controller.effects import (
     Attached,
@@ -125,7 +125,7 @@ class Runtime:
         self.stores = StoreTable()
         self.lendings = Lendings(CONTROLLER_PROC)
         self.meters = transport.meters
-        self.roads = roads_of(self)
+        self.paths = data_paths_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self.printer = OutputPrinter()
         self._state = State()
@@ -588,7 +588,7 @@ class Runtime:
     def _stop(self) -> None:
         self._closed = True
         self.workplace.close()
-        self.roads.close()
+        self.paths.close()
         self._driver.close()
         self._over = True
         for extension in self._state.extensions.values():

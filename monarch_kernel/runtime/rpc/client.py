@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.exports import Lendings
-from monarch_kernel.net.memory.paths import Roads
+from monarch_kernel.net.memory.paths import DataPaths
 from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future, Owner
@@ -29,7 +29,7 @@ class Asker(Owner, Protocol):
         stores: The stores of torch.distributed that it keeps.
         lendings: The memory that it has exported to other processes.
         meters: Counters of what it sends and receives.
-        roads: Data paths to memory that others have exported.
+        paths: Data paths to memory that others have exported.
         shared: State that the handles of one actor share, by the actor's number.
     """
 
@@ -37,7 +37,7 @@ class Asker(Owner, Protocol):
     stores: StoreTable
     lendings: Lendings
     meters: Meters
-    roads: Roads
+    paths: DataPaths
     shared: MutableMapping[int, Any]
 
     def request(

@@ -32,7 +32,7 @@ from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport, i
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Failed, Hello, PeerNews, RankSpec, Result
-from monarch_kernel.runtime.buffers.transfers import roads_of
+from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
@@ -78,7 +78,7 @@ class RankAsker:
         self.stores = StoreTable()
         self.lendings = Lendings(spec.proc)
         self.meters = transport.meters
-        self.roads = roads_of(self)
+        self.paths = data_paths_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver
         self._transport = transport

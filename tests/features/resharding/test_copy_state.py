@@ -46,7 +46,7 @@ def test_a_model_is_copied_to_ranks_that_shard_it_differently(
     run(trainer, "model = make(0)\n" + SOURCES[source])
     run(generator, "model = make(1)\n" + TARGETS[target] + "\nids = [id(p) for p in model.parameters()]")
     moved = generator.copy_state(trainer, "model")
-    assert moved.roads.keys() == {"memory"}
+    assert moved.data_paths.keys() == {"memory"}
     assert (moved.missing, moved.unexpected) == ((), ())
     if target != "tp":
         assert moved.nbytes == 2 * sum(each.nbytes for each in run(trainer, "full(model)")[0].values())

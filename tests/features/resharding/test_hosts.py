@@ -66,7 +66,7 @@ def test_parts_are_scattered_resharded_and_gathered(apart: tuple[ProcMesh, ProcM
     assert torch.equal(far.gather("x", dim=1), WHOLE)
     moved = near.all_to_all("x", far, from_dim=1, dim=0)
     assert all(torch.equal(got, part) for got, part in zip(run(near, "x"), WHOLE.tensor_split(2)))
-    assert not {"memory", "process"} & moved.roads.keys()
+    assert not {"memory", "process"} & moved.data_paths.keys()
     moved = far.all_to_all("x", near, dim=2)
     assert torch.equal(far.gather("x", dim=2), WHOLE)
     far.all_to_all("x", axis="hosts", from_dim=2)  # among two hosts
@@ -80,13 +80,13 @@ def test_a_model_is_read_from_the_nearest_source(apart: tuple[ProcMesh, ProcMesh
     run(far, "model = make(rank // 2)")
     run(near, "model = make(7)")
     moved = near.copy_state(far.slice(hosts=1), "model")
-    assert moved.roads.keys() <= {"network", "messages"}
+    assert moved.data_paths.keys() <= {"network", "messages"}
     expected = run(far, "model.state_dict()")[2]
     for got in run(near, "model.state_dict()"):
         assert all(torch.equal(got[name], value) for name, value in expected.items())
     run(far, "model = make(9)")
     moved = far.copy_state(far.slice(gpus=0), "model")  # each host has a rank with it
-    assert moved.roads.keys() == {"memory"}  # a rank does not read what it has itself
+    assert moved.data_paths.keys() == {"memory"}  # a rank does not read what it has itself
 
 
 @pytest.mark.slow

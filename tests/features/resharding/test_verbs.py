@@ -102,7 +102,7 @@ def test_a_mesh_reshards_its_own_parts(meshes: tuple[ProcMesh, ProcMesh]) -> Non
     trainer.scatter("x", WHOLE, dim=0)
     moved = trainer.all_to_all("x", dim=1)
     assert all(torch.equal(got, part) for got, part in zip(run(trainer, "x"), WHOLE.tensor_split(4, 1)))
-    assert moved.roads.keys() == {"memory", "process"}
+    assert moved.data_paths.keys() == {"memory", "process"}
 
 
 def test_all_ranks_get_a_value(meshes: tuple[ProcMesh, ProcMesh]) -> None:

@@ -19,7 +19,7 @@ def row(source: End, target: End, nbytes: int, **fields: object) -> TrafficRow:
 def test_each_pair_has_a_row_in_aligned_columns() -> None:
     rows = (
         row(rank(0), rank(1, is_dead=True), 3 * MIB, is_last_known=True),
-        row(PROGRAM, rank(0), 5, road="socket", seconds=0.0),
+        row(PROGRAM, rank(0), 5, path="socket", seconds=0.0),
     )
     assert str(Traffic("t", rows)).split("\n") == [
         "traffic of t: 3.0 MiB in 4 operations between 2 pairs",

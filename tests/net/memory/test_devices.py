@@ -117,7 +117,7 @@ class Always:
 
     is_direct = False
 
-    def __init__(self, path: paths.Road) -> None:
+    def __init__(self, path: paths.DataPath) -> None:
         self.name, self.takes_devices = path.name, path.takes_devices
         self.carry, self.close = path.carry, path.close
         self.slab_nbytes = SLAB_NBYTES
@@ -133,7 +133,7 @@ def test_each_end_may_be_on_a_device(
 ) -> None:
     monkeypatch.setattr(paths, "SLAB_NBYTES", SLAB_NBYTES)
     owner = owners["here" if path == "process" else "there"]
-    ways = asker_here().roads
+    ways = asker_here().paths
     tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
     buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
     assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
@@ -143,7 +143,7 @@ def test_each_end_may_be_on_a_device(
 
     def carry(mine: torch.Tensor, *, is_write: bool) -> None:
         memory = elsewhere(mine) if near == "device" else memory_of(mine)
-        only = paths.Roads((Always(ways[path]),), asker_here().meters)
+        only = paths.DataPaths((Always(ways[path]),), asker_here().meters)
         assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, path)
 
     carry(into := torch.zeros(1200), is_write=False)
@@ -165,7 +165,7 @@ def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: s
     into = torch.zeros(count, device=near, dtype=torch.float64)
     transfer = buffer.read_into(into).get(LONG_S)
     if place == "there" and far == near == "cuda":
-        assert transfer.road == "cuda"
+        assert transfer.path == "cuda"
     assert torch.equal(into.cpu(), torch.arange(count, dtype=torch.float64))
     for _ in range(100):
         into += 1  # still being computed when it is read

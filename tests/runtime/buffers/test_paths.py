@@ -20,7 +20,7 @@ from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host, this_proc
 from monarch_kernel.actor.channels import asker_here
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import memory_of
-from monarch_kernel.net.memory.paths import Gone, NoRoad, Road
+from monarch_kernel.net.memory.paths import DataPath, OwnerGone, PathUnavailable
 from monarch_kernel.rdma import Buffer
 from tests.net.memory.test_layout import same_kind, views
 from tests.support.waiting import LONG_S, wait_until
@@ -76,7 +76,7 @@ class Owner(Actor):
 class Way(NamedTuple):
     """A data path, and an owner at its other end."""
 
-    path: Road
+    path: DataPath
     owner: Any
 
     def lend(self, thing: Any) -> Buffer:
@@ -96,15 +96,15 @@ class Way(NamedTuple):
 def nothing_open() -> Iterator[None]:
     """Close the streams that are kept for the next transfer after each test."""
     yield
-    asker_here().roads.close()
+    asker_here().paths.close()
 
 
 def way_of(name: str, procs: ProcMesh) -> Way:
     owner = (this_proc() if name in WITHIN else procs).spawn("owner", Owner)
-    way = Way(asker_here().roads[name], owner)
+    way = Way(asker_here().paths[name], owner)
     try:
         way.read(way.lend(b"x"), bytearray(1))
-    except NoRoad as error:
+    except PathUnavailable as error:
         pytest.skip(f"{name}: {error}")
     return way
 
@@ -141,7 +141,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
     for into in (same_kind(data.draw, wanted), np.zeros(wanted.size, values.dtype), np.zeros(wanted.nbytes, "u1")):
         try:
             way.read(buffer, into)
-        except NoRoad:  # a data path may refuse a layout that it handles badly
+        except PathUnavailable:  # a data path may refuse a layout that it handles badly
             assert not buffer._loan.layout.is_contiguous
         else:
             assert into.tobytes() == wanted.tobytes()
@@ -149,7 +149,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
     source[...] = wanted[::-1] if wanted.ndim else wanted
     try:
         way.write(buffer, source)
-    except NoRoad:
+    except PathUnavailable:
         assert not buffer._loan.layout.is_contiguous
     else:
         assert way.holds().tobytes() == source.tobytes()
@@ -192,7 +192,7 @@ def test_dropped_memory_is_gone(way: Way) -> None:
     assert buffer.drop().get(LONG_S) is True
     for carry in (way.read, way.write):
         for part in (buffer, buffer[:3]):
-            with pytest.raises(Gone, match="it was dropped"):
+            with pytest.raises(OwnerGone, match="it was dropped"):
                 carry(part, into[: len(part)])
     way.read(way.lend(torch.full((LARGE // 4,), 2.0)), into)  # uses the same table entry, perhaps the same memory
     assert (into == 2).all()
@@ -244,10 +244,10 @@ def test_an_owner_that_is_killed_during_a_transfer_is_gone(procs: ProcMesh, name
     carrier.join(LONG_S)
     assert not carrier.is_alive()
     assert all(done)
-    with pytest.raises(Gone, match="its owner has ended"):
+    with pytest.raises(OwnerGone, match="its owner has ended"):
         raise errors[0]
     doomed.heal().get(LONG_S)
-    with pytest.raises(Gone, match="its owner has ended"):  # and does not access the process that replaces it
+    with pytest.raises(OwnerGone, match="its owner has ended"):  # and does not access the process that replaces it
         (way.write if is_write else way.read)(buffer, mine)
     doomed.stop(grace_s=0).get(LONG_S)
 

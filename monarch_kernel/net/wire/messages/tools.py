@@ -147,14 +147,14 @@ class Continued(Message, frozen=True):
 
 
 class Carried(msgspec.Struct, array_like=True, frozen=True):
-    """What has gone from one process to another by a road, since whoever counts it is there.
+    """What has gone from one process to another by a data path, since whoever counts it is there.
 
     ``seconds`` is how long it took, as far as that is known, of transfers at the same time together.
     """
 
     source: int
     target: int
-    road: str
+    path: str
     nbytes: int
     operations: int
     seconds: float
