@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.machine import processor_name
 from monarch_kernel.actor import Actor, HostMesh, ProcMesh, endpoint, shutdown_context, this_host
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.actor.host_mesh import serve_ranks
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
@@ -88,7 +88,7 @@ class Reader(Actor):
         into = torch.zeros(buffer.shape).fill_(2)
         found: dict[str, list[float]] = {}
         for name in ("network", "messages"):
-            path = asker_here().paths[name]
+            path = client_here().paths[name]
             for what, is_write in (("read from", False), ("written into", True)):
                 carry = partial(path.carry, buffer._loan, memory_of(into), is_write=is_write)
                 found[f"{what} another host, by {name}"] = rates(carry, buffer.nbytes, repeat)

@@ -13,7 +13,7 @@ import statistics
 import time
 
 from monarch_kernel.actor import ProcMesh, shutdown_context, this_host
-from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.handle import LiveLoop
 
 RANKS = 2
 BLOCK = 20_000
@@ -74,7 +74,7 @@ def felt(mesh: ProcMesh, step_s: float, times: int) -> list[float]:
     return [took[value] for value in turned]
 
 
-def _started_loop(mesh: ProcMesh) -> SteeredLoop:
+def _started_loop(mesh: ProcMesh) -> LiveLoop:
     """Wait for the loop that the ranks are in, until it has knobs."""
     while True:
         for loop in mesh.loops:

@@ -47,7 +47,6 @@ from monarch_kernel.net.wire.messages import (
     Call,
     Hello,
     HostHello,
-    Join,
     Output,
     OutputChunk,
     Payload,
@@ -57,6 +56,7 @@ from monarch_kernel.net.wire.messages import (
     Run,
     Spawn,
     StartRanks,
+    UseParent,
 )
 from monarch_kernel.runtime.controller import host_tree as placing
 from monarch_kernel.runtime.controller import output_order
@@ -196,7 +196,7 @@ class Agent:
                 hello = Hello(TOKEN, spec.proc, 1000 + spec.proc, "cpu", address=f"ipc:///tmp/R{spec.proc}")
                 up_at = self._sim.now + (i + 1) * self._sim.costs.fork_s
                 self._sim.at(up_at, partial(self._from_rank, rank_peer(spec.proc), join([pack(hello)])))
-        elif isinstance(message, Join):
+        elif isinstance(message, UseParent):
             parent = message.parent
             self._sim.at(self._sim.now + CONNECT_LATENCIES * self._sim.latency_s, lambda: self.join(parent))
 

@@ -56,7 +56,7 @@ runtime.start_ranks(add_host(runtime, FakeLauncher()), specs)
 ranks = [FakeRank(hub, proc, token="t") for proc in procs]
 for each in ranks: each.hello()
 mesh = ProcMesh(runtime, Region.whole(extent), procs, "crowd", time.monotonic(), extent)
-while any(rank.state == "starting" for rank in mesh.view().ranks): runtime.with_baton(lambda: None)
+while any(rank.state == "starting" for rank in mesh.view().ranks): runtime.run_on_io_thread(lambda: None)
 records = [runtime._state.ranks[proc] for proc in mesh.procs]
 steps = 0
 def turn(now):

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.actor.context import context
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.devices import settle
@@ -28,7 +28,7 @@ from monarch_kernel.net.wire.messages import EndLoan
 from monarch_kernel.net.wire.tensor_frames import tensor_in
 from monarch_kernel.runtime.buffers.transfers import carry, together
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.handles import Handle
 
@@ -53,15 +53,15 @@ class Buffer(Handle):
     """
 
     def __init__(self, thing: Any) -> None:
-        asker = asker_here()
+        asker = client_here()
         memory = memory_of(thing)
         settle(memory)
-        loan = asker.lendings.lend(memory, context().actor_instance.actor_id)
-        ending = weakref.finalize(self, asker.lendings.end, loan.lease)
+        loan = asker.exports.lend(memory, context().actor_instance.actor_id)
+        ending = weakref.finalize(self, asker.exports.end, loan.lease)
         ending.atexit = False
         self._settle(asker, loan, ending)
 
-    def _settle(self, asker: Asker, loan: Loan, ending: Any = None) -> None:
+    def _settle(self, asker: Client, loan: Loan, ending: Any = None) -> None:
         self._asker = asker
         self._loan = loan
         self._ending = ending  # ends the loan with this handle, unless the handle is sent
@@ -213,7 +213,7 @@ class RDMAAction:
 
 def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, *rest: Any) -> Buffer:
     buffer: Buffer = object.__new__(kind)
-    buffer._settle(asker_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
+    buffer._settle(client_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
     return buffer
 
 

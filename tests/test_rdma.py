@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, this_host, this_proc
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction, RDMABuffer, Transfer
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
@@ -291,7 +291,7 @@ def test_memory_of_another_machine_goes_through_streams(apart: tuple[ProcMesh, P
     assert torch.equal(store.holds.call_one("x").get(LONG_S), tensor * 2)
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
     assert (small.path, small.nbytes) == ("network", 12)  # there is already a stream
-    asker_here().paths.close()
+    client_here().paths.close()
     small = buffer[:3].read_into(torch.zeros(3)).get(LONG_S)
     assert (small.path, small.nbytes) == ("messages", 12)
     buffer.drop().get(LONG_S)
@@ -299,7 +299,7 @@ def test_memory_of_another_machine_goes_through_streams(apart: tuple[ProcMesh, P
         buffer.read_into(into).get(LONG_S)
     with pytest.raises(ActorError, match="it was dropped"):
         near.write.call_one(buffer[:3], torch.zeros(3)).get(LONG_S)
-    asker_here().paths.close()
+    client_here().paths.close()
 
 
 def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tuple[ProcMesh, ProcMesh]) -> None:
@@ -309,7 +309,7 @@ def test_the_death_of_an_owner_out_of_reach_is_an_error_with_its_cause(apart: tu
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*exit code 3"):  # noqa: PT012
         while True:  # the owner dies during one of these
             buffer.read_into(torch.zeros(LARGE)).get(LONG_S)
-    asker_here().paths.close()
+    client_here().paths.close()
 
 
 def test_a_transfer_that_has_failed_keeps_no_memory(session: None) -> None:

@@ -23,7 +23,7 @@ from monarch_kernel.net.wire.messages import (
     StopActor,
 )
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future, as_they_come
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 from monarch_kernel.runtime.rpc.handles import Handle, opener
@@ -37,7 +37,7 @@ R = TypeVar("R")
 class Procs(Protocol):
     """The part of a mesh of processes that a mesh of actors on it uses."""
 
-    _asker: Asker
+    _asker: Client
     _base: Sequence[int]
 
 
@@ -291,7 +291,7 @@ class PlainMethod:
 class _ReceivedProcs:
     """The processes of a mesh of actors that this process received as an argument or a result."""
 
-    def __init__(self, asker: Asker, procs: Sequence[int]) -> None:
+    def __init__(self, asker: Client, procs: Sequence[int]) -> None:
         self._asker = asker
         self._base = procs
 
@@ -301,7 +301,7 @@ Places = Sequence[tuple[int, int]]
 
 
 def living_actors(
-    asker: Asker, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+    asker: Client, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
 ) -> ActorMesh | None:
     """Return the mesh of the surviving actors, for the ``__restore__`` of a replacement; None if there are none."""
     if not living:

@@ -13,7 +13,7 @@ from monarch_kernel.actor.channels import Port
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import Wait
 
@@ -173,7 +173,7 @@ class Accumulator(Generic[P, R, A]):
 class _CombinedOwner:
     """Owner of a future that combines several futures."""
 
-    def __init__(self, asker: Asker, parts: Sequence[Future[Any]]) -> None:
+    def __init__(self, asker: Client, parts: Sequence[Future[Any]]) -> None:
         self.asker = asker
         self._parts = parts
 

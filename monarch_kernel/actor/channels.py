@@ -16,14 +16,14 @@ from monarch_kernel.net.wire.messages import Payload, PortSend
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import read_value
 from monarch_kernel.runtime.rpc.handles import HOME, Handle, opened_by
 from monarch_kernel.runtime.rpc.ids import made_by
 from monarch_kernel.runtime.rpc.waits import WARN_AFTER_S, Wait
 
-__all__ = ["Channel", "Port", "PortReceiver", "asker_here", "open_port"]
+__all__ = ["Channel", "Port", "PortReceiver", "client_here", "open_port"]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -35,9 +35,9 @@ else:
     T = TypeVar("T")
 
 
-def asker_here() -> Asker:
+def client_here() -> Client:
     """Return the client that sends the requests of this code: that of the rank, or of the session of the program."""
-    asker: Asker | None = opened_by() or HOME.asker
+    asker: Client | None = opened_by() or HOME.asker
     if asker is None:
         runtime = current_session().runtime
         runtime.host_actors()
@@ -48,7 +48,7 @@ def asker_here() -> Asker:
 class Port(Handle, Generic[T]):
     """The sending end of a channel. It can be passed to any process, as an argument or inside of one."""
 
-    def __init__(self, asker: Asker, number: int) -> None:
+    def __init__(self, asker: Client, number: int) -> None:
         self._asker = asker
         self._number = number
 
@@ -89,7 +89,7 @@ class Port(Handle, Generic[T]):
 class PortReceiver(Generic[T]):
     """The receiving end of a channel, which gives values in the order of arrival."""
 
-    def __init__(self, asker: Asker, number: int) -> None:
+    def __init__(self, asker: Client, number: int) -> None:
         self._asker = asker
         self._number = number
         self._lock = threading.Lock()
@@ -266,11 +266,11 @@ class Channel(Generic[T]):
     @classmethod
     def open(cls) -> tuple[Port[T], PortReceiver[T]]:
         """Open a channel, and return its port, which can go to other processes, and its receiver, which stays here."""
-        asker = asker_here()
+        asker = client_here()
         number = asker.new_number()
         return Port(asker, number), PortReceiver(asker, number)
 
 
 def open_port(number: int) -> Port[Any]:
     """Make the port that came from another process."""
-    return Port(asker_here(), number)
+    return Port(client_here(), number)

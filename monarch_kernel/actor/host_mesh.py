@@ -13,7 +13,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.actor.hosting.install import host_actors
 from monarch_kernel.actor.per_rank import cells_of
 from monarch_kernel.actor.proc_mesh import ProcMesh, check_constructor
@@ -31,7 +31,7 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.session import Session, close_session, current_session
 from monarch_kernel.runtime.host.processes import gpu_ids
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import check_type, gather
 from monarch_kernel.runtime.rpc.handles import HOME, Handle, opener
@@ -75,7 +75,7 @@ class HostMesh(Handle, Shaped):
         hosts: numbers of all hosts. A negative number stands for the host of that process, which only the program knows.
     """
 
-    def __init__(self, asker: Asker, region: Region, hosts: Sequence[int]) -> None:
+    def __init__(self, asker: Client, region: Region, hosts: Sequence[int]) -> None:
         self._asker = asker
         self._region = region
         self._hosts = hosts
@@ -339,9 +339,9 @@ def serve_ranks(session: Session) -> ProcMesh:
     mesh = ProcMesh(
         runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", time.monotonic(), Extent(), session
     )
-    if runtime.workplace.on_spawn is None:
-        host_actors(runtime.workplace, 0, mesh)
-        runtime.workplace.services[DIRECTORY] = spawn_of
+    if runtime.actor_server.on_spawn is None:
+        host_actors(runtime.actor_server, 0, mesh)
+        runtime.actor_server.services[DIRECTORY] = spawn_of
         runtime.host_actors()
     return mesh
 
@@ -358,7 +358,7 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
     endpoints_of(cls, RESERVED)
     assert isinstance(cls, type)
     check_constructor(cls, args, kwargs)
-    asker = asker_here()
+    asker = client_here()
     if isinstance(asker, Runtime):
         serve_ranks(asker.session)
     future = directory_of(asker).get_or_spawn.call_one(_program(asker), name, cls, args, kwargs)
@@ -374,7 +374,7 @@ def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Ans
         raise (cause if isinstance(cause, MonarchError) else error) from None
 
 
-def _program(asker: Asker) -> ProcMesh:
+def _program(asker: Client) -> ProcMesh:
     """Return the process of the program as a mesh that uses this client."""
     return ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
 

@@ -10,7 +10,7 @@ from monarch_kernel.base.mesh import Extent, Region, Shaped
 from monarch_kernel.errors import Failure
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.session import Session
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.handles import Handle
 
 __all__ = ["ProcHandle"]
@@ -21,7 +21,7 @@ class ProcHandle(Handle, Shaped):
 
     def __init__(
         self,
-        asker: Asker,
+        asker: Client,
         region: Region,
         procs: Sequence[int],
         name: str,

@@ -14,16 +14,16 @@ from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import Failure, RemoteError, format_ranks
 from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.features.live.controller import LoopControl
-from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.handle import LiveLoop
 from monarch_kernel.features.live.tensorboard import TensorBoardJournal
 from monarch_kernel.features.traffic.controller import TrafficControl
 from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import (
     Complete,
+    GetStacks,
     Inspect,
     ListErrors,
-    Look,
     PostMortem,
 )
 from monarch_kernel.runtime.diagnostics.stacks import Doing
@@ -49,7 +49,7 @@ class ProcObserver(ProcHandle):
             read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
             return dict(zip(self.ranks, read, strict=True))
 
-        return self._runtime.ask(self.procs, lambda id: pack(Look(id)), finish)
+        return self._runtime.ask(self.procs, lambda id: pack(GetStacks(id)), finish)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
@@ -67,12 +67,12 @@ class ProcObserver(ProcHandle):
         return self._runtime.incarnations(self.procs)
 
     @property
-    def loops(self) -> list[SteeredLoop]:
+    def loops(self) -> list[LiveLoop]:
         """The running loops (`live.loop`) of the ranks, and the last finished ones, in the order in which they started."""
-        return [SteeredLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
+        return [LiveLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
 
     @property
-    def loop(self) -> SteeredLoop:
+    def loop(self) -> LiveLoop:
         """The loop that the ranks have started last.
 
         Raises:

@@ -16,7 +16,7 @@ from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import MeshFailure
 from monarch_kernel.net.wire.codec import dump
 from monarch_kernel.net.wire.messages import Spawn
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, first_number
 
 __all__ = ["DIRECTORY", "Processes", "directory_of", "spawn_of"]
@@ -66,7 +66,7 @@ class _Directory(Actor):
 
 def _lives(mesh: Any) -> bool:
     """Whether an actor of this process has not ended. This sends no request to the actor, which may be busy."""
-    hosted = mesh._asker.workplace.hosted.get(mesh._actor)
+    hosted = mesh._asker.actor_server.hosted.get(mesh._actor)
     return hosted is not None and not hosted.ended
 
 
@@ -98,12 +98,12 @@ class Processes(Actor):
 class _ProgramProcs:
     """The program's own process, as the handle of the directory needs it."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Client) -> None:
         self._asker = asker
         self._base: Sequence[int] = (CONTROLLER_PROC,)
 
 
-def directory_of(asker: Asker) -> Any:
+def directory_of(asker: Client) -> Any:
     """Return a handle of the directory that uses this client."""
     endpoints: dict[str, EndpointSpec] = endpoints_of(_Directory, RESERVED)
     return ActorMesh(_ProgramProcs(asker), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)

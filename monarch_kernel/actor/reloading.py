@@ -13,11 +13,11 @@ from monarch_kernel.errors import EditError, RemoteError, format_ranks
 from monarch_kernel.features.editing.classes import Key, dump_classes, key_of, mro_after, travels_by_value
 from monarch_kernel.features.editing.modules import LocalModules
 from monarch_kernel.features.editing.patch import at_once
-from monarch_kernel.features.editing.preview import Prospect, Reloaded, Synced
+from monarch_kernel.features.editing.preview import EditPreview, Reloaded, Synced
 from monarch_kernel.features.editing.sources import check_syntax, is_users
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import Conclude, ModuleSource, Reload, Reshaped, Sync
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 
 __all__ = ["Target", "check_class", "class_now", "reload_classes", "sync_modules"]
@@ -34,7 +34,7 @@ class Target(NamedTuple):
         name: the name of that mesh.
     """
 
-    asker: Asker
+    asker: Client
     procs: Sequence[int]
     region: Region
     base: Extent
@@ -124,7 +124,7 @@ def check_class(cls: type) -> bool:
     return True
 
 
-def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospect]:
+def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[EditPreview]:
     """Prepare an edit on all ranks, and return its effect on each. If a rank refuses, drop the edit on all of them.
 
     Raises:
@@ -133,7 +133,7 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[Prospe
     finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
     future = target.asker.request(target.procs, make, what, finish)
     try:
-        previews: Sequence[Prospect] = future.get().values()
+        previews: Sequence[EditPreview] = future.get().values()
         reasons: dict[str, list[int]] = {}
         for rank, preview in zip(target.region.ranks, previews):
             for why in preview.refused:
@@ -210,7 +210,7 @@ def _ranks_by_name(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tupl
     return {name: tuple(these) for name, these in ranks.items()}
 
 
-def _update_handles_of_modules(asker: Asker, outlines: Mapping[int, Any], changed: set[str]) -> None:
+def _update_handles_of_modules(asker: Client, outlines: Mapping[int, Any], changed: set[str]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of modules."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)
@@ -237,7 +237,7 @@ def _conclude(target: Target, edit: int, failed: str) -> None:
     target.asker.request(target.procs, make, "__reload__", finish).get()
 
 
-def _no_match(what: str, classes: Sequence[object], target: Target, previews: Sequence[Prospect]) -> str:
+def _no_match(what: str, classes: Sequence[object], target: Target, previews: Sequence[EditPreview]) -> str:
     if not classes:
         return f"nothing on {target.name} uses an older class {what} than the one that is defined there"
     others = sorted({f"{name} (a {cls})" for preview in previews for name, cls in preview.others})
@@ -245,7 +245,7 @@ def _no_match(what: str, classes: Sequence[object], target: Target, previews: Se
     return f"nothing on {target.name} uses a class named {what}{have}"
 
 
-def _update_handles(asker: Asker, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
+def _update_handles(asker: Client, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of classes."""
     for actor, plain in outlines.items():
         interface: Interface | None = asker.shared.get(actor)

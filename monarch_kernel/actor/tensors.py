@@ -48,7 +48,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import EndLoans
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import check_name, gather, read_value
 
@@ -105,7 +105,7 @@ class Ranks(NamedTuple):
         name: the name of the mesh.
     """
 
-    asker: Asker
+    asker: Client
     procs: Sequence[int]
     ranks: Sequence[int]
     region: Region
@@ -232,13 +232,13 @@ def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> M
         asker.host_actors()  # ranks that have no path to its memory request the data from it
     owner = asker.new_number()
     try:
-        loan = asker.lendings.lend(memory, owner)
+        loan = asker.exports.lend(memory, owner)
         part = Part(whole(layout.shape), (0,) * len(layout.shape))
         held: Leaves = {"": Held(layout.dtype, layout.shape, (part,), loan, "", kind_of(thing))}
         what = f"scattering {name!r} to {here.name}"
         tallies = _read(here, partial(take, name, [held]), what, _unchanged(here, name), None, boxes, range(len(boxes)))
     finally:
-        asker.lendings.end_all_of(owner)
+        asker.exports.end_all_of(owner)
     return _moved(tallies, started)
 
 

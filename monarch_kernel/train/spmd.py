@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.runtime.host.network import AddressKind, address_of
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
 
@@ -37,7 +37,7 @@ class _Rendezvous(Actor):
 
     @endpoint
     def open(self, proc: int, address: str) -> _Meeting:
-        asker = asker_here()
+        asker = client_here()
         store = f"environment {asker.new_number()}"
         asker.stores.open(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -75,7 +75,7 @@ class _Environment(Actor):
             TORCHELASTIC_MAX_RESTARTS="0",
         )
         if meeting is not None:
-            client = StoreClient(asker_here(), meeting.proc, meeting.store)
+            client = StoreClient(client_here(), meeting.proc, meeting.store)
             serve_rendezvous(torch_store(client), address, port)
 
 

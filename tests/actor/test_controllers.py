@@ -44,7 +44,7 @@ class AskingWorker(Worker):
         return int(self.other.add.call_one().get(LONG_S))  # type: ignore[union-attr]
 
 
-class Asker(Actor):
+class Client(Actor):
     """Gets the counter from a rank."""
 
     @endpoint
@@ -67,7 +67,7 @@ def ended(controller: None) -> Iterator[None]:
 
 
 def test_ranks_and_threads_that_ask_at_once_get_the_same_actor(procs: ProcMesh) -> None:
-    asker = procs.spawn("asker", Asker)
+    asker = procs.spawn("asker", Client)
     asked = [asker.add.call("shared") for _ in range(3)]
     found: list[int] = []
 
@@ -121,7 +121,7 @@ def test_a_new_actor_takes_the_name_of_one_that_has_ended(
     with pytest.raises(SupervisionError):
         mortal.add.call_one().get(LONG_S)
     assert get_or_spawn_controller(end, Worker, 50).get(LONG_S).add.call_one().get(LONG_S) == 51
-    asker = procs.slice(r=0).spawn("asker", Asker)
+    asker = procs.slice(r=0).spawn("asker", Client)
     assert asker.add.call_one(end).get(LONG_S) == 52
 
 

@@ -14,7 +14,7 @@ from tests.support.waiting import LONG_S, wait_until
 PROCS = {"gpus": 2}
 
 
-class Asker(Actor):
+class Client(Actor):
     @endpoint
     def ask(self, other: Any, path: str) -> None:
         other.wait_for.call(path).get()
@@ -59,7 +59,7 @@ def test_a_broadcast_is_work(procs: ProcMesh, tmp_path: Path) -> None:
 
 def test_a_call_from_another_rank_is_work(procs: ProcMesh, tmp_path: Path) -> None:
     workers: Any = procs.slice(gpus=1).spawn("workers", Worker)
-    asker: Any = procs.slice(gpus=0).spawn("asker", Asker)
+    asker: Any = procs.slice(gpus=0).spawn("asker", Client)
     asker.ask.broadcast(workers, str(tmp_path / "go"))
     shown(
         procs,

@@ -16,7 +16,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, endpoint, this_host
 from monarch_kernel.errors import RemoteError, SupervisionError
-from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.handle import LiveLoop
 from tests.support.boards import scalars
 from tests.support.waiting import LONG_S, wait_until
 
@@ -65,7 +65,7 @@ class Running:
         self.procs = procs
         self.future: Future[Any] = procs.run_cell(code, cell=cell, want_value=True)
         wait_until(lambda: procs.loops and procs.loop.key not in before, "the loop to begin")
-        self.loop: SteeredLoop = procs.loop
+        self.loop: LiveLoop = procs.loop
 
     @property
     def step(self) -> int:

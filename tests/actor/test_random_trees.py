@@ -25,7 +25,7 @@ from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import ActorError, Failure, MonarchError, SupervisionError
 from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import PeerNews
+from monarch_kernel.net.wire.messages import ProcessStatus
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.stdio import OutputMarks
@@ -193,7 +193,7 @@ class World:
 def end_waits(rank: Rank, procs: list[int]) -> None:
     """End the waits of a dead process, whose threads live on in this test."""
     for proc in procs:
-        rank.peers.hear_news(PeerNews(proc, 0, "", Failure("lost", "RankDied", "we are dead ourselves")))
+        rank.peers.hear_news(ProcessStatus(proc, 0, "", Failure("lost", "RankDied", "we are dead ourselves")))
 
 
 def end_actors(rank: Rank) -> None:

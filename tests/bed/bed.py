@@ -58,7 +58,7 @@ class BedHost:
         assert self._wire is not None, "this cable has no faults"
         self._wire.set(replace(self._faults, is_cut=True))
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Undo `cut`, and keep the other faults."""
         assert self._wire is not None
         self._wire.set(self._faults)

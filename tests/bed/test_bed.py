@@ -139,7 +139,7 @@ def test_a_cut_ends_no_connection(host: BedHost) -> None:
             client.sendall(b"on its way")
             with pytest.raises(TimeoutError):
                 accepted.recv(10)
-            host.mend()
+            host.restore()
             accepted.settimeout(LONG_S)
             assert accepted.recv(10) == b"on its way"
 

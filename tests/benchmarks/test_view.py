@@ -11,7 +11,7 @@ from tests.lab.conftest import ROOT
 LOOKS = """
 seen = []
 for steps in range(3):
-    runtime.with_baton(lambda: turn(time.monotonic()))
+    runtime.run_on_io_thread(lambda: turn(time.monotonic()))
     seen.append([rank.state for rank in mesh.view().ranks])
 print(len(seen[0]), *sorted(set(seen[0])), sum(map(str.__eq__, *seen[:2])), sum(map(str.__eq__, *seen[1:])))
 """

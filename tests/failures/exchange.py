@@ -16,7 +16,7 @@ from monarch_kernel.rdma import Buffer
 from tests.failures.harm import Injuries
 from tests.failures.parties import Outcome, Party
 from tests.failures.things import Content, Sketch, some_near, some_sketch
-from tests.failures.traffic import CALL_S, Judge, Ledger, Stream
+from tests.failures.traffic import CALL_S, Judge, ReplayLog, Stream
 
 __all__ = ["Doom", "Exchange", "Place"]
 
@@ -333,7 +333,7 @@ class Exchange:
 
     def __init__(self, meshes: Sequence[ProcMesh], injuries: Injuries, seed: int) -> None:
         self.injuries = injuries
-        self.ledger = Ledger()
+        self.ledger = ReplayLog()
         self.counts: Counter[str] = Counter()
         self.nbytes = 0
         self.dooms: SimpleQueue[Doom] = SimpleQueue()

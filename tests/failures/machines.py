@@ -30,8 +30,8 @@ from tests.support.waiting import wait_until
 __all__ = [
     "APART",
     "LONG_S",
-    "Ledger",
     "Machines",
+    "ReplayLog",
     "Stream",
     "can_be_apart",
     "family",
@@ -125,7 +125,7 @@ class Machines:
         os.kill(self.pid(host), signum)
 
 
-class Ledger(Actor):
+class ReplayLog(Actor):
     """Records the numbers that it is called with."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class Stream:
     """Numbered calls to every rank of a mesh, made without waiting for answers, and their results."""
 
     def __init__(self, mesh: ProcMesh) -> None:
-        self.ledgers = mesh.spawn("ledgers", Ledger)
+        self.ledgers = mesh.spawn("ledgers", ReplayLog)
         self.futures: list[Future[ValueMesh[int]]] = []
         self.ledgers.all.call().get(LONG_S)
 

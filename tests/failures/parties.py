@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, endpoint
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer, RDMAAction
 from tests.failures.things import Content, Sketch, Thing
@@ -96,7 +96,7 @@ class Party(Actor):
     @endpoint
     def tally(self) -> dict[str, int]:
         """Count what this process holds: descriptors by kind, threads by name, exports, and blocks that should be freed."""
-        asker_here().paths.close()  # frees what it keeps for the next transfer
+        client_here().paths.close()  # frees what it keeps for the next transfer
         found: Counter[str] = Counter()
         for name in os.listdir("/proc/self/fd"):
             try:
@@ -105,7 +105,7 @@ class Party(Actor):
                 continue
             found["descriptor of " + re.sub(r"\d+", "N", link)] += 1
         found.update(f"thread {re.sub(r'[0-9]+', 'N', thread.name)}" for thread in threading.enumerate())
-        found["loans"] = len(asker_here().lendings)
+        found["loans"] = len(client_here().exports)
         found["blocks"] = sum(block() is not None for block in self._blocks.values())
         return dict(found)
 

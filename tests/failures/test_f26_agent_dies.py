@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_kernel.actor import Future, ProcMesh, SupervisionError, ValueMesh
-from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, family, hosts_on, wait_until
 from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
@@ -52,7 +52,7 @@ def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     machines: Machines, bring_up: BringUp, bar: Bar
 ) -> None:
     mesh = bring_up(3)
-    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers = mesh.spawn("ledgers", ReplayLog)
     assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
     mesh.run("kept = rank * 7").get(LONG_S)
     agent = host_of(machines, mesh, 1)
@@ -93,7 +93,7 @@ def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -
 def test_a_host_that_stops_for_a_moment_is_not_lost(machines: Machines, bring_up: BringUp) -> None:
     mesh = bring_up(2)
     agent = host_of(machines, mesh, 1)
-    ledger = mesh.slice(hosts=1).spawn("ledger", Ledger)
+    ledger = mesh.slice(hosts=1).spawn("ledger", ReplayLog)
     ledger.all.call().get(LONG_S)
     machines.signal(agent, signal.SIGSTOP)
     futures: list[Future[ValueMesh[int]]] = []
@@ -177,7 +177,7 @@ def test_ranks_call_each_other_across_hosts_before_and_after_one_is_replaced(
     machines: Machines, bring_up: BringUp
 ) -> None:
     mesh = bring_up(2)
-    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers = mesh.spawn("ledgers", ReplayLog)
     near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
     assert near.ask.call_one(far, range(20)).get(LONG_S) == list(range(20))
     machines.signal(host_of(machines, mesh, 1), signal.SIGKILL)

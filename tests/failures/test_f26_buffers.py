@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint, shutdown_context
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.rdma import Buffer
 from tests.bed.bed import Bed, why_not
@@ -71,12 +71,12 @@ def test_a_host_that_refuses_connections_is_reached_by_messages(lent: tuple[Mach
     into = np.zeros(LARGE, "u1")
     assert buffer.read_into(into).get(LONG_S).path == "messages"
     assert (into == 7).all()
-    assert not asker_here().paths["network"].leads_to(buffer._loan)  # the path remembers the failure
+    assert not client_here().paths["network"].leads_to(buffer._loan)  # the path remembers the failure
     assert second.read.call_one(buffer).get(LONG_S) == "messages"  # also between ranks
     router.ip("rule", "del", "priority", "1")
     other = lends.slice(hosts=1).lend.call_one().get(LONG_S)
     assert other.read_into(into).get(LONG_S).path == "network"
-    asker_here().paths.close()
+    client_here().paths.close()
 
 
 def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, Any]) -> None:
@@ -104,5 +104,5 @@ def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, 
     assert set(paths) == {"network"}
     with pytest.raises(BufferGoneError, match=r"its owner has ended .*nothing was heard of"):
         raise errors[0]
-    machines.hosts[1].mend()
+    machines.hosts[1].restore()
     wait_until(lambda: machines.agents[1].poll() is not None, "the lost host to end")

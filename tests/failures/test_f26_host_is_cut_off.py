@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.actor import ProcMesh, SupervisionError
-from tests.failures.machines import LONG_S, Ledger, Machines, family, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, family, hosts_on, wait_until
 from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
@@ -42,7 +42,7 @@ def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
 
 def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(3)
-    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers = mesh.spawn("ledgers", ReplayLog)
     assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
     near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=2, gpus=1)
     assert near.ask.call_one(far, [2]).get(LONG_S) == [2]
@@ -73,7 +73,7 @@ def test_a_host_that_returns_late_learns_that_it_is_lost_and_ends(
     time.sleep(LOST_AFTER_S)  # nothing ends the host during this time
     assert all(map(is_alive, below)), "a host that is cut off can't learn that it is lost, so it waits"
     with bar.below(3.0, "the end of a host that learns that it is lost"):
-        cabled.hosts[agent].mend()
+        cabled.hosts[agent].restore()
         wait_until(lambda: not any(map(is_alive, below)), "the agent and its ranks to end")
     assert "exit code 0" in str(cabled.agents[agent].poll())
     assert mesh.heal().get(LONG_S) == (2, 3)
@@ -83,13 +83,13 @@ def test_a_host_that_returns_late_learns_that_it_is_lost_and_ends(
 @pytest.mark.parametrize(("cut_s", "between_s"), [(0.1, 0.1), (0.6, 0.1), (1.2, 0.2)])
 def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: float, between_s: float) -> None:
     mesh = bring_up(2, lost_after_s=4.0)
-    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers = mesh.spawn("ledgers", ReplayLog)
     ledgers.all.call().get(LONG_S)
     cut = cabled.hosts[host_of(cabled, mesh, 1)]
     futures = []
     for _ in range(5):
         for is_cut in (True, False):
-            (cut.cut if is_cut else cut.mend)()
+            (cut.cut if is_cut else cut.restore)()
             until = time.monotonic() + (cut_s if is_cut else between_s)
             while time.monotonic() < until:
                 futures.append(ledgers.take.call(len(futures)))
@@ -101,7 +101,7 @@ def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: flo
 
 def test_other_agents_close_their_connections_to_it(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(2)
-    ledgers = mesh.spawn("ledgers", Ledger)
+    ledgers = mesh.spawn("ledgers", ReplayLog)
     near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
     assert near.ask.call_one(far, [1]).get(LONG_S) == [1]
     asking, cut = (host_of(cabled, mesh, host) for host in range(2))

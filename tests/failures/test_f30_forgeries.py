@@ -15,7 +15,7 @@ from monarch_kernel.net.wire.codec import Frame, join, pack
 from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, KillRanks, Lost, Readings
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
 
 C = b"C"
 
@@ -26,11 +26,11 @@ class Mesh:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledgers = self.procs.spawn("ledgers", Ledger)
+        self.ledgers = self.procs.spawn("ledgers", ReplayLog)
         self.count = 0
         self.check()
         self.hosts = [int(name) for name in machines.meshes[-1]._hosts]
-        self.port = current_session().runtime.with_baton(current_session()._transport.listen)
+        self.port = current_session().runtime.run_on_io_thread(current_session()._transport.listen)
         self.agent_port = next(
             each.laddr.port
             for each in psutil.Process(machines.pid(0)).net_connections("tcp")

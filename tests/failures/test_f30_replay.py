@@ -12,7 +12,7 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
 from tests.failures.proxy import Proxy
 
 GREETING_NBYTES = 64
@@ -25,7 +25,7 @@ class Mesh:
 
     def __init__(self, machines: Machines) -> None:
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledgers = self.procs.spawn("ledgers", Ledger)
+        self.ledgers = self.procs.spawn("ledgers", ReplayLog)
         self.count = 0
         self.machines = machines
         self.go_on()
@@ -34,7 +34,7 @@ class Mesh:
         self.asked, self.answered = (bytes(said) for said in self.proxy.recorded[-1])
         assert len(self.asked) > 2000
         assert len(self.answered) > 2000
-        self.port = current_session().runtime.with_baton(current_session()._transport.listen)
+        self.port = current_session().runtime.run_on_io_thread(current_session()._transport.listen)
 
     def go_on(self, count: int = 20) -> None:
         for _ in range(count):

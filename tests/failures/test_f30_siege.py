@@ -17,7 +17,7 @@ from monarch_kernel.net.hosts.handshakes import MAX_WAITING
 from monarch_kernel.net.wire.config import LinkKeys
 from monarch_kernel.notebook.view.text import mesh_text
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Ledger, Machines, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
 from tests.failures.strangers import besieged
 from tests.support.timing import Bar
 
@@ -32,10 +32,10 @@ class Siege:
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledger = self.procs.spawn("ledger", Ledger)
+        self.ledger = self.procs.spawn("ledger", ReplayLog)
         self.ledger.pid.call().get(LONG_S)
         self.pids = [psutil.Process().pid, *(agent.pid for agent in machines.agents)]
-        self.port = current_session().runtime.with_baton(current_session()._transport.listen)
+        self.port = current_session().runtime.run_on_io_thread(current_session()._transport.listen)
         self.agent_ports = [_listens(pid) for pid in self.pids[1:]]
         self.answers = 0
         self.wrong: list[object] = []
@@ -119,7 +119,7 @@ def test_480_connections_without_a_complete_handshake_at_each_port(siege: Siege,
         )
         for pid, fds in zip(siege.pids, before, strict=True):
             assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
-        others = siege.procs.spawn("another", Ledger)  # new actors work, too
+        others = siege.procs.spawn("another", ReplayLog)  # new actors work, too
         assert others.take.call(1).get(LONG_S).values() == (1, 1)
         wait_until(lambda: siege.refused_everywhere() >= 480, "all connections to be closed")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES

@@ -32,7 +32,7 @@ def procs(standing: Machines) -> ProcMesh:
 
 
 def port_of(session: Session) -> int:
-    return session.runtime.with_baton(session._transport.listen)
+    return session.runtime.run_on_io_thread(session._transport.listen)
 
 
 class Bomb:

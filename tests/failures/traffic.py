@@ -61,7 +61,7 @@ class Caller(Actor):
             return None
 
 
-class Ledger:
+class ReplayLog:
     """Records the outcome of all requests.
 
     Attributes:
@@ -103,7 +103,7 @@ class Stream(threading.Thread):
     """
 
     def __init__(
-        self, name: str, begin: Callable[[int], tuple[Future[Any], Judge]], ledger: Ledger, window: int
+        self, name: str, begin: Callable[[int], tuple[Future[Any], Judge]], ledger: ReplayLog, window: int
     ) -> None:
         super().__init__(name=f"traffic-{name}", daemon=True)
         self._begin = begin
@@ -175,7 +175,7 @@ class Traffic:
 
     def __init__(self, mesh: ProcMesh, excuse: Excuse, seed: int) -> None:
         self.mesh = mesh
-        self.ledger = Ledger()
+        self.ledger = ReplayLog()
         self.workers: Any = mesh.spawn("workers", Worker)
         self.callers: Any = mesh.spawn("callers", Caller)
         self._excuse = excuse

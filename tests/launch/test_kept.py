@@ -20,7 +20,7 @@ from monarch_kernel.actor.host_mesh import serve_ranks
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.net.wire.config import Recipe
 from monarch_kernel.runtime.detached.registry import Home
-from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.session import DetachedSession
 from tests.launch.rays import RayCluster, raylet_of
 from tests.launch.slurms import SlurmCluster, why_no_slurm
 from tests.launch.sshds import SshFolder, why_no_sshd
@@ -35,7 +35,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import msgspec
 from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
-from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.session import DetachedSession
 from monarch_kernel.runtime.detached.registry import Home
 from monarch_kernel.launch.registry import ENGINES, make_launcher
 from monarch_kernel.base.mesh import Extent, Region
@@ -43,7 +43,7 @@ from monarch_kernel.net.wire.config import Recipe
 recipe = msgspec.json.decode(sys.argv[2], type=Recipe)
 home = Home(Path(sys.argv[3]), "t")
 home.create()
-session = KeptSession(home)
+session = DetachedSession(home)
 serve_ranks(session)
 launcher = make_launcher(ENGINES[recipe.engine], recipe.options, **recipe.common)
 numbers = session.add_hosts(launcher, 2, grace_s=1.0, is_light=True)
@@ -137,7 +137,7 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
     machines = [kept.machine(pid) for pid in agents]
     end(program)
     os.kill(agents[0], signal.SIGKILL)
-    session, manifest = KeptSession.attach(Home(root, "t"))
+    session, manifest = DetachedSession.attach(Home(root, "t"))
     try:
         serve_ranks(session)
         extent = Extent(manifest.specs[0].axes)

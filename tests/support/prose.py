@@ -19,8 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("monarch_kernel", "tests", "docs", "notebooks", "benchmarks", "labextension/src")
 SUFFIXES = (".py", ".md", ".ipynb", ".ts", ".tsx", ".js", ".css")
-# This file names the words.
-EXEMPT = frozenset({"tests/support/prose.py"})
+# These files name the words.
+EXEMPT = frozenset({"tests/support/prose.py", "tests/test_prose.py"})
 
 _PERSON = (
     r"(?:anybody|anyone|colleagues?|developers?|engineers?|everyone|newcomers?|nobody|people|persons?|readers?|somebody|someone"

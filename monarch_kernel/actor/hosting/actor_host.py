@@ -46,7 +46,7 @@ from monarch_kernel.net.wire.messages import Call, Spawn, StopActor
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.handles import opened_for
-from monarch_kernel.runtime.worker.actor_server import Workplace
+from monarch_kernel.runtime.worker.actor_server import ActorServer
 from monarch_kernel.runtime.worker.executor import Executor
 
 __all__ = ["ActorHost", "was_stopped"]
@@ -80,7 +80,7 @@ class ActorHost:
     """Makes one actor on this rank, passes messages to it, and ends it, on the actor's thread.
 
     Attributes:
-        workplace: the actor server of the process.
+        actor_server: the actor server of the process.
         executor: the mailbox and the thread of the actor.
         actor: the number of the actor.
         cls: the class as it was spawned.
@@ -98,7 +98,7 @@ class ActorHost:
 
     def __init__(
         self,
-        workplace: Workplace,
+        actor_server: ActorServer,
         rank: int,
         proc_mesh: ProcMesh,
         message: Spawn,
@@ -106,7 +106,7 @@ class ActorHost:
         make_runner: Callable[[ActorHost], LoopRunner],
     ) -> None:
         self._make_runner = make_runner
-        self.workplace = workplace
+        self.actor_server = actor_server
         self.executor = executor
         self._region = Region.unpack(message.region)
         self._flat_rank = rank  # in the mesh of processes as spawned, which regions refer to
@@ -126,7 +126,7 @@ class ActorHost:
         self._cleans_up = False
         self.specs: dict[str, EndpointSpec] = {}
         self._methods: dict[str, Any] = {}
-        self.responses = Responses(workplace, executor)
+        self.responses = Responses(actor_server, executor)
         self.death: Failure | None = None
         self.cause: BaseException | None = None
         self._deferred: list[MeshFailure] = []
@@ -140,7 +140,7 @@ class ActorHost:
 
     def _work(self) -> None:
         belongs_to(threading.current_thread(), self.whole)  # for callbacks that other threads schedule on its loop
-        with opened_for(self.workplace.asker):  # the client of handles that come as arguments
+        with opened_for(self.actor_server.asker):  # the client of handles that come as arguments
             self.executor.run()
 
     def context_of(self, region: tuple[Any, ...] | None) -> Context:
@@ -195,7 +195,7 @@ class ActorHost:
             self._is_renewed = True
             if hasattr(self.instance, "__cleanup__") and not self._cleans_up:
                 self._cleans_up = True
-                self.workplace.note_cleanup()
+                self.actor_server.note_cleanup()
 
     def put_first(self, function: Callable[[], Any]) -> Waiter:
         """Run a function on the actor before the waiting messages. The function must not raise.
@@ -226,7 +226,7 @@ class ActorHost:
         have = ", ".join(sorted(self.specs)) or "none"
         kind = type(self.instance).__name__
         gone = AttributeError(f"{kind} has no endpoint {name!r} any more: its class has been reloaded; it has: {have}")
-        self.workplace.fail(self.executor, message.id, gone)
+        self.actor_server.fail(self.executor, message.id, gone)
         if not message.id:
             print(f"a broadcast was dropped: {gone}", file=sys.stderr)
         return True
@@ -240,14 +240,14 @@ class ActorHost:
         if self.death is None:
             self.death = replace(failure, kind="stopped", message=f"{failure.message} (this ended actor {name!r})")
             self.cause = error if isinstance(error, BaseException) else None
-            self.children = self.workplace.supervisor.ended(self.about.actor_id, failure, cause)
-            self.workplace.note_death(self.about.actor_id, self.death)
+            self.children = self.actor_server.supervisor.ended(self.about.actor_id, failure, cause)
+            self.actor_server.note_death(self.about.actor_id, self.death)
             return failure
         return self.death
 
     def _patience_s(self) -> float:
         """Return how long to wait for spawned actors to end. If the process ends, theirs may end with it and not answer."""
-        return RETIRING_S if self.workplace.is_retiring else CHILDREN_S
+        return RETIRING_S if self.actor_server.is_retiring else CHILDREN_S
 
     def _wait_for_children(self) -> None:
         deadline = time.monotonic() + self._patience_s()
@@ -272,7 +272,7 @@ class ActorHost:
     def release(self, why: Failure) -> None:
         """Answer the open requests and end the loans of an actor that has cleaned up."""
         self.responses.end(why)
-        self.workplace.asker.lendings.end_all_of(self.about.actor_id)
+        self.actor_server.asker.exports.end_all_of(self.about.actor_id)
 
     def report_cleanup(self, error: BaseException) -> None:
         """Write a failure of ``__cleanup__`` to stderr; the caller already has the failure that ended the actor."""
@@ -295,7 +295,7 @@ class ActorHost:
     def next_failure(self) -> MeshFailure | None:
         if self.death is not None or self.executor.over:
             return None
-        return self._deferred.pop(0) if self._deferred else self.workplace.supervisor.take(self.about.actor_id)
+        return self._deferred.pop(0) if self._deferred else self.actor_server.supervisor.take(self.about.actor_id)
 
     def end_unless_handled(self, failure: MeshFailure, is_handled: object, error: BaseException | None) -> bool:
         """End the actor if it did not handle a failure of a spawned actor or process; return whether it goes on."""
@@ -353,8 +353,8 @@ class ActorHost:
         for file, text in message.sources:
             lines = text.splitlines(keepends=True)
             linecache.cache[file] = (len(text), None, lines, file)  # checkcache() keeps entries without mtime
-        if self.workplace.broken is not None:
-            self.workplace.fail(executor, message.id, self.die(self.workplace.broken))
+        if self.actor_server.broken is not None:
+            self.actor_server.fail(executor, message.id, self.die(self.actor_server.broken))
             self.begun.set()
             return
         try:
@@ -374,16 +374,16 @@ class ActorHost:
                 self.make(cls, args, kwargs)
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
                     raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
-            self.workplace.reply(message.id)
+            self.actor_server.reply(message.id)
         except BaseException as error:  # any error in __init__ ends the actor, not the process
-            self.workplace.fail(executor, executor.current, self.die(error))
+            self.actor_server.fail(executor, executor.current, self.die(error))
             self.begun.set()
 
     def make(self, cls: type, args: Any, kwargs: Any) -> None:
         self.instance = cls(*args, **kwargs)
         self._cleans_up = hasattr(cls, "__cleanup__")
         if self._cleans_up:
-            self.workplace.note_cleanup()
+            self.actor_server.note_cleanup()
         self.specs = endpoints_of(type(self.instance), frozenset())  # the class may have been reloaded meanwhile
         self._methods = {name: getattr(self.instance, name) for name in self.specs}
         if self.executor.waiter.leads:
@@ -397,7 +397,7 @@ class ActorHost:
         restore = getattr(self.instance, "__restore__", None)
         if message.living is None or restore is None:
             return None
-        asker, living = self.workplace.asker, message.living
+        asker, living = self.actor_server.asker, message.living
 
         def attempt() -> Any:
             return restore(living_actors(asker, message, living, cls, specs))
@@ -429,10 +429,10 @@ class ActorHost:
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self.executor, message.id
         if self.death is not None:
-            self.workplace.fail(executor, id, self.death)
+            self.actor_server.fail(executor, id, self.death)
             return
         if not message.method:  # a handle asks whether the actor is up
-            self.workplace.reply(id)
+            self.actor_server.reply(id)
             return
         if self.answer_if_removed(message):
             return
@@ -449,7 +449,7 @@ class ActorHost:
             value = method(*args, **kwargs)
             executor.leave_user_code()
             if id and not takes_port:
-                self.workplace.reply(id, value)
+                self.actor_server.reply(id, value)
         except BaseException as error:
             executor.leave_user_code()
             self.failed(id, error, executor.interrupted == id, self.takes_port(message.method))
@@ -468,7 +468,7 @@ class ActorHost:
             answer = replace(describe(KeyboardInterrupt()), kind="interrupted")
         elif not id or not isinstance(error, Exception):
             answer = self.die(error)
-        self.workplace.fail(self.executor, id, answer, error)
+        self.actor_server.fail(self.executor, id, answer, error)
 
     def _end(self) -> None:
         """Clean up after a failure. An error in the cleanup is written to stderr."""
@@ -490,7 +490,7 @@ class ActorHost:
         executor.over = True
         try:
             if self.death is None:
-                self.children = self.workplace.supervisor.ended(self.about.actor_id, request=message.id)
+                self.children = self.actor_server.supervisor.ended(self.about.actor_id, request=message.id)
                 self._wait_for_children()
                 with executor.user_code():
                     work = self.clean_up(None)
@@ -498,10 +498,10 @@ class ActorHost:
                         asyncio.run(_wait_for(work))
                 self.release(was_stopped(message))
         except BaseException as error:
-            self.workplace.fail(executor, message.id, error)
+            self.actor_server.fail(executor, message.id, error)
         else:
             if message.id:
-                self.workplace.reply(message.id)
+                self.actor_server.reply(message.id)
 
 
 async def _wait_for(work: Any) -> Any:

@@ -48,7 +48,7 @@ class AsyncRunner:
                 if inspect.isawaitable(restored):
                     await restored
             executor.attend = lambda: _call_soon(loop, lambda: self.start_supervision(loop))
-            self._host.workplace.reply(message.id)
+            self._host.actor_server.reply(message.id)
             executor.current, executor.taken = 0, (None, ())
             await self._serve(loop, event)
         finally:
@@ -102,7 +102,7 @@ class AsyncRunner:
     async def _call(self, loop: asyncio.AbstractEventLoop, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self._host.executor, message.id
         if not message.method:
-            self._host.workplace.reply(id)
+            self._host.actor_server.reply(id)
             return
         if self._host.answer_if_removed(message):
             return
@@ -181,7 +181,7 @@ class AsyncRunner:
             if error is not None:
                 raise error
             if call.id and not call.takes_port:
-                self._host.workplace.reply(call.id, value)
+                self._host.actor_server.reply(call.id, value)
         except BaseException as error:
             was_interrupted = call.was_interrupted or self._host.executor.interrupted == call.id
             self._host.failed(call.id, error, was_interrupted, call.takes_port)
@@ -195,7 +195,7 @@ class AsyncRunner:
         tasks = []
         for call in list(self._calls):
             self._leave(call)
-            self._host.workplace.fail(self._host.executor, call.id, why)
+            self._host.actor_server.fail(self._host.executor, call.id, why)
             call.task.cancel()
             tasks.append(call.task)
         if tasks:
@@ -221,7 +221,7 @@ class AsyncRunner:
         await self._cancel_calls(why)
         if self._supervision is not None:
             self._supervision.cancel()
-        self._host.children = self._host.workplace.supervisor.ended(self._host.actor, request=message.id)
+        self._host.children = self._host.actor_server.supervisor.ended(self._host.actor, request=message.id)
         await self._host.await_children()
         call = AsyncCall(message, loop.create_task(outcome(lambda: self._host.clean_up(None))))
         self._enter(call)
@@ -233,7 +233,7 @@ class AsyncRunner:
         """Handle an error in `run` or in a user's task that has ended the loop."""
         failure = self._host.die(error)
         if self._host.instance is None:
-            self._host.workplace.fail(self._host.executor, self._host.executor.current, failure)
+            self._host.actor_server.fail(self._host.executor, self._host.executor.current, failure)
         await self._end()
 
 

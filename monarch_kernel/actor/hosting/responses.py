@@ -10,7 +10,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.codec import dump, pack
 from monarch_kernel.net.wire.messages import Failed, Result
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.worker.actor_server import Workplace
+from monarch_kernel.runtime.worker.actor_server import ActorServer
 from monarch_kernel.runtime.worker.executor import Executor
 
 __all__ = ["ResponsePort", "Responses"]
@@ -27,9 +27,9 @@ class Responses:
         is_ending: whether the actor is ending, and drops its ports with its other objects.
     """
 
-    def __init__(self, workplace: Workplace, executor: Executor) -> None:
+    def __init__(self, actor_server: ActorServer, executor: Executor) -> None:
         self.is_ending = False
-        self._workplace = workplace
+        self._workplace = actor_server
         self._executor = executor
         self._open: dict[int, list[int]] = {}  # request -> numbers of its pickled ports
 

@@ -3,5 +3,5 @@
 Each executor of a rank keeps the exception of its last request, with its frames, until the next request starts
 (`Executor.kept`). `PostMortem` opens pdb on it, as a request of that executor. `DebugInput` uses the lane of `Interrupt`.
 One cell asks at a time, because cells of subshells share the channel of answers. Where nobody can answer the controller
-sends `PassOver`, and the code goes on.
+sends `SkipBreakpoint`, and the code goes on.
 """

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_kernel.base.events import MeshView, StopEvent
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import Continued, DebugInput, PassOver, Stopped
+from monarch_kernel.net.wire.messages import Continued, DebugInput, SkipBreakpoint, Stopped
 from monarch_kernel.runtime.controller.effects import Effect, Halt, Tell
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.records import RankRecord
@@ -51,7 +51,7 @@ class DebuggingExtension(Extension):
 
     def skip(self, stop: StopEvent, why: str) -> list[Effect]:
         """Let code continue where it has stopped, because there is no user to ask."""
-        return self._end(stop, PassOver(stop.request, stop.turn, why))
+        return self._end(stop, SkipBreakpoint(stop.request, stop.turn, why))
 
     def adopting(self) -> None:
         self.attendant = lambda future: None  # code that has stopped waits for the program that attaches
@@ -84,7 +84,9 @@ class DebuggingExtension(Extension):
         stops = self._stops.setdefault(spec.proc, {})
         known = stops.get(id)
         if note is None or (known is not None and message.turn <= known.turn):
-            self.core.strays += 1  # the request has ended, or the rank repeats what a new controller may not know
+            self.core.dropped_messages += (
+                1  # the request has ended, or the rank repeats what a new controller may not know
+            )
             return []
         where, text, prompt, begins = message.where, message.text, message.prompt, message.begins
         stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
@@ -97,10 +99,10 @@ class DebuggingExtension(Extension):
         if message.id in record.owed:
             self._stops.get(record.spec.proc, {}).pop(message.id, None)
         else:
-            self.core.strays += 1
+            self.core.dropped_messages += 1
         return []
 
-    def _end(self, stop: StopEvent, message: DebugInput | PassOver) -> list[Effect]:
+    def _end(self, stop: StopEvent, message: DebugInput | SkipBreakpoint) -> list[Effect]:
         stops = self._stops.get(stop.proc, {})
         if stops.get(stop.request) is not stop:
             return []

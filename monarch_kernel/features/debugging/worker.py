@@ -5,9 +5,9 @@ When pdb wants a line, the console sends `Stopped`, with all output of pdb, and 
 `DebugInput`. So nothing reads standard input, and the other ranks go on, or wait in a collective. The same console
 serves post-mortems.
 
-Only the controller knows whether there is a user to ask. If there is none, it answers with `PassOver`: then the rank prints the
-reason, and the code goes on. The rank itself skips only breakpoints for which it can open no prompt: in threads that run no
-request of ours, in forked children, and in broadcasts, which can't be interrupted.
+Only the controller knows whether there is a user to ask. If there is none, it answers with `SkipBreakpoint`: then the rank
+prints the reason, and the code goes on. The rank itself skips only breakpoints for which it can open no prompt: in threads
+that run no request of ours, in forked children, and in broadcasts, which can't be interrupted.
 
 An interrupt is handled out of band: it finds the thread asleep in its console, and is raised there. pdb would take
 KeyboardInterrupt for the end of a command; this one lets it through, because it is for the cell. Code is traced only until
@@ -33,7 +33,7 @@ from typing import Any
 from monarch_kernel.base.events import KeptError
 from monarch_kernel.net.transport.base import CONTROLLER
 from monarch_kernel.net.wire.codec import Frame, dump, pack
-from monarch_kernel.net.wire.messages import Continued, DebugInput, ListErrors, Message, PassOver, Result, Stopped
+from monarch_kernel.net.wire.messages import Continued, DebugInput, ListErrors, Message, Result, SkipBreakpoint, Stopped
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_of_debugger, is_user
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 from monarch_kernel.runtime.worker.executor import Executor, Kept
@@ -64,7 +64,7 @@ class RankDebugger:
         self._turns = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         rank.debugger = self
-        rank.extend({DebugInput: self._hear, PassOver: self._hear, ListErrors: self._list_errors})
+        rank.extend({DebugInput: self._hear, SkipBreakpoint: self._hear, ListErrors: self._list_errors})
         rank.at_new_controller.append(self._ask_again)
         builtins.input = _no_input
         getpass.getpass = _no_getpass
@@ -85,14 +85,14 @@ class RankDebugger:
         question.answered.set()
         return True
 
-    def _hear(self, message: DebugInput | PassOver, _: Sequence[Frame]) -> None:
+    def _hear(self, message: DebugInput | SkipBreakpoint, _: Sequence[Frame]) -> None:
         """Pass a typed line to the code that waits for it."""
         with self._lock:
             question = self._asked.get(message.id)
             if question is None or question.stopped.turn != message.turn:
                 return
             del self._asked[message.id]
-        if isinstance(message, PassOver):
+        if isinstance(message, SkipBreakpoint):
             question.refused = message.why
         else:
             question.line = message.line

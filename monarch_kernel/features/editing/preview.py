@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["ClassChange", "ModulesChange", "Prospect", "Reloaded", "Synced"]
+__all__ = ["ClassChange", "EditPreview", "ModulesChange", "Reloaded", "Synced"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ModulesChange:
 
 
 @dataclass(frozen=True)
-class Prospect:
+class EditPreview:
     """The preview of an edit on one rank.
 
     Attributes:

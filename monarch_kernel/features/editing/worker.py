@@ -36,7 +36,7 @@ from monarch_kernel.features.editing.classes import (
 from monarch_kernel.features.editing.import_hook import Imports
 from monarch_kernel.features.editing.modules import ModuleEdit
 from monarch_kernel.features.editing.patch import at_once, has_instances, is_same_code
-from monarch_kernel.features.editing.preview import ClassChange, ModulesChange, Prospect
+from monarch_kernel.features.editing.preview import ClassChange, EditPreview, ModulesChange
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, load, pack
 from monarch_kernel.net.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
@@ -142,7 +142,7 @@ class Renewal:
         if not any(living[each.cls] for each in asked or arrived):
             self._prepared = message.edit, _Prepared()
             others = sorted((host.name, host.cls.__name__) for host in hosts)
-            self._rank.reply(message.id, Prospect(others=tuple(others)))
+            self._rank.reply(message.id, EditPreview(others=tuple(others)))
             return
         prepared = _Prepared()
         prepared.sources = sources
@@ -152,12 +152,12 @@ class Renewal:
         refused = self._check_classes({each.cls for each in asked}, prepared, left)
         refused += self._check_actors(hosts, prepared, outlines)
         if refused:
-            self._rank.reply(message.id, Prospect(refused=tuple(refused)))
+            self._rank.reply(message.id, EditPreview(refused=tuple(refused)))
             return
         self._prepared = message.edit, prepared
         actors = {host.actor: host.name for host in prepared.actors}
         changes = tuple(_change(new, old) for new, old in prepared.classes.pairs.items())
-        self._rank.reply(message.id, Prospect(actors, outlines, changes, left=tuple(left)))
+        self._rank.reply(message.id, EditPreview(actors, outlines, changes, left=tuple(left)))
 
     def _find(self, name: str) -> Arrived:
         """Find a class that cells have defined on this rank."""
@@ -189,7 +189,7 @@ class Renewal:
             refused += self._check_actors(hosts, prepared, outlines)
         if refused:
             edit.undo()
-            self._rank.reply(message.id, Prospect(refused=tuple(refused)))
+            self._rank.reply(message.id, EditPreview(refused=tuple(refused)))
             return
         self._prepared = message.edit, prepared
         self._imports.edited.update(edit.edited, edit.absent)
@@ -198,7 +198,7 @@ class Renewal:
             change for new, old in prepared.classes.pairs.items() if not (change := _change(new, old)).is_empty
         )
         modules = ModulesChange(edit.edited, edit.dependents, edit.unchanged, edit.absent)
-        self._rank.reply(message.id, Prospect(actors, outlines, changes, modules=modules))
+        self._rank.reply(message.id, EditPreview(actors, outlines, changes, modules=modules))
 
     def _undo(self) -> None:
         """Drop an edit that was prepared, but never concluded."""

@@ -13,5 +13,5 @@ Logged values come with the reports of ranks into curves (`features.live.curves`
 to pages at most once a second.
 
 Where the mesh outlives its controller, a loop that finds no controller runs freely. At `Attach` each rank says how far it
-may have come (`LoopBegun.horizon`), and the new controller grants steps from the farthest of these on.
+may have come (`LoopStarted.horizon`), and the new controller grants steps from the farthest of these on.
 """

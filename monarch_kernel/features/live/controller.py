@@ -11,7 +11,7 @@ from monarch_kernel.base.events import LoopView, MeshView
 from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopRecord
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import LoopBegun, LoopLeft, LoopReport, Preload
+from monarch_kernel.net.wire.messages import LoopLeft, LoopReport, LoopStarted, Preload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.records import RankRecord
@@ -36,7 +36,7 @@ class LoopExtension(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = LoopBook()
-        self.handlers = {LoopBegun: self._started, LoopReport: self._reported, LoopLeft: self._left}
+        self.handlers = {LoopStarted: self._started, LoopReport: self._reported, LoopLeft: self._left}
         self._ready_to_train: set[int] = set()  # hosts whose zygote has preloaded `FOR_TRAINING`
 
     def send(self, grants: Iterable[AddressedGrant]) -> list[Effect]:
@@ -56,7 +56,7 @@ class LoopExtension(Extension):
         for journal in self.book.journals.values():
             journal.close()
 
-    def _started(self, record: RankRecord, message: LoopBegun, now: float) -> list[Effect]:
+    def _started(self, record: RankRecord, message: LoopStarted, now: float) -> list[Effect]:
         where = record.owed.get(message.request, "")
         effects = self.send(self.book.started(record.spec, where, message, now, self.core.owing(message.request)))
         if message.recovers and record.host not in self._ready_to_train:  # so that a replacement starts quickly
@@ -112,7 +112,7 @@ class LoopControl:
             self._runtime.perform(self._loops.send(loop.address(grant)))
             return value
 
-        return self._runtime.with_baton(apply)
+        return self._runtime.run_on_io_thread(apply)
 
     def write(self, mesh: str, journal: Journal | None) -> None:
         """Write what the loops of a mesh log to this journal from now on, in place of the previous one; None: to no journal."""
@@ -124,7 +124,7 @@ class LoopControl:
                 journals[mesh] = journal
             return before
 
-        before = self._runtime.with_baton(change)
+        before = self._runtime.run_on_io_thread(change)
         if before is not None:
             before.close()
 

@@ -12,12 +12,12 @@ from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.runtime.controller.runtime import Runtime
 
-__all__ = ["SteeredLoop"]
+__all__ = ["LiveLoop"]
 
 T = TypeVar("T")
 
 
-class SteeredLoop:
+class LiveLoop:
     """A running loop on the ranks of a mesh (`monarch_kernel.live.loop`). All methods return at once.
 
     Args:

@@ -12,7 +12,7 @@ from monarch_kernel.base.events import CurveView, KnobView, LoopView
 from monarch_kernel.features.live.curves import Curve
 from monarch_kernel.features.live.pace import Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, RankSpec
+from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, RankSpec
 
 __all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopRecord"]
 
@@ -228,7 +228,7 @@ class LoopBook:
         self,
         spec: RankSpec,
         where: str,
-        message: LoopBegun,
+        message: LoopStarted,
         now: float,
         owing: Iterable[int] = (),
     ) -> list[AddressedGrant]:

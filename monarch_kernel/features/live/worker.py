@@ -23,7 +23,7 @@ from monarch_kernel.features.live.device_flops import device_peak
 from monarch_kernel.features.live.pace import Grant, Lease
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopGrant, LoopLeft, LoopReport, Rewind
+from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, Rewind
 from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
@@ -166,7 +166,7 @@ class RankLoop:
     def run(self) -> Iterator[int]:
         """Yield the steps, each once it may start."""
         lease, steps, step, series = self._lease, self.steps, 0, self._series
-        start = LoopBegun(*self._key, -1 if steps is None else steps, recovers=self.recovers)
+        start = LoopStarted(*self._key, -1 if steps is None else steps, recovers=self.recovers)
         if series is not None:
             series.begin()
             start = replace(start, apart=series.apart)
@@ -223,7 +223,7 @@ class RankLoop:
         self._met_at = time.monotonic()
         step, horizon = lease.come_back()
         steps = -1 if self.steps is None else self.steps
-        self._port.submit(pack(LoopBegun(*self._key, steps, step, horizon, lease.is_paused)))
+        self._port.submit(pack(LoopStarted(*self._key, steps, step, horizon, lease.is_paused)))
         self._tells_all = True
         waiter = self._waiter
         if waiter is not None:

@@ -14,7 +14,7 @@ from monarch_kernel.net.memory.layout import Layout, Memory, memory_of
 from monarch_kernel.net.memory.leases import identity
 from monarch_kernel.net.memory.paths import Transfer
 from monarch_kernel.runtime.buffers.transfers import carry, together
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["Held", "Kind", "Plain", "Reading", "Tally", "kind_of", "new_thing"]
@@ -81,7 +81,7 @@ class Reading:
         turn: number of this reader among all readers.
     """
 
-    def __init__(self, asker: Asker, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
+    def __init__(self, asker: Client, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
         self._asker = asker
         self._sources = sources
         self._load = [0] * len(sources)

@@ -9,7 +9,7 @@ from monarch_kernel.features.resharding.plan import Box, Part, shape_of
 from monarch_kernel.features.resharding.reading import Held, Plain, Reading, Tally, new_thing
 from monarch_kernel.features.resharding.state_dict import Leaf, Slot, leaves_of
 from monarch_kernel.net.memory.layout import Layout, memory_of
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.worker.functions import APPLIED_IN
 
@@ -30,18 +30,18 @@ def describe(names: Mapping[str, str]) -> Leaves:
 
 def lend(names: Mapping[str, str], owner: int) -> Leaves:
     """Describe the leaves of variables (see `describe`), and lend their memory until all loans of ``owner`` end."""
-    lendings = HOME.asker.lendings
+    exports = HOME.asker.exports
     lent: Leaves = {}
     try:
         for path, (leaf, same) in _found(names).items():
             held = _held(leaf, same)
             if isinstance(held, Held) and isinstance(leaf, Leaf) and leaf.parts:
                 first = lent[same] if same != path else None
-                loan = first.loan if isinstance(first, Held) else lendings.lend(leaf.memory, owner)
+                loan = first.loan if isinstance(first, Held) else exports.lend(leaf.memory, owner)
                 held = held._replace(loan=loan)
             lent[path] = held
     except BaseException:  # also an interrupt
-        lendings.end_all_of(owner)
+        exports.end_all_of(owner)
         raise
     return lent
 
@@ -76,7 +76,7 @@ def take(name: str, sources: Sequence[Leaves], box: Box, turn: int) -> Tally:
     return tally
 
 
-def take_box(asker: Asker, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
+def take_box(asker: Client, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
     """Read a box of the sources' leaf at the empty path into a new tensor, or a NumPy array if the sources have one."""
     held = next(leaf for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
     thing = new_thing(held.dtype, shape_of(box), held.kind)

@@ -121,7 +121,7 @@ class TrafficControl:
             return traffic_view(name, frozenset(procs), self._traffic.book, records, silent)
 
         silent: Sequence[int] = ()
-        asked = self._runtime.with_baton(living)
+        asked = self._runtime.run_on_io_thread(living)
         if asked:
             future: Future[Sequence[Answer]] = self._runtime.ask(
                 asked, lambda id: pack(ReadMeters(id)), lambda answers: answers
@@ -129,7 +129,7 @@ class TrafficControl:
             if not future.wait(timeout_s):
                 future.cancel()
             silent = [proc for proc, answer in zip(asked, future.get()) if isinstance(answer, Failure)]
-        return self._runtime.with_baton(read)
+        return self._runtime.run_on_io_thread(read)
 
 
 def traffic_view(

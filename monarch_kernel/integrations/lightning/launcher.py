@@ -21,7 +21,7 @@ from monarch_kernel.integrations.lightning.program import Job, run_job
 from monarch_kernel.integrations.lightning.registry import find_notebook
 from monarch_kernel.integrations.lightning.sync_back import load_trainer_state
 from monarch_kernel.net.wire.codec import Frame, dump
-from monarch_kernel.notebook.cells.cell import Lane, RemoteCell, run_in_foreground
+from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.train.process_group.worker import GroupStore
@@ -115,12 +115,12 @@ class _Script:
     """Runs cells for a script, one at a time, and prints their output."""
 
     def __init__(self, mesh: ProcMesh) -> None:
-        self._lane = Lane(mesh, GroupStore().form)
+        self._lane = CellQueue(mesh, GroupStore().form)
 
     def call(self, function: Callable[[], Any]) -> ValueMesh[Any]:
-        lane = self._lane
-        output = CellOutput(lane.mesh, Sink(None), lane.slots, raw=False)
-        cell = RemoteCell(lane, lane.mesh, function, number=0, want_value=True, output=output)
+        cell_queue = self._lane
+        output = CellOutput(cell_queue.mesh, Sink(None), cell_queue.slots, raw=False)
+        cell = RemoteCell(cell_queue, cell_queue.mesh, function, number=0, want_value=True, output=output)
         results = run_in_foreground(cell)
         return ValueMesh(results.extent, [result.value for result in results.values()])
 

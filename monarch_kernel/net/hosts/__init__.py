@@ -16,9 +16,9 @@ receivers; agents pass on the rest unread. `Relay` is the same pure class at all
 a broken connection lost, so order per sender holds across hosts. Messages to many ranks travel once per connection, and
 equal answers of many ranks become one.
 
-Ranks of two hosts talk through their agents. The controller says on which host a process is (`Reach`), and its agent dials
-that host. Until they are connected, or if they can't be, messages go through the controller. Nothing above the transport
-knows of this: `PeerNews` without an address means "through your agent".
+Ranks of two hosts talk through their agents. The controller says on which host a process is (`ConnectHost`), and its agent
+dials that host. Until they are connected, or if they can't be, messages go through the controller. Nothing above the transport
+knows of this: `ProcessStatus` without an address means "through your agent".
 
 A relay drops and counts what can't be right: envelopes with impossible ids or names, a host that the controller does not
 know, an acknowledgement of something never sent, a rank that speaks from another host than its own, messages of the

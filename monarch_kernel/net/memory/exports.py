@@ -11,7 +11,7 @@ from monarch_kernel.net.memory import process_memory
 from monarch_kernel.net.memory.layout import Layout, Memory
 from monarch_kernel.net.memory.leases import Lease, Lent, Table
 
-__all__ = ["Lendings", "Loan"]
+__all__ = ["ExportTable", "Loan"]
 
 _SWEEP_S = 0.01
 
@@ -32,7 +32,7 @@ class Loan(NamedTuple):
     device: str = ""
 
 
-class Lendings:
+class ExportTable:
     """The memory that this process lends; it stays in place until its loan has ended and no transfer is in progress.
 
     Args:

@@ -15,12 +15,12 @@ __all__ = [
     "LEAST_SILENCE_S",
     "LISTENS",
     "AgentConfig",
-    "Bequest",
     "Elsewhere",
     "ForkReport",
     "ForkRequest",
     "LinkKeys",
     "Manifest",
+    "OrphanGroups",
     "Preloads",
     "Recipe",
 ]
@@ -118,12 +118,12 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
         return msgspec.msgpack.encode(self)
 
     @staticmethod
-    def decode(data: bytes) -> ForkRequest | Bequest | Preloads:
+    def decode(data: bytes) -> ForkRequest | OrphanGroups | Preloads:
         """Decode a packet of the agent, of any kind."""
-        return msgspec.msgpack.decode(data, type=ForkRequest | Bequest | Preloads)
+        return msgspec.msgpack.decode(data, type=ForkRequest | OrphanGroups | Preloads)
 
 
-class Bequest(msgspec.Struct, frozen=True, tag=True):
+class OrphanGroups(msgspec.Struct, frozen=True, tag=True):
     """Agent to zygote: if the agent is killed, end these process groups; replaces the previous list."""
 
     groups: tuple[int, ...]

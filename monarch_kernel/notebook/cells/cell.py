@@ -6,7 +6,7 @@ Theory of operation
 The thread that waits for a `RemoteCell` advances it by ``wait`` and ``poll``: the main thread for a cell in the foreground
 (`run_in_foreground`), the view thread for a cell in the background (`Background` in ``background.py``). Its stages:
 
-- *waiting*: an earlier cell of the mesh has ranks in common with it (`Lane`);
+- *waiting*: an earlier cell of the mesh has ranks in common with it (`CellQueue`);
 - *forming*: the mesh forms its process group, before its first cell and after a cell that broke the group;
 - *running*: the cell was sent; its output arrives as events;
 - *recovering*: ranks have died, and the live loop recovers (`Recovery`); then the cell is sent again;
@@ -46,7 +46,7 @@ from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import CellResult
 
-__all__ = ["CellStage", "Lane", "RemoteCell", "run_in_foreground"]
+__all__ = ["CellQueue", "CellStage", "RemoteCell", "run_in_foreground"]
 
 POLL_S = 0.05
 _WAIT_NOTE_S = 2.0
@@ -57,7 +57,7 @@ _MARKS = 1_000  # cells that a log can distinguish
 CellStage = Literal["waiting", "forming", "running", "recovering", "over"]
 
 
-class Lane:
+class CellQueue:
     """The queue of a mesh's cells that have not ended; cells with ranks in common run one after another.
 
     Args:
@@ -122,7 +122,7 @@ class RemoteCell:
     """One cell on the ranks of a mesh, or of a slice of it.
 
     Args:
-        lane: the queue of the whole mesh.
+        cell_queue: the queue of the whole mesh.
         mesh: where the cell runs.
         code: IPython syntax; or a function that the ranks call.
         number: number of the notebook's cell, for tracebacks and views.
@@ -133,7 +133,7 @@ class RemoteCell:
 
     def __init__(
         self,
-        lane: Lane,
+        cell_queue: CellQueue,
         mesh: ProcMesh,
         code: str | Callable[[], Any],
         *,
@@ -155,16 +155,21 @@ class RemoteCell:
         self._deadline = float("inf")
         self._polled_at = 0.0
         self._has_stops = False
-        self._lane = lane
+        self._lane = cell_queue
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
         self._error: BaseException | None = None
         self._recovery = Recovery(
-            mesh, code if isinstance(code, str) else "", lane.history, lane.begin_group, self._say, output.handle
+            mesh,
+            code if isinstance(code, str) else "",
+            cell_queue.history,
+            cell_queue.begin_group,
+            self._say,
+            output.handle,
         )
         self._recovering: Generator[Future[Any], None, Rewind | None] | None = None
         self._rewind: Rewind | None = None
-        lane.enter(self)
+        cell_queue.enter(self)
 
     def __repr__(self) -> str:
         return f"<RemoteCell [{self.number}] on {self.mesh.name}{format_ranks(self.ranks)}: {self.stage}>"

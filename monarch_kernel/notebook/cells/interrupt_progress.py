@@ -29,7 +29,7 @@ from monarch_kernel.notebook.view.stacks import doing_lines, works
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.worker.actor_server import NOT_BEGUN
+from monarch_kernel.runtime.worker.actor_server import NOT_STARTED
 
 __all__ = ["GRACE_S", "InterruptProgress", "MeshInterruptProgress", "describe_interrupt", "inspect_ranks"]
 
@@ -216,7 +216,7 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
             outcome.stuck.append(rank)
         elif not isinstance(answer, Failure):
             outcome.finished.append(rank)
-        elif answer.message == NOT_BEGUN:
+        elif answer.message == NOT_STARTED:
             outcome.dropped.append(rank)
         elif answer.kind in ("interrupted", "released"):
             outcome.stopped.append(rank)

@@ -14,7 +14,7 @@ from monarch_kernel.base.events import DetachedView
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import AttachError, RemoteError, format_ranks
-from monarch_kernel.notebook.cells.cell import Lane, RemoteCell
+from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.magics.bring_up_hosts import recipe_of
@@ -24,7 +24,7 @@ from monarch_kernel.notebook.syntax.up import UpOptions
 from monarch_kernel.notebook.view.text import detached_text
 from monarch_kernel.runtime.controller.adoption import Resumed
 from monarch_kernel.runtime.detached.registry import Found, Home, default_root, find, home_of
-from monarch_kernel.runtime.detached.session import KeptSession, end
+from monarch_kernel.runtime.detached.session import DetachedSession, end
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import CellResult, gather
@@ -44,7 +44,7 @@ class AttachedMesh:
     """
 
     mesh: ProcMesh
-    session: KeptSession
+    session: DetachedSession
     options: UpOptions
     detached_s: float
 
@@ -86,7 +86,7 @@ class DetachedMeshes:
                 "choose another name"
             )
 
-    def session(self, name: str) -> KeptSession:
+    def session(self, name: str) -> DetachedSession:
         """Create a session for a mesh that outlives this process.
 
         Raises:
@@ -95,12 +95,12 @@ class DetachedMeshes:
         home = Home(self._root, name)
         home.create()
         try:
-            return KeptSession(home)
+            return DetachedSession(home)
         except BaseException:
             home.remove()
             raise
 
-    def hosts(self, name: str) -> tuple[HostMesh, KeptSession]:
+    def hosts(self, name: str) -> tuple[HostMesh, DetachedSession]:
         """Return this machine as a host for a mesh that outlives this process, with its session.
 
         Raises:
@@ -115,7 +115,7 @@ class DetachedMeshes:
             raise
 
     @staticmethod
-    def keep(session: KeptSession, mesh: ProcMesh, options: UpOptions) -> None:
+    def keep(session: DetachedSession, mesh: ProcMesh, options: UpOptions) -> None:
         """Make a mesh that is up outlive this process."""
         specs = mesh._runtime.specs(mesh.procs)
         recipe = recipe_of(options) if options.hosts else None
@@ -165,7 +165,7 @@ class DetachedMeshes:
         """
         home = self._existing(name, "attach")
         found = home.look() if not home.owner() else None
-        session, manifest = KeptSession.attach(home)
+        session, manifest = DetachedSession.attach(home)
         serve_ranks(session)
         first = manifest.specs[0]
         extent = Extent(first.axes)
@@ -214,14 +214,16 @@ class ResumedCell(RemoteCell):
         born: when it was sent.
     """
 
-    def __init__(self, lane: Lane, mesh: ProcMesh, cell: Resumed, future: Future[Any], output: CellOutput) -> None:
-        super().__init__(lane, mesh, "", number=cell.number, want_value=False, output=output)
+    def __init__(
+        self, cell_queue: CellQueue, mesh: ProcMesh, cell: Resumed, future: Future[Any], output: CellOutput
+    ) -> None:
+        super().__init__(cell_queue, mesh, "", number=cell.number, want_value=False, output=output)
         self.born = time.monotonic() - cell.age_s
         self._future = future
         self.stage = "running"
 
 
-def resumed_cells(attached: AttachedMesh, lane: Lane, sink: Sink) -> list[ResumedCell]:
+def resumed_cells(attached: AttachedMesh, cell_queue: CellQueue, sink: Sink) -> list[ResumedCell]:
     """Return the cells of an earlier kernel that still run, or whose result no kernel has received; the oldest first."""
     mesh, runtime = attached.mesh, attached.session.runtime
     cells = []
@@ -232,9 +234,9 @@ def resumed_cells(attached: AttachedMesh, lane: Lane, sink: Sink) -> list[Resume
             return CellResult(None, answer.bundle)
 
         finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh._as_spawned)
-        output = CellOutput(mesh._with_region(region), sink, lane.slots, raw=False)
+        output = CellOutput(mesh._with_region(region), sink, cell_queue.slots, raw=False)
         runtime.listen(cell.id, output.handle)
-        cells.append(ResumedCell(lane, mesh._with_region(region), cell, future.read_with(finish), output))
+        cells.append(ResumedCell(cell_queue, mesh._with_region(region), cell, future.read_with(finish), output))
     return cells
 
 

@@ -137,7 +137,7 @@ class MeshCommands:
         sink = Sink(self._shell)
         show_missed(attached, sink)
         self._meshes.show(entry)
-        for cell in resumed_cells(attached, entry.lane, sink):
+        for cell in resumed_cells(attached, entry.cell_queue, sink):
             handle = BackgroundCell(cell, self._meshes.background, lambda results: None, self._show_end, cell.born)
             if not handle.done():
                 handle._ipython_display_()
@@ -224,7 +224,7 @@ class MeshCommands:
             raise UsageProblem(
                 f"%mesh rollback: all ranks roll back together; write {entry.mesh.name}, without an index"
             )
-        for cell in list(entry.lane.cells):  # a cell whose loop has just been stopped is about to end
+        for cell in list(entry.cell_queue.cells):  # a cell whose loop has just been stopped is about to end
             if not cell.is_over.wait(_ENDS_S):
                 raise UsageProblem(
                     f"%mesh rollback: cell [{cell.number}] is running; end its loop with %mesh loop stop, or the whole cell "
@@ -367,7 +367,7 @@ def _stacks(entry: Entry, mesh: ProcMesh) -> str:
 def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
     """Return what ranks have written, as pairs of stream and text."""
     logs = mesh.logs()
-    lines = log_lines(logs, list(entry.lane.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+    lines = log_lines(logs, list(entry.cell_queue.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
     if not lines:
         return [("stdout", f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}\n")]
     return list(render(lines))

@@ -9,7 +9,7 @@ from typing import Any
 from monarch_kernel.actor.host_mesh import HostMesh, lost_hosts
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, format_ranks
-from monarch_kernel.notebook.cells.cell import Lane
+from monarch_kernel.notebook.cells.cell import CellQueue
 from monarch_kernel.notebook.cells.display import LiveView
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.view.hosts import coming_text, engine_title, up_text
@@ -24,12 +24,17 @@ _GROUP_TIMEOUT_S = 60.0
 
 
 def replace_ranks(
-    lane: Lane, mesh: ProcMesh, interrupt_others: Callable[[], object], *, restart: bool, grace_s: float = 2.0
+    cell_queue: CellQueue,
+    mesh: ProcMesh,
+    interrupt_others: Callable[[], object],
+    *,
+    restart: bool,
+    grace_s: float = 2.0,
 ) -> str:
     """Replace ranks by new processes, form the process group again if there was one, and describe the result.
 
     Args:
-        lane: the queue of the whole mesh.
+        cell_queue: the queue of the whole mesh.
         mesh: the whole mesh, or the slice of it whose ranks are replaced.
         interrupt_others: interrupts what runs on other threads of the notebook.
         restart: whether to replace live ranks, too, and not only dead ones.
@@ -40,38 +45,38 @@ def replace_ranks(
         SupervisionError: new processes have died, or the mesh was stopped.
         ActorError: actors could not be created again.
     """
-    had_group = bool(lane.group_members) and not lane.cells
+    had_group = bool(cell_queue.group_members) and not cell_queue.cells
     started = time.monotonic()
     with HeldInterrupts(interrupt_others) as interrupts:
         lost = lost_hosts(mesh)
         waiting = _Waiting(mesh, lost)
         coming = _coming(mesh)
-        if coming and lane.healing is not None:
-            started, lost = lane.healing[0], lost or lane.healing[1]
-        lane.healing = None
+        if coming and cell_queue.healing is not None:
+            started, lost = cell_queue.healing[0], lost or cell_queue.healing[1]
+        cell_queue.healing = None
         try:
             replaced: tuple[int, ...] = _wait(
                 mesh.restart(grace_s=grace_s) if restart else mesh.heal(), interrupts, poll=waiting.poll
             )
         except RemoteInterrupt:
-            lane.healing = started, lost
+            cell_queue.healing = started, lost
             raise
         waiting.end()
         replaced = tuple(sorted({*replaced, *coming}))
         if not replaced:
             return f"{mesh.name}: no rank is dead{'' if mesh.is_whole else ' there'}; %mesh restart replaces live ranks"
         text = _describe(mesh, replaced, time.monotonic() - started, _named(mesh, lost))
-        if not had_group or lane.mesh.deaths():
+        if not had_group or cell_queue.mesh.deaths():
             return text
         started = time.monotonic()
-        future = lane.begin_group()
+        future = cell_queue.begin_group()
         try:
             _wait(future, interrupts, _GROUP_TIMEOUT_S)
         except MonarchError as error:
             future.cancel()
             why = str(error).partition("\n")[0]
             return f"{text}; the process group could not be formed again ({why}): the next cell tries again"
-        lane.needs_group = False
+        cell_queue.needs_group = False
         return f"{text}; process group formed again in {time.monotonic() - started:.2f} s"
 
 

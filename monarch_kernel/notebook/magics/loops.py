@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from monarch_kernel.features.live.handle import SteeredLoop
+from monarch_kernel.features.live.handle import LiveLoop
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 
 __all__ = ["control_loop"]
 
 
-def control_loop(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapping[str, Any] | None = None) -> str:
+def control_loop(loop: LiveLoop, command: str, *, count: int = 1, knobs: Mapping[str, Any] | None = None) -> str:
     """Control a live loop or set its knobs, and describe the result.
 
     Args:
@@ -29,7 +29,7 @@ def control_loop(loop: SteeredLoop, command: str, *, count: int = 1, knobs: Mapp
         raise UsageProblem(str(error)) from None
 
 
-def _control(loop: SteeredLoop, command: str, count: int, knobs: Mapping[str, Any]) -> str:
+def _control(loop: LiveLoop, command: str, count: int, knobs: Mapping[str, Any]) -> str:
     if command == "pause":
         return f"all ranks pause before step {loop.pause():,}"
     if command == "resume":

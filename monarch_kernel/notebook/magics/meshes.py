@@ -18,7 +18,7 @@ from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.notebook.cells.background import Background
-from monarch_kernel.notebook.cells.cell import Lane, RemoteCell, run_in_foreground
+from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import LiveView, Sink
 from monarch_kernel.notebook.cells.interrupt_progress import MeshInterruptProgress
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
@@ -32,7 +32,7 @@ from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_name
 from monarch_kernel.notebook.syntax.up import UpOptions
 from monarch_kernel.notebook.view.hosts import missing_ranks_text
-from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.session import DetachedSession
 from monarch_kernel.runtime.rpc.gather import CellResult
 from monarch_kernel.train.process_group.worker import GroupStore
 
@@ -72,11 +72,11 @@ class Entry:
 
     mesh: ProcMesh
     options: UpOptions
-    lane: Lane
+    cell_queue: CellQueue
     view: LiveView = field(default_factory=LiveView)
     draw_at: float = 0.0  # when to draw the table next; later if drawing was slow
     widget: LiveWidget | None = None  # the live view, where the frontend can draw it
-    kept: KeptSession | None = None  # the session of a mesh that outlives the kernel
+    kept: DetachedSession | None = None  # the session of a mesh that outlives the kernel
     allocation: Allocation | None = None  # its hosts, if they are not this machine
     replacing: threading.Lock = field(default_factory=threading.Lock)  # held while ranks are replaced
 
@@ -196,7 +196,7 @@ class Meshes:
     def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
         mesh = _spawn(hosts, options.axes, options)
-        entry = Entry(mesh, options, Lane(mesh, store.form), view, kept=kept)
+        entry = Entry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
         try:
             self._await_start(entry, interrupts)
             if kept is not None:
@@ -219,7 +219,7 @@ class Meshes:
         try:
             allocation.wait(view, interrupts)
             mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
-            entry = Entry(mesh, options, Lane(mesh, store.form), view, allocation=allocation, kept=kept)
+            entry = Entry(mesh, options, CellQueue(mesh, store.form), view, allocation=allocation, kept=kept)
             self._await_start(entry, interrupts)
             if kept is not None:
                 self.detached.keep(kept, mesh, options)
@@ -258,7 +258,7 @@ class Meshes:
             raise UsageProblem(f"%mesh attach: {name!r} is already attached")
         store = self._group_store()
         attached = self.detached.attach(name)
-        entry = Entry(attached.mesh, attached.options, Lane(attached.mesh, store.form), kept=attached.session)
+        entry = Entry(attached.mesh, attached.options, CellQueue(attached.mesh, store.form), kept=attached.session)
         self._add(entry)
         return entry, attached
 
@@ -389,7 +389,7 @@ class Meshes:
         if self._store is None:
             self._store = GroupStore()
         options = UpOptions(mesh.name, dict(whole.extent), gpus=False, device="auto")
-        entry = self._entries[mesh.name] = Entry(whole, options, Lane(whole, self._store.form))
+        entry = self._entries[mesh.name] = Entry(whole, options, CellQueue(whole, self._store.form))
         self.background.start()
         self.attend_to_stops(entry)
         self._latest = self._latest or mesh.name
@@ -411,9 +411,9 @@ class Meshes:
         timeout_s: float | None,
     ) -> RemoteCell:
         """Create a cell and queue it; the caller drives it with `run` or by the `background`."""
-        output = CellOutput(mesh, sink, entry.lane.slots, raw=raw, stream=stream)
+        output = CellOutput(mesh, sink, entry.cell_queue.slots, raw=raw, stream=stream)
         return RemoteCell(
-            entry.lane, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
+            entry.cell_queue, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
         )
 
     def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
@@ -465,7 +465,7 @@ class Meshes:
     def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
         """Interrupt everything that a mesh or a slice of it runs and has queued, and describe the effect."""
         ranks = set(mesh.ranks)
-        queued = [cell for cell in list(entry.lane.cells) if cell.ranks <= ranks]
+        queued = [cell for cell in list(entry.cell_queue.cells) if cell.ranks <= ranks]
         waited = [cell.number for cell in queued if cell.stage == "waiting"]
         view = entry.mesh.view()
         with HeldInterrupts(self.interrupt_others) as interrupts:
@@ -491,7 +491,7 @@ class Meshes:
         if not entry.replacing.acquire(blocking=False):
             raise UsageProblem(f"{entry.options.name}: ranks are already being replaced; wait until that is done")
         try:
-            return replace_ranks(entry.lane, mesh, self.interrupt_others, restart=restart)
+            return replace_ranks(entry.cell_queue, mesh, self.interrupt_others, restart=restart)
         finally:
             entry.replacing.release()
             entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
@@ -510,7 +510,7 @@ class Meshes:
 
     def _sink_of(self, stop: StopEvent) -> Sink | None:
         """Return the sink of the cell that has stopped; None for stopped code that is not a cell."""
-        cells = [cell for entry in self for cell in list(entry.lane.cells) if stop in cell.stops()]
+        cells = [cell for entry in self for cell in list(entry.cell_queue.cells) if stop in cell.stops()]
         return cells[0].output.sink if cells else None
 
     def _draw(self, now: float) -> None:

@@ -9,7 +9,7 @@ Theory of operation
 
 `Background` calls `Viewers.publish` five times a second on the thread ``monarch-view``. If no page is visible, that is all.
 Otherwise each viewer gets a frame if it differs from its last one (``comm.send``, from any thread). The line in the user's
-code that ranks run is asked for once a second (`Look`), and never waited for.
+code that ranks run is asked for once a second (`GetStacks`), and never waited for.
 
 Messages of pages come on the shell or the control channel. `notebook.kernel.comms` takes them on the thread that receives
 the channel's messages first, because the main thread may run a cell for hours. A command runs on a separate thread and

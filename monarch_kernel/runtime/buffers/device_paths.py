@@ -22,7 +22,7 @@ from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.local_paths import Tables
 from monarch_kernel.runtime.buffers.message_path import error_of
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 
 __all__ = ["CudaPath", "RdmaPath"]
 
@@ -45,7 +45,7 @@ class _Opened:
         way: the field of `OpenLoan`.
     """
 
-    def __init__(self, asker: Asker, way: str) -> None:
+    def __init__(self, asker: Client, way: str) -> None:
         self._asker = asker
         self._way = way
         self._barred: dict[bytes, float] = {}
@@ -101,7 +101,7 @@ class CudaPath:
     takes_devices = True
     slab_nbytes = LARGE_SLAB_NBYTES
 
-    def __init__(self, asker: Asker, tables: Tables) -> None:
+    def __init__(self, asker: Client, tables: Tables) -> None:
         self._opening = _Opened(asker, "cuda")
         self._tables = tables
         # Kept as long as the memory is lent: each opening is one more reference that the owner's allocator counts.
@@ -149,7 +149,7 @@ class RdmaPath:
     takes_devices = True
     slab_nbytes = LARGE_SLAB_NBYTES
 
-    def __init__(self, asker: Asker, tables: Tables) -> None:
+    def __init__(self, asker: Client, tables: Tables) -> None:
         self._asker = asker
         self._opening = _Opened(asker, "rdma")
         self._tables = tables

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from monarch_kernel.net.memory import devices, process_memory
-from monarch_kernel.net.memory.exports import Lendings, Loan
+from monarch_kernel.net.memory.exports import ExportTable, Loan
 from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memory_of, runs_of
 from monarch_kernel.net.memory.leases import Lent, TableOf, identity
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, OwnerGone, PathUnavailable
@@ -71,9 +71,9 @@ class ProcessPath:
     takes_devices = True
     slab_nbytes = LARGE_SLAB_NBYTES
 
-    def __init__(self, tables: Tables, lendings: Lendings) -> None:
+    def __init__(self, tables: Tables, exports: ExportTable) -> None:
         self._tables = tables
-        self._lendings = lendings
+        self._lendings = exports
 
     def leads_to(self, loan: Loan) -> bool:
         return loan.lent.pid == os.getpid() and self._tables.is_local(loan.lent)

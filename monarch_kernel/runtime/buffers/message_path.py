@@ -13,7 +13,7 @@ from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Payload, ReadLoan, WriteLoan
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["MessagesPath", "error_of"]
@@ -36,7 +36,7 @@ class MessagesPath:
     takes_devices = False
     slab_nbytes = SLAB_NBYTES
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Client) -> None:
         self._asker = asker
 
     def leads_to(self, loan: Loan) -> bool:

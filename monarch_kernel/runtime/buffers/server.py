@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from monarch_kernel.net.memory import devices
 from monarch_kernel.net.memory.counters import Piece
-from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, copy, memory_of
 from monarch_kernel.net.memory.leases import Lease
 from monarch_kernel.net.memory.threads import Crew
@@ -34,36 +34,36 @@ from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.host.network import address_of, own_addresses
 from monarch_kernel.runtime.rpc.ids import made_by
 
-__all__ = ["OF_LOANS", "Lender"]
+__all__ = ["OF_LOANS", "BufferServer"]
 
 KEPT_S = 10.0
 """How long memory stays registered for RDMA after the last process has closed it."""
 CLOSE_S = 5.0
-"""How long `Lender.close` waits for work in progress, such as the registration of memory."""
+"""How long `BufferServer.close` waits for work in progress, such as the registration of memory."""
 
 OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenLoan, OpenStreams, ReadLoan, WriteLoan)
 """The messages that concern loans."""
 
 
-class Lender:
+class BufferServer:
     """Answers the messages about loans immediately, even while the process is busy.
 
     Args:
-        lendings: the memory that this process lends.
+        exports: the memory that this process lends.
         answer: sends an answer to a request, while the caller holds the I/O lock.
         answer_later: sends an answer from any thread.
     """
 
     def __init__(
-        self, lendings: Lendings, answer: Callable[[int, Packed], None], answer_later: Callable[[int, Packed], None]
+        self, exports: ExportTable, answer: Callable[[int, Packed], None], answer_later: Callable[[int, Packed], None]
     ) -> None:
-        self._lendings = lendings
+        self._lendings = exports
         self._answer = answer
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
         self._crew = Crew("monarch-lender", 1)  # for requests that take some time
         self._registrations: IdleCache[Lease, nixl.Registration] = IdleCache(
-            "monarch-registered", KEPT_S, lendings.is_lent
+            "monarch-registered", KEPT_S, exports.is_lent
         )
         self._has_opened = False
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}

@@ -25,7 +25,7 @@ from monarch_kernel.runtime.buffers.local_paths import Tables
 from monarch_kernel.runtime.buffers.message_path import error_of
 from monarch_kernel.runtime.buffers.streams import INVITED_S, Invitation, Stream, StreamError, reach
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 
 __all__ = ["NetworkPath"]
 
@@ -63,7 +63,7 @@ class NetworkPath:
     takes_devices = False
     slab_nbytes = SLAB_NBYTES
 
-    def __init__(self, asker: Asker, tables: Tables) -> None:
+    def __init__(self, asker: Client, tables: Tables) -> None:
         self._asker = asker
         self._tables = tables
         self._crew = Crew("monarch-stream", _THREADS)

@@ -16,7 +16,7 @@ from monarch_kernel.runtime.buffers.device_paths import CudaPath, RdmaPath
 from monarch_kernel.runtime.buffers.local_paths import MemoryPath, ProcessPath, Tables
 from monarch_kernel.runtime.buffers.message_path import MessagesPath
 from monarch_kernel.runtime.buffers.stream_path import NetworkPath
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import Wait
 
@@ -30,7 +30,7 @@ _THREADS = 4
 _crew = Crew("monarch-carrier", _THREADS)
 
 
-def data_paths_of(asker: Asker) -> DataPaths:
+def data_paths_of(asker: Client) -> DataPaths:
     """Return all data paths of a process, the best first.
 
     Args:
@@ -38,7 +38,7 @@ def data_paths_of(asker: Asker) -> DataPaths:
     """
     tables = Tables()
     paths = (
-        ProcessPath(tables, asker.lendings),
+        ProcessPath(tables, asker.exports),
         MemoryPath(tables),
         CudaPath(asker, tables),
         RdmaPath(asker, tables),
@@ -48,7 +48,7 @@ def data_paths_of(asker: Asker) -> DataPaths:
     return DataPaths(paths, asker.meters)
 
 
-def carry(asker: Asker, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
+def carry(asker: Client, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
     """Copy lent memory into memory of this process, or the other way if ``is_write``.
 
     Args:
@@ -99,7 +99,7 @@ def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
     return whole
 
 
-def _work_and_wake(asker: Asker, work: Callable[[], None], keeper: object) -> None:
+def _work_and_wake(asker: Client, work: Callable[[], None], keeper: object) -> None:
     work()
     asker.submit(_nothing)  # wakes the thread that waits for the future in the transport
 
@@ -108,7 +108,7 @@ def _nothing() -> None:
     pass
 
 
-def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
+def _gone(asker: Client, loan: Loan, why: str) -> BufferGoneError:
     """Create the error for the caller. It was never raised, so no frames keep memory or descriptors alive."""
     death = asker.deaths((loan.proc,)).get(loan.proc)
     return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
@@ -117,7 +117,7 @@ def _gone(asker: Asker, loan: Loan, why: str) -> BufferGoneError:
 class _Carrying:
     """Owner of the futures of transfers, which can't be interrupted or cancelled."""
 
-    def __init__(self, asker: Asker) -> None:
+    def __init__(self, asker: Client) -> None:
         self.asker = asker
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:

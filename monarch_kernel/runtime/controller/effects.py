@@ -15,7 +15,6 @@ from monarch_kernel.runtime.rpc.requests import Resolve, Send
 __all__ = [
     "Attached",
     "BacklogEvent",
-    "Due",
     "Effect",
     "Expired",
     "GiveUp",
@@ -23,6 +22,7 @@ __all__ = [
     "Halt",
     "Later",
     "LostEvent",
+    "RestartDue",
     "RichEvent",
     "Route",
     "Tell",
@@ -91,7 +91,7 @@ class Halt(NamedTuple):
     id: int
 
 
-class Due(NamedTuple):
+class RestartDue(NamedTuple):
     """Effect: replace these processes now; those that still live end for the reason ``retire``."""
 
     procs: tuple[int, ...]
@@ -113,8 +113,8 @@ class Attached(NamedTuple):
 class Gone(NamedTuple):
     """Effect: a rank is dead, or was stopped.
 
-    ``is_told`` says that the death is reported elsewhere in any case: to the caller that asked for it, to a caller that waits
-    for an answer, or to another rank that watches this one.
+    ``is_reported`` says that the death is reported elsewhere in any case: to the caller that asked for it, to a caller that
+    waits for an answer, or to another rank that watches this one.
     """
 
     proc: int
@@ -122,7 +122,7 @@ class Gone(NamedTuple):
     mesh: str
     rank: int
     death: Failure
-    is_told: bool
+    is_reported: bool
 
 
-Effect = GiveUp | Gone | Halt | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | Due
+Effect = GiveUp | Gone | Halt | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | RestartDue

@@ -36,11 +36,11 @@ class Core(Protocol):
 
     Attributes:
         ranks: By number of the process.
-        strays: The number of messages that were dropped.
+        dropped_messages: The number of messages that were dropped.
     """
 
     ranks: dict[int, RankRecord]
-    strays: int
+    dropped_messages: int
 
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""

@@ -63,7 +63,7 @@ class Loop(Protocol):
         """
         ...
 
-    def with_baton(self, do: Callable[[], T]) -> T:
+    def run_on_io_thread(self, do: Callable[[], T]) -> T:
         """Run a function on the I/O thread, and return its result.
 
         Raises:
@@ -144,7 +144,7 @@ class Fleet:
         for host in hosts:
             self._loop.enter(partial(self._state.processes.release_host, host, reason, grace_s))
         with suppress(MeshDownError):  # then all hosts have been given back
-            self._loop.with_baton(lambda: None)  # wait until the items above are done
+            self._loop.run_on_io_thread(lambda: None)  # wait until the items above are done
         for host in hosts:
             self._start_closing(host, timeout_s + grace_s)
         self.settle()

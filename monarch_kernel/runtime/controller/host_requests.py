@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.codec import Packed, pack
-from monarch_kernel.net.wire.messages import Outlive, Payload
+from monarch_kernel.net.wire.messages import Detach, Payload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.records import HostRecord
 from monarch_kernel.runtime.rpc.answers import Value
@@ -55,7 +55,7 @@ class HostRequests:
         if record.gone:
             return [_not_up(id, record)]
         self._asked[id] = host
-        return [*record.send(pack(Outlive(id, keep_s)))]
+        return [*record.send(pack(Detach(id, keep_s)))]
 
     # -- what happens
 

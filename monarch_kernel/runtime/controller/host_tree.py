@@ -7,12 +7,13 @@ The controller knows that a host *elsewhere*, on another machine, lives only bec
 longer than ``lost_after_s``, the host is lost, whatever its engine reports. Time in which the controller itself did not listen
 does not count, because messages wait for it meanwhile.
 
-With more than `FAN_OUT` hosts, the controller does not send everything to each of them: a later host gets a parent (`Join`), an
-earlier host that relays its messages. The parent has fewer than `FAN_OUT` followers and is as near to the controller as
-possible. If a parent is lost, its followers reconnect to the controller by themselves; they get extra time for that.
+With more than `FAN_OUT` hosts, the controller does not send everything to each of them: a later host gets a parent
+(`UseParent`), an earlier host that relays its messages. The parent has fewer than `FAN_OUT` followers and is as near to the
+controller as possible. If a parent is lost, its followers reconnect to the controller by themselves; they get extra time for
+that.
 
-If ranks of two hosts send messages to each other, the controller introduces their agents once (`Reach`): one of them connects
-to the other. If one host is gone, the other gets a message about it (`Part`).
+If ranks of two hosts send messages to each other, the controller introduces their agents once (`ConnectHost`): one of them
+connects to the other. If one host is gone, the other gets a message about it (`ForgetHost`).
 
 No engine decides on its own that a host is lost: Ray reports a dead node after 15 s and Slurm after 29 s, missing beats
 after one.
@@ -24,7 +25,7 @@ from collections import Counter
 from collections.abc import Container
 
 from monarch_kernel.net.transport.base import Peer
-from monarch_kernel.net.wire.messages import Join, Part, Reach
+from monarch_kernel.net.wire.messages import ConnectHost, ForgetHost, UseParent
 from monarch_kernel.runtime.controller.effects import Expired
 from monarch_kernel.runtime.controller.records import HostRecord
 
@@ -97,7 +98,7 @@ class Hosts(dict[int, HostRecord]):
 
     # -- the tree
 
-    def place(self, record: HostRecord) -> Join | None:
+    def place(self, record: HostRecord) -> UseParent | None:
         """Choose the parent of a host that is up; None if it stays connected directly."""
         if not record.is_elsewhere:
             return None
@@ -115,7 +116,7 @@ class Hosts(dict[int, HostRecord]):
             return None
         parent = min(room, key=lambda other: (self._depth(other), followers[other.host], other.host))
         record.parent = parent.host
-        return Join(parent.host, parent.addresses)
+        return UseParent(parent.host, parent.addresses)
 
     def _depth(self, record: HostRecord) -> int:
         depth = 0
@@ -126,21 +127,21 @@ class Hosts(dict[int, HostRecord]):
 
     # -- connections between hosts
 
-    def introduce(self, asking: int, asked: int, peer: Peer) -> list[tuple[int, Reach]]:
+    def introduce(self, asking: int, asked: int, peer: Peer) -> list[tuple[int, ConnectHost]]:
         """Introduce the hosts of a rank and of a process it sends messages to; returns hosts with messages for their agents."""
         one, other = self[asking], self[asked]
         is_new = frozenset((asking, asked)) not in self._introduced
         self._introduced.add(frozenset((asking, asked)))
         if not is_new:
-            return [(asking, Reach(asked, (), (peer,)))]
+            return [(asking, ConnectHost(asked, (), (peer,)))]
         if other.addresses or not one.addresses:
-            return [(asking, Reach(asked, other.addresses, (peer,)))]
-        return [(asking, Reach(asked, (), (peer,))), (asked, Reach(asking, one.addresses, ()))]
+            return [(asking, ConnectHost(asked, other.addresses, (peer,)))]
+        return [(asking, ConnectHost(asked, (), (peer,))), (asked, ConnectHost(asking, one.addresses, ()))]
 
-    def part(self, gone: int) -> list[tuple[int, Part]]:
+    def part(self, gone: int) -> list[tuple[int, ForgetHost]]:
         """Forget a host that is gone; returns the hosts that were introduced to it, with messages for their agents."""
         pairs = [pair for pair in self._introduced if gone in pair]
         self._introduced.difference_update(pairs)
         others = {host for pair in pairs for host in pair} | {self[gone].parent}
         living = [other for host in sorted(others - {gone}) if (other := self.get(host)) is not None and not other.gone]
-        return [(other.host, Part(gone)) for other in living if other.up]
+        return [(other.host, ForgetHost(gone)) for other in living if other.up]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import Peer, host_peer
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import PeerNews
+from monarch_kernel.net.wire.messages import ProcessStatus
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.records import RankRecord
@@ -17,7 +17,7 @@ __all__ = ["Introductions"]
 
 
 class Introductions:
-    """Tells ranks of the processes that they ask for (`Meet`).
+    """Tells ranks of the processes that they ask for (`WatchProcess`).
 
     Args:
         ranks: By number of the process; owned by the caller.
@@ -35,7 +35,7 @@ class Introductions:
         record = self._ranks.get(proc)
         if record is None:
             unknown = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
-            return [Send(peer, pack(PeerNews(proc, 0, "", unknown)))]
+            return [Send(peer, pack(ProcessStatus(proc, 0, "", unknown)))]
         if peer not in self._connected:  # the rank has ended meanwhile
             return []
         record.watchers[peer] = None
@@ -55,5 +55,7 @@ class Introductions:
             address = ""
             for host, reach in self._hosts.introduce(asking, record.host, record.peer):
                 effects.append(Send(host_peer(host), pack(reach)))
-        news = PeerNews(spec.proc, spec.incarnation, address, record.death, record.is_replaced, spec.mesh, spec.rank)
+        news = ProcessStatus(
+            spec.proc, spec.incarnation, address, record.death, record.is_replaced, spec.mesh, spec.rank
+        )
         return [*effects, Send(peer, pack(news))]

@@ -15,16 +15,16 @@ from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
     ActorEnded,
     Apply,
+    Barrier,
     Call,
     CloseLoan,
     Conclude,
     EndLoan,
     EndStream,
     Failed,
-    Fence,
+    GetStacks,
     Interrupt,
     ListModules,
-    Look,
     Message,
     OpenLoan,
     OpenStreams,
@@ -50,12 +50,12 @@ from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.unhandled import Faults
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Doing
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.ownership import Process
-from monarch_kernel.runtime.worker.actor_server import Workplace
+from monarch_kernel.runtime.worker.actor_server import ActorServer
 
-__all__ = ["FOR_ACTORS", "ControllerWorkplace"]
+__all__ = ["FOR_ACTORS", "LocalActorServer"]
 
 CLEANUP_S = 2.0
 _FOR_RANKS = (Apply, Conclude, ListModules, Pull, Push, Reload, Run, Sync)
@@ -67,9 +67,9 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
         CloseLoan,
         EndLoan,
         EndStream,
-        Fence,
+        Barrier,
         Interrupt,
-        Look,
+        GetStacks,
         OpenLoan,
         OpenStreams,
         Ping,
@@ -88,7 +88,7 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
 """Messages that ranks and this process itself may send to the actors here; those that only ranks can handle are refused."""
 
 
-class Owner(Asker, Protocol):
+class Owner(Client, Protocol):
     """The part of the runtime that the actors use."""
 
     faults: Faults
@@ -102,7 +102,7 @@ class Owner(Asker, Protocol):
         ...
 
 
-class ControllerWorkplace(Workplace):
+class LocalActorServer(ActorServer):
     """Runs the actors of the controller's own process: those spawned on ``this_proc()``, and services that exist once per name.
 
     Attributes:
@@ -151,7 +151,7 @@ class ControllerWorkplace(Workplace):
             self._runtime.faults.add(message.failure)
         elif isinstance(message, Ping):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
-        elif isinstance(message, Look):
+        elif isinstance(message, GetStacks):
             payload, parts = dump(Doing(self.activities()), "what the actors do")
             self.send_answer_now(message.id, pack(Result(message.id, payload), parts))
         elif isinstance(message, _FOR_RANKS):

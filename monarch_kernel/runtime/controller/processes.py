@@ -22,9 +22,9 @@ from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Goodbye, KillRanks, Lost, RankSpec, Release, StartRanks
-from monarch_kernel.runtime.controller.effects import Due, Effect, Expired, GiveUp, Gone, LostEvent, Route, Tell
-from monarch_kernel.runtime.controller.endings import ENDING_S, Endings
+from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, RestartDue, Route, Tell
 from monarch_kernel.runtime.controller.exit_reasons import describe_exit, signal_name
+from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S, ExitWaits
 from monarch_kernel.runtime.controller.host_requests import HostRequests
 from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.introductions import Introductions
@@ -84,7 +84,7 @@ class Processes:
         self._answer = answer
         self._lost = lost
         self._coming: set[int] = set()  # processes that may not be up; `tick` looks only at these
-        self._endings = Endings()
+        self._endings = ExitWaits()
         self._restarts: dict[int, _Mesh] = {}
 
     # -- ranks
@@ -178,10 +178,10 @@ class Processes:
     def await_ends(self, id: int, procs: Sequence[int], grace_s: float, now: float) -> list[Effect]:
         """Resolve a request when each of these processes, which `stop` ends, has ended."""
         left = [proc for proc in procs if not self._has_ended(proc)]
-        return self._endings.add(id, procs, left, now + grace_s + ENDING_S)
+        return self._endings.add(id, procs, left, now + grace_s + EXIT_WAIT_S)
 
     def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy) -> list[Effect]:
-        """Replace the processes of a mesh when they die (`Due`)."""
+        """Replace the processes of a mesh when they die (`RestartDue`)."""
         mesh = _Mesh(tuple(procs), Restarts(policy, range(len(procs))))
         self._restarts.update(dict.fromkeys(procs, mesh))
         return []
@@ -299,7 +299,7 @@ class Processes:
             procs = tuple(mesh.procs[rank] for rank in ranks)
             lost = [rank for rank, proc in zip(ranks, procs) if self.is_lost(proc)]
             if lost:  # else the program has healed it meanwhile
-                effects.append(Due(procs, f"ended, because {format_ranks(lost)} died and the mesh is restarted"))
+                effects.append(RestartDue(procs, f"ended, because {format_ranks(lost)} died and the mesh is restarted"))
         return effects
 
     def _on_rank_lost(

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from monarch_kernel.base.events import MeshView, OutputEvent
 from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
 from monarch_kernel.launch.base import HostHandle
-from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.transport.base import (
     CONTROLLER,
     HostTransport,
@@ -47,13 +47,13 @@ from monarch_kernel.runtime.controller.adoption import Resumed
 from monarch_kernel.runtime.controller.effects import (
     Attached,
     BacklogEvent,
-    Due,
     Effect,
     Expired,
     GiveUp,
     Gone,
     Halt,
     Later,
+    RestartDue,
     RichEvent,
     Route,
     Tell,
@@ -62,7 +62,7 @@ from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.fleet import Fleet, Item
 from monarch_kernel.runtime.controller.healing import Healer, Healing
 from monarch_kernel.runtime.controller.host_compatibility import Clock
-from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, ControllerWorkplace
+from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
 from monarch_kernel.runtime.controller.printer import OutputPrinter
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
@@ -123,7 +123,7 @@ class Runtime:
         self.on_tick: Callable[[float], None] = lambda now: None
         self.ports = PortTable()
         self.stores = StoreTable()
-        self.lendings = Lendings(CONTROLLER_PROC)
+        self.exports = ExportTable(CONTROLLER_PROC)
         self.meters = transport.meters
         self.paths = data_paths_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
@@ -155,10 +155,10 @@ class Runtime:
             transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
         )
         self.session: Any = None
-        self.workplace = ControllerWorkplace(self, self._driver)
+        self.actor_server = LocalActorServer(self, self._driver)
         self.fleet = Fleet(self, self._state, transport)
-        self._healer = Healer(self._state, self._request_for, self.workplace.supervisor.respawned)
-        self.faults = Faults(lambda: self.workplace.supervisor.take(PROGRAM))
+        self._healer = Healer(self._state, self._request_for, self.actor_server.supervisor.respawned)
+        self.faults = Faults(lambda: self.actor_server.supervisor.take(PROGRAM))
         self._driver.start()
 
     # -- for any thread
@@ -249,11 +249,11 @@ class Runtime:
 
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: object) -> None:
         """Say that a mesh of actors is about to be spawned in these processes."""
-        self.workplace.supervisor.spawned(actor, name, owner, procs, mesh)
+        self.actor_server.supervisor.spawned(actor, name, owner, procs, mesh)
 
     def stopped(self, actor: int, procs: Sequence[int]) -> None:
         """Say that actors are about to be stopped in these processes."""
-        self.workplace.supervisor.stopped(actor, procs)
+        self.actor_server.supervisor.stopped(actor, procs)
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
@@ -296,7 +296,7 @@ class Runtime:
 
     def linger(self, wait: Wait) -> float | None:
         """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
-        return None if self._closed else self.workplace.linger(wait)
+        return None if self._closed else self.actor_server.linger(wait)
 
     def waiting_for(self, id: int) -> Sequence[int]:
         """The processes that have yet to answer a request; with the baton held."""
@@ -341,7 +341,7 @@ class Runtime:
             raise LookupError(f"{kind.__module__} was imported after the session began")
         return extension
 
-    def with_baton(self, do: Callable[[], T]) -> T:
+    def run_on_io_thread(self, do: Callable[[], T]) -> T:
         """Have something done with the baton held, and wait for what it gives.
 
         Raises:
@@ -396,7 +396,7 @@ class Runtime:
             for host in set(range(1, known)) - set(hosts):
                 self._transport.give_up(host)
 
-        self.with_baton(expect)
+        self.run_on_io_thread(expect)
         self.enter(partial(self._state.attach, hosts, attach, lost_after_s=lost_after_s))
         self.wait(self._attached, timeout_s)
         records = [self._state.hosts.get(host) for host in hosts]
@@ -587,7 +587,7 @@ class Runtime:
 
     def _stop(self) -> None:
         self._closed = True
-        self.workplace.close()
+        self.actor_server.close()
         self.paths.close()
         self._driver.close()
         self._over = True
@@ -619,7 +619,7 @@ class Runtime:
         if not self._closed:
             self._driver.submit(item)
 
-    def _restart(self, due: Due) -> None:
+    def _restart(self, due: RestartDue) -> None:
         """Carry out a restart that nobody waits for."""
 
         def restart(hosts: Mapping[int, int], now: float) -> list[Effect]:
@@ -668,7 +668,7 @@ class Runtime:
                     return
                 if type(message) in FOR_ACTORS:
                     if self._has_actors(peer, message):
-                        self.workplace.hear(message, frames, peer)
+                        self.actor_server.hear(message, frames, peer)
                     else:
                         self._refused += 1
                 elif type(message) is ClockRead:
@@ -720,7 +720,7 @@ class Runtime:
                     self._transport.share(peer)
                 incarnation = incarnation_of(peer)
                 self._known.difference_update(rank_peer(message.proc, former) for former in range(incarnation))
-                self.workplace.supervisor.up(Process(message.proc, incarnation))
+                self.actor_server.supervisor.up(Process(message.proc, incarnation))
             return True
         return False
 
@@ -747,9 +747,9 @@ class Runtime:
                         _log.exception("a watcher failed")
             elif type(effect) is Gone:
                 self._transport.forget(rank_peer(effect.proc, effect.incarnation))
-                supervisor = self.workplace.supervisor
+                supervisor = self.actor_server.supervisor
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
-                if not known and not effect.is_told and not self._closed:
+                if not known and not effect.is_reported and not self._closed:
                     self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
             elif type(effect) is Halt:
                 if (halted := self._futures.get(effect.id)) is not None:
@@ -761,7 +761,7 @@ class Runtime:
                 self._futures[effect.id] = answers  # type: ignore[assignment]
                 self.resumed.append((effect, answers))
                 self._listeners[effect.id] = self._miss  # until somebody listens
-            elif type(effect) is Due:
+            elif type(effect) is RestartDue:
                 self._restart(effect)
             elif type(effect) is Attached:
                 self.silent = effect.silent

@@ -8,19 +8,19 @@ from monarch_kernel.net.transport.base import CONTROLLER, Peer, is_rank, proc_of
 from monarch_kernel.net.wire.messages import (
     Backlog,
     CleansUp,
+    Detached,
     Failed,
     Hello,
     HostHello,
     LogRead,
     Lost,
-    Meet,
     Message,
     Names,
-    Outlives,
     Output,
     Readings,
     Result,
     Rich,
+    WatchProcess,
 )
 from monarch_kernel.runtime.controller.extensions import Extension
 from monarch_kernel.runtime.controller.host_requests import HostRequests
@@ -28,7 +28,7 @@ from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
 
 __all__ = ["Senders"]
 
-_OF_RANKS = (Rich, Names, Meet, CleansUp)
+_OF_RANKS = (Rich, Names, WatchProcess, CleansUp)
 """What a rank may send about itself, besides answers and the messages of extensions."""
 
 
@@ -87,7 +87,7 @@ class Senders:
             procs = [reading.proc for reading in message.ranks]
         elif isinstance(message, Lost):
             procs = [message.proc]
-        elif isinstance(message, LogRead | Outlives):
+        elif isinstance(message, LogRead | Detached):
             return self._host_requests.may_answer(message.id, host)
         else:
             return False

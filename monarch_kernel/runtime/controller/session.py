@@ -117,7 +117,7 @@ class Session:
             MeshDownError: the session was shut down.
         """
         self._look_after()
-        self._port = self.runtime.with_baton(self._transport.listen)
+        self._port = self.runtime.run_on_io_thread(self._transport.listen)
         config = self._config_elsewhere(lost_after_s, grace_s, is_light=is_light)
         if launcher not in self._launchers:
             self._launchers.append(launcher)

@@ -30,6 +30,7 @@ from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
     CleansUp,
+    Detached,
     Failed,
     Goodbye,
     Hello,
@@ -37,16 +38,15 @@ from monarch_kernel.net.wire.messages import (
     Interrupt,
     LogRead,
     Lost,
-    Meet,
     Message,
     Names,
-    Outlives,
     Output,
     RankSpec,
     Readings,
     Result,
     Rich,
     Software,
+    WatchProcess,
 )
 from monarch_kernel.runtime.controller.adoption import Resumption
 from monarch_kernel.runtime.controller.effects import (
@@ -90,7 +90,7 @@ class State:
         hosts: By number.
         ranks: By number; the current process, or the last.
         extensions: The parts of features, by their class.
-        strays: The number of messages that were dropped because nothing expected them.
+        dropped_messages: The number of messages that were dropped because nothing expected them.
         software: The versions that the controller runs, which hosts on other machines must match; None to compare nothing.
     """
 
@@ -98,7 +98,7 @@ class State:
         self.hosts = Hosts()
         self.ranks: dict[int, RankRecord] = {}
         self.requests = Requests(self.ranks)
-        self.strays = 0
+        self.dropped_messages = 0
         self.software: Software | None = None
         self._connected: dict[Peer, RankRecord] = {}
         self._resumption: Resumption | None = None
@@ -136,9 +136,9 @@ class State:
             HostHello: self._handle_host_hello,
             LogRead: lambda message, frames, peer, now: self.host_requests.answered(message.id, message.data),
             Lost: lambda message, frames, peer, now: self.processes.ended(message, now),
-            Meet: lambda message, frames, peer, now: self._introductions.meet(message.proc, peer),
+            WatchProcess: lambda message, frames, peer, now: self._introductions.meet(message.proc, peer),
             Names: self._handle_names,
-            Outlives: lambda message, frames, peer, now: self.host_requests.answered(message.id, b""),
+            Detached: lambda message, frames, peer, now: self.host_requests.answered(message.id, b""),
             Output: lambda message, frames, peer, now: self._output.write(message, now),
             Readings: self._handle_readings,
             Result: self._handle_in_order,
@@ -272,7 +272,7 @@ class State:
             if rank is not None and self._resumption is None:
                 return self._output.say(rank, message, frames, now)
         if not self._senders.may_send(peer, message):
-            self.strays += 1
+            self.dropped_messages += 1
             return []
         extension = self._extended.get(type(message))
         if (
@@ -362,7 +362,7 @@ class State:
             effects += request_ended(proc, id)
         resolved = self.requests.answer(id, proc, answer, now)
         if resolved is None:
-            self.strays += 1
+            self.dropped_messages += 1
             return effects
         return effects + resolved
 

@@ -10,8 +10,8 @@ Agents on hosts of an engine keep trying to connect to the TCP port in the manif
 controller listens at that port; only then is it known whether they are still alive. The manifest also records how the engine's
 launcher was created, so that the next controller can replace a lost host (`previous_launcher`).
 
-How a mesh is kept: when its ranks are up, the session writes the manifest and sends `Outlive` to the agents. Until they
-confirm it (`Outlives`) the mesh ends like any other. When the controller ends, by `Goodbye` or not, the agent goes on
+How a mesh is kept: when its ranks are up, the session writes the manifest and sends `Detach` to the agents. Until they
+confirm it (`Detached`) the mesh ends like any other. When the controller ends, by `Goodbye` or not, the agent goes on
 reading the pipes into a bounded `OutputBacklog`, and ranks do not notice.
 
 How it is taken up: a new controller binds the same address, and the sockets of agent and ranks connect to it by themselves.
@@ -41,7 +41,7 @@ from monarch_kernel.runtime.detached.previous_launcher import PreviousLauncher
 from monarch_kernel.runtime.detached.registry import Home, span
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
 
-__all__ = ["KeptSession", "end"]
+__all__ = ["DetachedSession", "end"]
 
 ATTACH_S = 8.0
 GRACE_S = 2.0
@@ -52,7 +52,7 @@ _HOST_S = 600.0
 _ALIVE_EVERY_S = 1.0
 
 
-class KeptSession(Session):
+class DetachedSession(Session):
     """The session of one mesh that outlives this process.
 
     Args:
@@ -168,14 +168,14 @@ class KeptSession(Session):
         return sorted(runs), sorted(set(nodes.values()) - runs)
 
     @classmethod
-    def attach(cls, home: Home) -> tuple[KeptSession, Manifest]:
+    def attach(cls, home: Home) -> tuple[DetachedSession, Manifest]:
         """Attach to the mesh in a directory.
 
         Raises:
             AttachError: this is not possible; nothing has changed.
         """
         home.lock()
-        session: KeptSession | None = None
+        session: DetachedSession | None = None
         try:
             manifest = home.manifest()
             here = version("monarch_kernel")
@@ -213,7 +213,7 @@ class KeptSession(Session):
         name, port = manifest.name, elsewhere.port
         over, self._left_at = self.home.time_over(), self.home.since() or time.time()
         try:
-            self._port = self.runtime.with_baton(lambda: self._transport.listen(port))
+            self._port = self.runtime.run_on_io_thread(lambda: self._transport.listen(port))
         except OSError as error:
             raise AttachError(
                 f"mesh {name!r} can't be attached: its hosts look for a controller at port {port} of this machine, and "
@@ -267,7 +267,7 @@ def end(home: Home) -> int:
         AttachError: the mesh can't be ended.
     """
     try:
-        session, manifest = KeptSession.attach(home)
+        session, manifest = DetachedSession.attach(home)
         session.close()
     except AttachError:  # it does not answer, or has another version
         home.lock()

@@ -17,13 +17,13 @@ between the controller and ranks do not pass through the agent; on other machine
   session's directory. On another machine, the controller sends heartbeats. It counts as gone when it has been silent for
   `AgentConfig.grace_s` and the connection to it is not known to be up.
 
-After the message `Outlive`, the agent continues without a controller instead. It reads the output of ranks, so that they do not
+After the message `Detach`, the agent continues without a controller instead. It reads the output of ranks, so that they do not
 block, and keeps the last part of it (`Backlog`), until another kernel binds the address and sends `Attach`. The file
 ``detached`` shows this state to ranks and to kernels that look for such meshes.
 
 Each rank leads its own session and process group. When a rank ends, the agent sends SIGTERM to the rest of its group, and kills
 it after `GROUP_GRACE_S`. If the agent itself dies, the Linux kernel kills the ranks, and the zygote kills the rest of their
-groups. For that, the agent always sends the zygote the current groups (`Bequest`), and replaces a zygote that dies.
+groups. For that, the agent always sends the zygote the current groups (`OrphanGroups`), and replaces a zygote that dies.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
     ClockRead,
+    ConnectHost,
+    Detach,
+    Detached,
+    ForgetHost,
     Goodbye,
     HostHello,
-    Join,
     KillRanks,
     LogRead,
     Lost,
     Message,
-    Outlive,
-    Outlives,
     Output,
     OutputChunk,
-    Part,
     Preload,
     RankSpec,
-    Reach,
     ReadClock,
     Reading,
     Readings,
     ReadLog,
     StartRanks,
+    UseParent,
 )
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
@@ -262,11 +262,11 @@ class HostAgent:
                     self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
                 elif isinstance(message, Goodbye):
                     self._handle_goodbye(message)
-                elif isinstance(message, Reach):
+                elif isinstance(message, ConnectHost):
                     self._gateway.reach(message.host, message.addresses, message.peers)
-                elif isinstance(message, Part):
+                elif isinstance(message, ForgetHost):
                     self._gateway.part(message.host)
-                elif isinstance(message, Join):
+                elif isinstance(message, UseParent):
                     self._gateway.join(message.parent, message.addresses)
                 elif isinstance(message, Preload):
                     if self._zygote is not None:
@@ -275,10 +275,10 @@ class HostAgent:
                     self._send(ClockRead(message.sent, time.time()))
                 elif isinstance(message, ReadLog):
                     self._send(LogRead(message.id, log_bytes(self._config.directory, message.proc, message.max_nbytes)))
-                elif isinstance(message, Outlive):
+                elif isinstance(message, Detach):
                     self._outlives = True
                     self._keep_s = message.keep_s
-                    self._send(Outlives(message.id))
+                    self._send(Detached(message.id))
                 elif isinstance(message, Attach):
                     self._attach(message)
 

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from monarch_kernel.net.hosts.handshakes import free_descriptors
 
-__all__ = ["HOLD_S", "LOOK_EVERY_S", "FdKeeper", "Holder"]
+__all__ = ["HOLD_S", "LOOK_EVERY_S", "FdHolder", "FdKeeper"]
 
 HOLD_S = 1.0
 """How long connections of a dead process stay open; far longer than the controller takes to inform the other processes."""
@@ -50,7 +50,7 @@ _NUMBER = struct.Struct("!Q")
 _PACKET_NBYTES = 1 + _MOST_AT_ONCE * _NUMBER.size
 
 
-class Holder:
+class FdHolder:
     """The end in a rank: makes connections stay open when the process dies.
 
     If the agent can't be reached, or has too few descriptors, the connections are silently not held: holding matters only when

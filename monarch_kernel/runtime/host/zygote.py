@@ -6,7 +6,7 @@ last packet of a group is marked. For each group it forks a helper, which forks 
 agent, a subreaper, then becomes the parent of the ranks and learns how they end.
 
 If the agent is killed, the Linux kernel kills the ranks, but not the processes that they have started. The zygote kills those:
-it notices the agent's end, and knows the process groups from a packet (`Bequest`).
+it notices the agent's end, and knows the process groups from a packet (`OrphanGroups`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.base.own_log import LogFileHandler, take_log
-from monarch_kernel.net.wire.config import Bequest, ForkReport, ForkRequest, Preloads
+from monarch_kernel.net.wire.config import ForkReport, ForkRequest, OrphanGroups, Preloads
 from monarch_kernel.net.wire.messages import RankSpec
 
 __all__ = ["HUGE_PAGES", "Zygote", "serve"]
@@ -102,7 +102,7 @@ class Zygote:
     def send_groups(self, groups: Sequence[int]) -> bool:
         """Send the process groups that it must end if the agent is killed; return False if it can't receive them now."""
         try:
-            self.socket.send(Bequest(tuple(groups)).encode(), socket.MSG_DONTWAIT)
+            self.socket.send(OrphanGroups(tuple(groups)).encode(), socket.MSG_DONTWAIT)
         except BlockingIOError:  # it imports something
             return False
         except OSError:  # it has ended, which `report` will return next
@@ -158,7 +158,7 @@ def serve(fd: int) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
             return
         request = ForkRequest.decode(packet)
-        if isinstance(request, Bequest):
+        if isinstance(request, OrphanGroups):
             inherited = request.groups
             continue
         if isinstance(request, Preloads):

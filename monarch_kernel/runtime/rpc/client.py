@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.counters import Meters
-from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.memory.paths import DataPaths
 from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -16,18 +16,18 @@ from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.stores import StoreTable
 
-__all__ = ["Asker"]
+__all__ = ["Client"]
 
 T = TypeVar("T")
 
 
-class Asker(Owner, Protocol):
+class Client(Owner, Protocol):
     """Carries requests to processes, and their answers back.
 
     Attributes:
         ports: The open ports of this process.
         stores: The stores of torch.distributed that it keeps.
-        lendings: The memory that it has exported to other processes.
+        exports: The memory that it has exported to other processes.
         meters: Counters of what it sends and receives.
         paths: Data paths to memory that others have exported.
         shared: State that the handles of one actor share, by the actor's number.
@@ -35,7 +35,7 @@ class Asker(Owner, Protocol):
 
     ports: PortTable
     stores: StoreTable
-    lendings: Lendings
+    exports: ExportTable
     meters: Meters
     paths: DataPaths
     shared: MutableMapping[int, Any]

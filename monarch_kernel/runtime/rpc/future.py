@@ -31,7 +31,7 @@ class Owner(Protocol):
 
     @property
     def asker(self) -> Any:
-        """The `Asker` for handles in the answers: the one that carries the request; None for the default of this process."""
+        """The `Client` for handles in the answers: the one that carries the request; None for the default of this process."""
         ...
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
@@ -307,7 +307,7 @@ class Future(Generic[T]):
                 lambda: _call_soon(loop, look),
                 is_awaited=True,
                 warn_after_s=WARN_AFTER_S,
-                is_anew=self._had_error,
+                had_error=self._had_error,
             )
             wait.lasts_s = time.monotonic() - start
             pause_s = self._owner.linger(wait)
@@ -413,7 +413,7 @@ class Future(Generic[T]):
                         self.halt,
                         ends_by_itself=timeout is not None,
                         warn_after_s=warn_after_s,
-                        is_anew=self._had_error,
+                        had_error=self._had_error,
                     )
                     wait.lasts_s = waited_s
                     patience = self._owner.linger(wait)

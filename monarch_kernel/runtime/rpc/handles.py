@@ -1,6 +1,6 @@
-"""Handles, such as meshes and ports, and the `Asker` that an unpickled handle sends its requests through.
+"""Handles, such as meshes and ports, and the `Client` that an unpickled handle sends its requests through.
 
-Handles travel as numbers. A handle that is unpickled gets the `Asker` of the answer that it came in (a controller may have
+Handles travel as numbers. A handle that is unpickled gets the `Client` of the answer that it came in (a controller may have
 several), or else that of the process (a rank has one).
 """
 
@@ -50,7 +50,7 @@ _opening: ContextVar[Any] = ContextVar("monarch_kernel_opening", default=None)
 
 @contextlib.contextmanager
 def opened_for(asker: Any) -> Iterator[None]:
-    """Handles that are unpickled within belong to this `Asker`; None is that of the process."""
+    """Handles that are unpickled within belong to this `Client`; None is that of the process."""
     token = _opening.set(asker)
     try:
         yield
@@ -59,12 +59,12 @@ def opened_for(asker: Any) -> Iterator[None]:
 
 
 def opened_by() -> Any:
-    """The `Asker` that `opened_for` names, or None."""
+    """The `Client` that `opened_for` names, or None."""
     return _opening.get()
 
 
 def opener() -> Any:
-    """The `Asker` for a handle that is being unpickled.
+    """The `Client` for a handle that is being unpickled.
 
     Raises:
         RuntimeError: This process belongs to no session.

@@ -3,8 +3,8 @@
 Theory of operation
 ===================
 
-Each process has one `Family`. It knows two things: the *children*, meshes of actors that this process's actors or its program
-have spawned; and the *hosted* actors, which live here, each with the process of its owner. A child and its owner are
+Each process has one `OwnershipTree`. It knows two things: the *children*, meshes of actors that this process's actors or its
+program have spawned; and the *hosted* actors, which live here, each with the process of its owner. A child and its owner are
 in different families unless they share a process, and a family knows of others only from messages.
 
 An actor ends in one of two ways. *Stopped*: the program or an actor requested it. *Failed*: by an exception that no caller
@@ -12,14 +12,14 @@ receives, by a child's failure that it did not handle, or by the death of its pr
 and so on down the tree, because each stopped child does the same in its own process. A failure is reported to the owner's
 process (`TellOwner`); the transport reports the death of a process to every process that watches it.
 
-So an owner may learn of one end twice: from the actor, and from the death of its process. Only the first report counts, because
-an actor of a child is either alive or not. The failures of a child that its owner has not looked at yet are one `MeshFailure`:
-four ranks that fail together are handled once. `Attend` asks the owner to look, which it does when it can (`take`). If it does
-not handle a failure, it ends, with that as the cause (`ended`), and its own owner gets the failure: it goes up until an owner
-handles it, or as far as the program.
+So an owner may learn of one end twice: from the actor, and from the death of its process. Only the first report counts,
+because an actor of a child is either alive or not. The failures of a child that its owner has not looked at yet are one
+`MeshFailure`: four ranks that fail together are handled once. `NotifyOwner` asks the owner to look, which it does when it can
+(`take`). If it does not handle a failure, it ends, with that as the cause (`ended`), and its own owner gets the failure: it
+goes up until an owner handles it, or as far as the program.
 
 If a process dies, nothing is left to stop the actors that its actors had spawned elsewhere. So a process that hosts an actor
-watches the process of the owner (`Watch`), and ends the actor with it (`EndOrphan`).
+watches the process of the owner (`Watch`), and ends the actor with it (`StopOrphan`).
 
 A failure ends in exactly one of these ways: an owner takes it; its owner ends before that, for any cause, together with
 all its children; or the owner has stopped the mesh before the failure arrived.
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.errors import Failure, MeshFailure
 
-__all__ = ["PROGRAM", "Attend", "Effect", "EndOrphan", "Family", "Process", "Stop", "TellOwner", "Watch"]
+__all__ = ["PROGRAM", "Effect", "NotifyOwner", "OwnershipTree", "Process", "Stop", "StopOrphan", "TellOwner", "Watch"]
 
 PROGRAM = 0
 """The owner of meshes that the program, and no actor, has spawned."""
@@ -46,8 +46,8 @@ class Process(NamedTuple):
     incarnation: int = 0
 
 
-class Attend(NamedTuple):
-    """Effect: ask an owner to look at failures, by `Family.take`, as soon as it can."""
+class NotifyOwner(NamedTuple):
+    """Effect: ask an owner to look at failures, by `OwnershipTree.take`, as soon as it can."""
 
     owner: int
 
@@ -69,8 +69,8 @@ class TellOwner(NamedTuple):
     cause: MeshFailure | None
 
 
-class EndOrphan(NamedTuple):
-    """Effect: end an actor that lives here; its end calls `Family.ended`."""
+class StopOrphan(NamedTuple):
+    """Effect: end an actor that lives here; its end calls `OwnershipTree.ended`."""
 
     actor: int
     reason: str
@@ -82,7 +82,7 @@ class Watch(NamedTuple):
     process: Process
 
 
-Effect = Attend | EndOrphan | Stop | TellOwner | Watch
+Effect = NotifyOwner | StopOrphan | Stop | TellOwner | Watch
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _News:
     causes: dict[int, MeshFailure] = field(default_factory=dict)
 
 
-class Family:
+class OwnershipTree:
     """The meshes that one process has spawned, and the actors that it hosts."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class Family:
             if owner.proc == proc and owner.incarnation <= incarnation and actor not in self._orphans
         }
         self._orphans |= orphans
-        return effects + [EndOrphan(actor, why) for actor in sorted(orphans)]
+        return effects + [StopOrphan(actor, why) for actor in sorted(orphans)]
 
     def _failed(self, child: _Child, proc: int, failure: Failure, cause: MeshFailure | None) -> list[Effect]:
         del child.alive[proc]
@@ -288,7 +288,7 @@ class Family:
         found.reports[rank] = failure
         if cause is not None:
             found.causes[rank] = cause
-        return [Attend(owner)] if is_first else []
+        return [NotifyOwner(owner)] if is_first else []
 
     def _forget(self, child: _Child) -> None:
         del self._children[child.actor]

@@ -4,9 +4,9 @@ Theory of operation
 ===================
 
 `Peers` is to a rank what `runtime.controller.state` is to the controller. Before a rank first sends something to a process, it
-sends `Meet` to the controller, once. The controller answers with `PeerNews` when that process is up, and again when it has
-ended or was replaced. Requests made before that wait here, in order. So the controller reports which processes live, and
-requests and answers go straight from rank to rank.
+sends `WatchProcess` to the controller, once. The controller answers with `ProcessStatus` when that process is up, and again
+when it has ended or was replaced. Requests made before that wait here, in order. So the controller reports which processes
+live, and requests and answers go straight from rank to rank.
 
 `runtime.rpc.requests` says how requests resolve. If a process ends, its death answers all requests that it has not answered.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, rank_peer
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
-from monarch_kernel.net.wire.messages import Failed, Meet, PeerNews, Release, Result
+from monarch_kernel.net.wire.messages import Failed, ProcessStatus, Release, Result, WatchProcess
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.requests import Pending, Recipient, Requests, Resolve, Send
@@ -119,7 +119,7 @@ class Peers:
         if proc in self._peers:
             return []
         self._peers[proc] = _Peer()
-        return [Send(CONTROLLER, pack(Meet(proc)))]
+        return [Send(CONTROLLER, pack(WatchProcess(proc)))]
 
     def cancel(self, id: int, now: float) -> list[PeerEffect]:
         """End a request for the caller, and interrupt it where it has not been answered."""
@@ -141,7 +141,7 @@ class Peers:
             self.requests.respawn_log.refused(message.id, proc)
         return self._answer(message.id, proc, answer, now)
 
-    def news(self, news: PeerNews, now: float) -> list[PeerEffect]:
+    def news(self, news: ProcessStatus, now: float) -> list[PeerEffect]:
         """Handle the news that a process is up, or has ended."""
         known = self._peers.setdefault(news.proc, _Peer())
         if news.incarnation < known.incarnation:
@@ -174,7 +174,7 @@ class Peers:
                 for id in owed:
                     effects += self._answer(id, proc, gone, now)
             elif proc != self._proc:
-                effects.append(Send(CONTROLLER, pack(Meet(proc))))
+                effects.append(Send(CONTROLLER, pack(WatchProcess(proc))))
         return effects
 
     # -- inside
@@ -191,7 +191,7 @@ class Peers:
             effects += [Respawned(record.actor, proc), Send(known.peer, packed)]
         return effects
 
-    def _on_peer_lost(self, news: PeerNews, known: _Peer, now: float) -> list[PeerEffect]:
+    def _on_peer_lost(self, news: ProcessStatus, known: _Peer, now: float) -> list[PeerEffect]:
         """Handle the end of a process. If the news is that a process is up, that process replaces it.
 
         Other processes that work on a request it has not answered leave their collectives now: no collective with it ever ends.

@@ -15,11 +15,11 @@ class PortTable:
     """The ports that a process has open.
 
     Attributes:
-        strays: The number of messages to ports that are not open, or no longer.
+        dropped_messages: The number of messages to ports that are not open, or no longer.
     """
 
     def __init__(self) -> None:
-        self.strays = 0
+        self.dropped_messages = 0
         self._takers: dict[int, Callable[[Answer], None]] = {}
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class PortTable:
         """Handle a message to a port."""
         take = self._takers.get(message.port)
         if take is None:
-            self.strays += 1
+            self.dropped_messages += 1
         elif message.failure is not None:
             take(message.failure)
         else:

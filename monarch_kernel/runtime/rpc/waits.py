@@ -49,7 +49,7 @@ class Wait:
         ends_by_itself: Whether it has a timeout.
         is_awaited: Whether an event loop goes on meanwhile; else a thread is blocked.
         warn_after_s: After how many seconds to show the processes that have not answered; None for never, and once it is done.
-        is_anew: Whether an earlier wait for the same future was ended with an error; its owner sets it to False once it knows.
+        had_error: Whether an earlier wait for the same future ended with an error; its owner sets it to False once it knows.
 
     Attributes:
         lasts_s: For how long it had lasted at the last report to its owner, in seconds.
@@ -63,7 +63,7 @@ class Wait:
         "ends_by_itself",
         "error",
         "future",
-        "is_anew",
+        "had_error",
         "is_awaited",
         "lasts_s",
         "news",
@@ -81,14 +81,14 @@ class Wait:
         ends_by_itself: bool = False,
         is_awaited: bool = False,
         warn_after_s: float | None = None,
-        is_anew: bool = False,
+        had_error: bool = False,
     ) -> None:
         self.future = future
         self.wake = wake
         self.ends_by_itself = ends_by_itself
         self.is_awaited = is_awaited
         self.warn_after_s = warn_after_s
-        self.is_anew = is_anew
+        self.had_error = had_error
         self.lasts_s = 0.0
         self.error: BaseException | None = None
         self.news = ""

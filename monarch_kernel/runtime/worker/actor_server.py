@@ -17,9 +17,9 @@ from monarch_kernel.net.transport.base import Peer, incarnation_of, proc_of
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
     ActorEnded,
+    Barrier,
     Call,
     Failed,
-    Fence,
     Interrupt,
     Message,
     OpenLoan,
@@ -32,30 +32,30 @@ from monarch_kernel.net.wire.messages import (
     StopActor,
     StoreCall,
 )
-from monarch_kernel.runtime.buffers.server import OF_LOANS, Lender
+from monarch_kernel.runtime.buffers.server import OF_LOANS, BufferServer
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import made_by
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.waits import Wait
-from monarch_kernel.runtime.worker.deadlock_detector import Circles
+from monarch_kernel.runtime.worker.deadlock_detector import DeadlockDetector
 from monarch_kernel.runtime.worker.executor import Debugger, Driving, Executor, Kept
-from monarch_kernel.runtime.worker.slow_requests import warn_if_late
+from monarch_kernel.runtime.worker.slow_requests import warn_if_slow
 from monarch_kernel.runtime.worker.supervisor import Supervisor
 
-__all__ = ["NOT_BEGUN", "Workplace", "later"]
+__all__ = ["NOT_STARTED", "ActorServer", "later"]
 
-NOT_BEGUN = "interrupted before it began"
+NOT_STARTED = "interrupted before it began"
 _MAX_STOPPED = 1 << 16
 _MAX_DEAD = 16
 
 
-class Workplace(ABC):
+class ActorServer(ABC):
     """Files messages into the mailboxes of actors, and answers for them.
 
     A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the one that
-    made the actor's number is asked to answer a `Fence`: what it has sent before has then come, or never will.
+    made the actor's number is asked to answer a `Barrier`: what it has sent before has then come, or never will.
 
     Args:
         proc: the place of this process.
@@ -69,7 +69,7 @@ class Workplace(ABC):
         hosted: number -> what looks after the actor (`features.editing.worker.Hosted`), while there is something to look after.
     """
 
-    def __init__(self, proc: int, driving: Driving, asker: Asker) -> None:
+    def __init__(self, proc: int, driving: Driving, asker: Client) -> None:
         self.proc = proc
         self.driving = driving
         self.asker = asker
@@ -83,13 +83,13 @@ class Workplace(ABC):
         self._stopping: list[Executor] = []
         self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
-        self._lender = Lender(asker.lendings, self.send_answer_now, self.send_answer)
-        self.circles = Circles(self)
+        self._lender = BufferServer(asker.exports, self.send_answer_now, self.send_answer)
+        self.circles = DeadlockDetector(self)
         self.supervisor = Supervisor(self)
         self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
             ActorEnded: self._hear_of_child,
             Call: self._hear_call,
-            Fence: self._hear_fence,
+            Barrier: self._hear_fence,
             Interrupt: self._hear_interrupt,
             PortSend: self._hear_port,
             PostMortem: self._hear_post_mortem,
@@ -153,7 +153,7 @@ class Workplace(ABC):
 
     def linger(self, wait: Wait) -> float | None:
         """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
-        pauses = [pause for pause in (self.circles.linger(wait), warn_if_late(self.asker, wait)) if pause is not None]
+        pauses = [pause for pause in (self.circles.linger(wait), warn_if_slow(self.asker, wait)) if pause is not None]
         return min(pauses, default=None)
 
     def activities(self) -> tuple[Activity, ...]:
@@ -267,7 +267,7 @@ class Workplace(ABC):
     def _hear_of_child(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
         self.supervisor.child_ended(message, _process(peer))
 
-    def _hear_fence(self, message: Fence, frames: Sequence[Frame], peer: Peer) -> None:
+    def _hear_fence(self, message: Barrier, frames: Sequence[Frame], peer: Peer) -> None:
         self.fence(message, peer)
 
     def _hear_probe(self, message: Probe, frames: Sequence[Frame], peer: Peer) -> None:
@@ -280,7 +280,7 @@ class Workplace(ABC):
         else:  # nothing has failed here
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
-    def fence(self, message: Fence, peer: Peer) -> None:
+    def fence(self, message: Barrier, peer: Peer) -> None:
         """Answer, since all that was sent to ``peer`` before is on its way."""
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
@@ -338,7 +338,7 @@ class Workplace(ABC):
         def over(answers: object) -> None:
             pass
 
-        fence = self.asker.request((maker,), lambda id: pack(Fence(id)), "", over, quiet=True)
+        fence = self.asker.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
         fence.add_done_callback(lambda: self._give_up_early(message.actor))
 
     def _give_up_early(self, actor: int) -> None:
@@ -389,7 +389,7 @@ class Workplace(ABC):
                 with contextlib.suppress(ValueError):  # it has begun just now
                     executor.mailbox.remove(waits)
                     host = socket.gethostname()
-                    dropped = Failure("interrupted", "KeyboardInterrupt", NOT_BEGUN, host=host, pid=os.getpid())
+                    dropped = Failure("interrupted", "KeyboardInterrupt", NOT_STARTED, host=host, pid=os.getpid())
                     self.send_answer_now(id, pack(Failed(id, dropped)))
                     return
             if executor.current == id or id in executor.strikes:

@@ -13,7 +13,7 @@ request says which process made it, and so where the answer goes; the id of an a
 (`runtime.rpc.ids`).
 
 A `Call` may arrive before the `Spawn` of its actor, if another process sends that. The rank keeps the call and sends a
-`Fence` to the process that made the actor. When the answer comes, all that was sent before has arrived, and an actor that
+`Barrier` to the process that made the actor. When the answer comes, all that was sent before has arrived, and an actor that
 is not there then never will be.
 """
 
@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.memory.exports import Lendings
+from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
-from monarch_kernel.net.wire.messages import Failed, Hello, PeerNews, RankSpec, Result
+from monarch_kernel.net.wire.messages import Failed, Hello, ProcessStatus, RankSpec, Result
 from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
@@ -46,7 +46,7 @@ from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.supervisor import Supervisor
 
-__all__ = ["RankAsker", "RankItem"]
+__all__ = ["RankItem", "WorkerClient"]
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ RankItem = Packed | Callable[[], object]
 RELEASE_EVERY_S = 1.0
 
 
-class RankAsker:
+class WorkerClient:
     """Sends requests to other processes for the code on a rank, and says hello to them.
 
     Args:
@@ -76,7 +76,7 @@ class RankAsker:
         self.refused = 0
         self.ports = PortTable()
         self.stores = StoreTable()
-        self.lendings = Lendings(spec.proc)
+        self.exports = ExportTable(spec.proc)
         self.meters = transport.meters
         self.paths = data_paths_of(self)
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
@@ -141,7 +141,7 @@ class RankAsker:
         return self._driver.wait(waiter, timeout_s)
 
     @property
-    def asker(self) -> RankAsker:
+    def asker(self) -> WorkerClient:
         """This object: handles in the answers send their requests through it."""
         return self
 
@@ -204,7 +204,7 @@ class RankAsker:
         if death is not None and self.supervisor is not None:
             self.supervisor.gone(process, death)
 
-    def hear_news(self, news: PeerNews) -> None:
+    def hear_news(self, news: ProcessStatus) -> None:
         """Handle the controller's news that a process is up, or has ended."""
         self._perform(self._state.news(news, time.monotonic()))
         if self.supervisor is not None:

@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from monarch_kernel.errors import DeadlockError
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Call, Message, Probe, Run, Spawn
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.deadlock import Circle, Deadlocks, PassOn, Standing, describe_circle
 from monarch_kernel.runtime.rpc.waits import Wait, futures_needed_by
 from monarch_kernel.runtime.worker.executor import Executor
 
-__all__ = ["Circles"]
+__all__ = ["DeadlockDetector"]
 
 PROBE_EVERY_S = 2.0
 _MAX_CALLS = 256
@@ -29,7 +29,7 @@ _MAX_CALLS = 256
 class Place(Protocol):
     """The part of the process that the detector uses."""
 
-    asker: Asker
+    asker: Client
 
     def executors(self) -> list[Executor]:
         """All executors of the process."""
@@ -59,7 +59,7 @@ class _Waiting:
         return self.task is None or wait.future in futures_needed_by(self.task)
 
 
-class Circles:
+class DeadlockDetector:
     """The waits of a process that last, and the probes for them."""
 
     def __init__(self, place: Place) -> None:
@@ -95,8 +95,8 @@ class Circles:
                 return
             wait.number = self._place.asker.new_number()
             self._waiting[wait.number] = found
-        if wait.is_anew:
-            wait.is_anew = False
+        if wait.had_error:
+            wait.had_error = False
             self._deadlocks.waits(wait.number, wait.future.id)
             return
         waiting = self._waiting.get(wait.number)

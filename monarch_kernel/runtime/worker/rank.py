@@ -19,12 +19,12 @@ group is formed anew later. If the interrupt says ``abort`` that is done without
 
 Code that ignores SIGINT is struck by a signal of our own. Code that has a handler of its own for SIGINT has that called, once.
 
-`Look` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
+`GetStacks` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
 
 SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it. Processes that the
 user's code forks do not have these handlers of signals (`monarch_kernel.net.transport.forks`).
 
-A rank whose mesh may outlive the controller keeps a `Ledger` of what it owes, and tells it to the next (`Attach`).
+A rank whose mesh may outlive the controller keeps a `ReplayLog` of what it owes, and tells it to the next (`Attach`).
 
 The thread that receives `Interrupt` acts at once, by where the request is. On the main thread: ``pthread_kill`` with
 SIGINT, repeated until the handler has run. In a sync actor: an asynchronous KeyboardInterrupt, which the thread sees at its
@@ -53,18 +53,18 @@ from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, load, 
 from monarch_kernel.net.wire.messages import (
     Apply,
     Attach,
+    Barrier,
     CleansUp,
     Complete,
     Failed,
-    Fence,
     Forget,
+    GetStacks,
     Hello,
     Inspect,
-    Look,
     Message,
     Payload,
-    PeerNews,
     Ping,
+    ProcessStatus,
     Pull,
     Push,
     RankSpec,
@@ -84,11 +84,11 @@ from monarch_kernel.runtime.host.processes import await_end, die_with_parent, ha
 from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
-from monarch_kernel.runtime.worker.actor_server import Workplace, later
-from monarch_kernel.runtime.worker.client import RankAsker, RankItem
+from monarch_kernel.runtime.worker.actor_server import ActorServer, later
+from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
-from monarch_kernel.runtime.worker.replay_log import Ledger
+from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 __all__ = ["Group", "Rank", "RankItem", "Shell"]
@@ -102,7 +102,7 @@ STRIKE_EVERY_S = 0.05
 STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
-_FROM_RANKS = (Run, Apply, Push, Pull, Ping, Look, Release)
+_FROM_RANKS = (Run, Apply, Push, Pull, Ping, GetStacks, Release)
 """What other ranks may send, besides what concerns actors and what features add (`Rank.extend`)."""
 
 Handler = Callable[[Any, Sequence[Frame]], None]
@@ -150,7 +150,7 @@ class Shell(Protocol):
         ...
 
 
-class Rank(Workplace):
+class Rank(ActorServer):
     """The process as a whole.
 
     Args:
@@ -166,7 +166,7 @@ class Rank(Workplace):
         self.spec = spec
         self.driver: Driver[RankItem] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
         self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address, shares=transport.shares)
-        self.peers = RankAsker(spec, self.driver, transport, self.hello)
+        self.peers = WorkerClient(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.on_linger = self.linger
         self.peers.supervisor = self.supervisor
@@ -185,8 +185,8 @@ class Rank(Workplace):
             Failed: self._hear_answer,
             Forget: self._forget,
             Inspect: self._inspect,
-            Look: self._look,
-            PeerNews: self._hear_news,
+            GetStacks: self._look,
+            ProcessStatus: self._hear_news,
             Release: self._release,
             Result: self._hear_answer,
         }
@@ -197,12 +197,12 @@ class Rank(Workplace):
         self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
-        self._unknown = ""  # why the last `Look` has not found the pending collectives
+        self._unknown = ""  # why the last `GetStacks` has not found the pending collectives
         self._last_cell = 0
         self._cell = 0
         self.rewind: Rewind | None = None  # of the cell
         self._token = token
-        self._ledger = Ledger(spec.record) if spec.record else None
+        self._ledger = ReplayLog(spec.record) if spec.record else None
         self._epoch = 0
         self._exiting = False
         self._cleans_up = False
@@ -466,7 +466,7 @@ class Rank(Workplace):
         elif not self.hear(message, frames, peer) and type(message) in self._from_ranks:
             self._route(message, frames)
 
-    def fence(self, message: Fence, peer: Peer) -> None:
+    def fence(self, message: Barrier, peer: Peer) -> None:
         """Answer, when all is sent to ``peer`` that is to be: what a new process in an old place must be sent, too."""
         self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
 
@@ -479,7 +479,7 @@ class Rank(Workplace):
     def _hear_answer(self, message: Result | Failed, frames: Sequence[Frame]) -> None:
         self.peers.answered(CONTROLLER, message, frames)
 
-    def _hear_news(self, message: PeerNews, _: Sequence[Frame]) -> None:
+    def _hear_news(self, message: ProcessStatus, _: Sequence[Frame]) -> None:
         self.peers.hear_news(message)
 
     def _forget(self, message: Forget, _: Sequence[Frame]) -> None:
@@ -583,7 +583,7 @@ class Rank(Workplace):
             _log.exception("whether a collective is pending is not known")
             return 0.0
 
-    def _look(self, message: Look, _: Sequence[Frame]) -> None:
+    def _look(self, message: GetStacks, _: Sequence[Frame]) -> None:
         """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}

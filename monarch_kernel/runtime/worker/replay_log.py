@@ -34,7 +34,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.host.processes import start_ticks
 
-__all__ = ["RICH_NBYTES", "Ledger"]
+__all__ = ["RICH_NBYTES", "ReplayLog"]
 
 RICH_NBYTES = 4 << 20
 """How many bytes of displays (figures) are kept while there is no controller; the latest."""
@@ -49,7 +49,7 @@ class _Noted(NamedTuple):
     is_code: bool
 
 
-class Ledger:
+class ReplayLog:
     """The log of one rank; for the I/O thread, and for threads that answer.
 
     Args:

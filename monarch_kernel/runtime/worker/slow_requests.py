@@ -7,20 +7,20 @@ from collections.abc import Mapping
 
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.wire.codec import load, pack
-from monarch_kernel.net.wire.messages import Look
+from monarch_kernel.net.wire.messages import GetStacks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer, Value
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.waits import Pending, Wait
 
-__all__ = ["late_text", "warn_if_late"]
+__all__ = ["slow_text", "warn_if_slow"]
 
 LOOK_S = 1.0
 _MAX_LINES = 8
 
 
-def warn_if_late(asker: Asker, wait: Wait) -> float | None:
+def warn_if_slow(asker: Client, wait: Wait) -> float | None:
     """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
     if wait.warn_after_s is None or not wait.future.note:
         return None
@@ -31,13 +31,13 @@ def warn_if_late(asker: Asker, wait: Wait) -> float | None:
     return None
 
 
-def _ask(asker: Asker, wait: Wait) -> None:
+def _ask(asker: Client, wait: Wait) -> None:
     """Ask the processes that have not answered what they do; on the I/O thread."""
     future = wait.future
     owing = list(asker.waiting_for(future.id))
     if wait.over or not owing:
         return
-    looking = asker.ask(owing, lambda id: pack(Look(id)), lambda answers: [_read(answer) for answer in answers])
+    looking = asker.ask(owing, lambda id: pack(GetStacks(id)), lambda answers: [_read(answer) for answer in answers])
 
     timer = threading.Timer(LOOK_S, looking.cancel)  # native code that holds the GIL keeps a process from answering
     timer.daemon = True
@@ -46,7 +46,7 @@ def _ask(asker: Asker, wait: Wait) -> None:
         timer.cancel()
         ranks = {proc: place if future.rank is None else future.rank for place, proc in enumerate(future.procs)}
         doing = {ranks[proc]: one for proc, one in zip(owing, looking.get(0))}
-        wait.tell(late_text(future, wait.lasts_s, doing))
+        wait.tell(slow_text(future, wait.lasts_s, doing))
 
     timer.start()
     looking.add_done_callback(show)
@@ -59,7 +59,7 @@ def _read(answer: Answer) -> Doing | Failure:
     return doing
 
 
-def late_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
+def slow_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
     """Describe which ranks have not answered, and what they do.
 
     Args:

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import StoreCall, StoreOperation
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["StoreClient", "serve_rendezvous", "torch_store"]
@@ -37,12 +37,12 @@ class StoreClient:
     """Sends operations to the process that keeps a store.
 
     Args:
-        asker: The `Asker` of this process.
+        asker: The `Client` of this process.
         proc: The process that keeps the keys.
         name: The name of the store there.
     """
 
-    def __init__(self, asker: Asker, proc: int, name: str) -> None:
+    def __init__(self, asker: Client, proc: int, name: str) -> None:
         self._asker = asker
         self._proc = proc
         self._name = name

@@ -1,10 +1,10 @@
-"""Performs the effects of a process's `Family`: messages to other processes about actors that are spawned, stopped or fail.
+"""Performs the effects of an `OwnershipTree`: messages to other processes about actors that are spawned, stopped or fail.
 
 Theory of operation
 ===================
 
 An actor that ends sends `StopActor` to what it has spawned and, if it failed, `ActorEnded` to the process of its owner. The
-transport reports the death of a process (`PeerNews`; in the controller `Gone`), which counts once.
+transport reports the death of a process (`ProcessStatus`; in the controller `Gone`), which counts once.
 
 An owner handles a failure on its own thread: a mark goes to the front of its mailbox, and the wait that the thread is in
 wakes (`Executor.attend`). An async owner gets a task. An owner that does not handle the failure ends, by an exception out
@@ -21,17 +21,17 @@ from typing import Any, Protocol
 from monarch_kernel.errors import Failure, MeshFailure
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import ActorEnded, StopActor
-from monarch_kernel.runtime.rpc.client import Asker
+from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import made_by
 from monarch_kernel.runtime.rpc.ownership import (
     PROGRAM,
-    Attend,
     Effect,
-    EndOrphan,
-    Family,
+    NotifyOwner,
+    OwnershipTree,
     Process,
     Stop,
+    StopOrphan,
     TellOwner,
     Watch,
 )
@@ -44,7 +44,7 @@ class Owner(Protocol):
     """The part of a process's actor server that the supervisor uses."""
 
     proc: int
-    asker: Asker
+    asker: Client
     actors: dict[int, Executor]
 
     def submit(self, function: Callable[[], None]) -> None:
@@ -71,9 +71,9 @@ class Owner(Protocol):
 class Supervisor:
     """Keeps the family of a process, and performs its effects; any thread may call its methods."""
 
-    def __init__(self, workplace: Owner) -> None:
-        self._workplace = workplace
-        self._family = Family()
+    def __init__(self, actor_server: Owner) -> None:
+        self._workplace = actor_server
+        self._family = OwnershipTree()
         self._lock = threading.Lock()
 
     # -- for owners
@@ -81,7 +81,7 @@ class Supervisor:
     def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
         """Register a mesh of actors that is spawned here; call this before the message is sent."""
 
-        def spawn(family: Family) -> list[Effect]:
+        def spawn(family: OwnershipTree) -> list[Effect]:
             effects = family.spawned(actor, name, owner, procs, mesh)
             deaths = self._workplace.asker.deaths(procs)  # known only since a moment ago, else nothing would be spawned
             return effects + family.refused(actor, deaths) if deaths else effects
@@ -116,7 +116,7 @@ class Supervisor:
             Futures that resolve when the actors that it had spawned are over, too.
         """
 
-        def change(family: Family) -> list[Effect]:
+        def change(family: OwnershipTree) -> list[Effect]:
             owner = family.hosted.get(actor)
             effects = family.ended(actor, failure, cause)
             if failure is None and request and owner is not None and made_by(request) == owner.proc:
@@ -150,7 +150,7 @@ class Supervisor:
 
     # -- inside
 
-    def _submit(self, change: Callable[[Family], list[Effect]]) -> None:
+    def _submit(self, change: Callable[[OwnershipTree], list[Effect]]) -> None:
         """For the user's code, which an interrupt can stop anywhere."""
 
         def item() -> None:
@@ -158,7 +158,7 @@ class Supervisor:
 
         self._workplace.submit(item)
 
-    def _do(self, change: Callable[[Family], list[Effect]]) -> list[Future[None]]:
+    def _do(self, change: Callable[[OwnershipTree], list[Effect]]) -> list[Future[None]]:
         with self._lock:
             effects = change(self._family)
         return self._perform(effects)
@@ -166,7 +166,7 @@ class Supervisor:
     def _perform(self, effects: Sequence[Effect]) -> list[Future[None]]:
         place, over = self._workplace, []
         for effect in effects:
-            if isinstance(effect, Attend):
+            if isinstance(effect, NotifyOwner):
                 if effect.owner == PROGRAM:
                     place.attend()
                 elif (executor := place.actors.get(effect.owner)) is not None and executor.attend is not None:
@@ -176,7 +176,7 @@ class Supervisor:
                 over += [self._stop(effect, proc) for proc in effect.procs]
             elif isinstance(effect, TellOwner):
                 self._tell(effect)
-            elif isinstance(effect, EndOrphan):
+            elif isinstance(effect, StopOrphan):
                 place.end_actor(effect.actor, effect.reason)
             elif isinstance(effect, Watch) and effect.process.proc != place.proc:
                 place.watch(effect.process)

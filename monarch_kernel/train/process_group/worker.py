@@ -58,7 +58,7 @@ from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, pack
 from monarch_kernel.net.wire.messages import FormGroup, HostStore
 from monarch_kernel.runtime.diagnostics.stacks import Collective
-from monarch_kernel.runtime.host.connection_holder import Holder
+from monarch_kernel.runtime.host.connection_holder import FdHolder
 from monarch_kernel.runtime.host.network import address_of, interfaces
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import gather, read_value
@@ -176,7 +176,7 @@ class RankGroup:
         self._sockets_before: set[_Socket] | None = None  # sockets that were open before the group, while it forms
         self._closing: list[socket.socket] = []  # connections of aborted groups
         self._lock = threading.Lock()  # for the attributes above: another thread aborts
-        self._holder = Holder(agent)
+        self._holder = FdHolder(agent)
         self._formed = False
         self._aborted = False
         self._rounds = 0

@@ -19,10 +19,10 @@ from monarch_kernel.net.wire.messages import (
     Message,
     Output,
     OutputChunk,
-    PassOver,
     Payload,
     Ping,
     Result,
+    SkipBreakpoint,
     Stopped,
 )
 from monarch_kernel.runtime.controller.effects import Effect, Halt, Tell
@@ -76,7 +76,7 @@ def test_a_stop_is_reported_and_takes_one_line(state: State) -> None:
     assert debugging(state).skip(event, "why") == []
     (second,) = stop_events(stop(state, turn=2))
     assert debugging(state).answer(event, "n\n") == []
-    assert sent(debugging(state).skip(second, "why")) == [PassOver(7, 2, "why")]
+    assert sent(debugging(state).skip(second, "why")) == [SkipBreakpoint(7, 2, "why")]
     assert state.heard(Continued(7), (), rank_peer(1), NOW) == []
     assert debugging(state).stops([1]) == []
 
@@ -103,9 +103,9 @@ def test_a_stop_ends_with_its_request(state: State, end: Message) -> None:
 
 def test_a_stop_of_a_request_that_is_not_open_is_dropped(state: State) -> None:
     state.heard(Result(7, Payload()), (), rank_peer(1), NOW)
-    strays = state.strays
+    dropped_messages = state.dropped_messages
     assert stop(state) == []
-    assert state.strays == strays + 1
+    assert state.dropped_messages == dropped_messages + 1
     assert debugging(state).stops([1]) == []
 
 
@@ -119,7 +119,9 @@ def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
 
 def test_without_a_user_to_ask_the_code_continues(state: State) -> None:
     debugging(state).attendant = None
-    assert sent(stop(state)) == [PassOver(7, 1, "code can stop only in a notebook, where a user can answer the prompt")]
+    assert sent(stop(state)) == [
+        SkipBreakpoint(7, 1, "code can stop only in a notebook, where a user can answer the prompt")
+    ]
     assert not debugging(state).stops()[0].is_waiting
 
 

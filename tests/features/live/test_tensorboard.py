@@ -10,7 +10,7 @@ import pytest
 
 from monarch_kernel.features.live.loops import LoopBook
 from monarch_kernel.features.live.tensorboard import TensorBoardJournal
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopBegun, LoopLeft, LoopReport
+from monarch_kernel.net.wire.messages import Knob, Logged, LoopLeft, LoopReport, LoopStarted
 from monarch_kernel.testing import rank_spec
 from tests.support.boards import scalars
 from tests.support.waiting import wait_until
@@ -27,7 +27,7 @@ class Board:
 
     def begin(self, rank: int, request: int = 4, **more: object) -> None:
         spec = rank_spec(10 + rank, rank=rank, world_size=2, mesh="t")
-        self.book.started(spec, "cell [5]", LoopBegun(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
+        self.book.started(spec, "cell [5]", LoopStarted(request, 1, 100, **more), 0.0)  # type: ignore[arg-type]
 
     def report(self, rank: int, values: dict[int, float], request: int = 4) -> None:
         logged = tuple(

@@ -41,7 +41,7 @@ class Trap(dict):
         return super().items()
 x = Trap(w=torch.zeros(96 << 20))
 """
-N_LENT = "len(HOME.asker.lendings)"
+N_LENT = "len(HOME.asker.exports)"
 
 
 @pytest.fixture(scope="module")

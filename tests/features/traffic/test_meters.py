@@ -90,7 +90,7 @@ def test_events_name_ranks_until_their_traffic_stops() -> None:
 def test_ranks_may_report_only_their_own_traffic() -> None:
     state = state_of_three(1, 2, 3)
     state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
-    assert state.strays == 1
+    assert state.dropped_messages == 1
     assert book_of(state).carried({1, 2, 3}) == []
 
 

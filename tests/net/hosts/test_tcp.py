@@ -56,7 +56,7 @@ def test_a_connection_is_stuck_while_the_network_is_cut(
     assert stays_free(ours, 50), "nothing was sent"
     ours.sendall(b"y")
     wait_until(lambda: tcp.is_stuck(ours.fileno()), "the connection to be stuck")
-    host.mend()
+    host.restore()
     theirs.settimeout(LONG_S)
     assert theirs.recv(10) == b"y"
     wait_until(lambda: not tcp.is_stuck(ours.fileno()), "the connection to be free")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_proc
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.net.memory import devices, paths
 from monarch_kernel.net.memory.exports import Loan
@@ -78,8 +78,8 @@ class Owner(Actor):
     def lend(self, thing: torch.Tensor) -> Buffer:
         self.kept = thing
         buffer = Buffer(thing)
-        lendings, lease = asker_here().lendings, buffer._loan.lease
-        lendings._held[lease] = elsewhere(thing)
+        exports, lease = client_here().exports, buffer._loan.lease
+        exports._held[lease] = elsewhere(thing)
         buffer._loan = buffer._loan._replace(device=DEVICE)
         return buffer
 
@@ -133,7 +133,7 @@ def test_each_end_may_be_on_a_device(
 ) -> None:
     monkeypatch.setattr(paths, "SLAB_NBYTES", SLAB_NBYTES)
     owner = owners["here" if path == "process" else "there"]
-    ways = asker_here().paths
+    ways = client_here().paths
     tensor = torch.arange(2400.0).reshape(3, 800)[:, ::2]
     buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
     assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
@@ -143,7 +143,7 @@ def test_each_end_may_be_on_a_device(
 
     def carry(mine: torch.Tensor, *, is_write: bool) -> None:
         memory = elsewhere(mine) if near == "device" else memory_of(mine)
-        only = paths.DataPaths((Always(ways[path]),), asker_here().meters)
+        only = paths.DataPaths((Always(ways[path]),), client_here().meters)
         assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, path)
 
     carry(into := torch.zeros(1200), is_write=False)

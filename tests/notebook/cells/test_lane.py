@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.notebook.cells.cell import Lane
+from monarch_kernel.notebook.cells.cell import CellQueue
 
 
 class FakeCell:
@@ -36,10 +36,10 @@ class FakeCell:
     ],
 )
 def test_what_a_cell_waits_for(earlier: Any, waits: bool) -> None:
-    lane = Lane(None, None)  # type: ignore[arg-type]
+    cell_queue = CellQueue(None, None)  # type: ignore[arg-type]
     cell: Any = FakeCell({0, 1})
     for each in (earlier, cell):
-        lane.enter(each)
-    assert lane.before(cell) is (earlier if waits else None)
-    lane.leave(earlier)
-    assert lane.before(cell) is None
+        cell_queue.enter(each)
+    assert cell_queue.before(cell) is (earlier if waits else None)
+    cell_queue.leave(earlier)
+    assert cell_queue.before(cell) is None

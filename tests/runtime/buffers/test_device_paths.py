@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import MeshDownError
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.net.memory.paths import OwnerGone, PathUnavailable
@@ -37,8 +37,8 @@ class Owner(Actor):
         self.seen = weakref.ref(self.kept)
         buffer = Buffer(self.kept)
         if device:  # pretend that it is on the device
-            lendings, lease = asker_here().lendings, buffer._loan.lease
-            lendings._held[lease] = lendings._held[lease]._replace(device=device)
+            exports, lease = client_here().exports, buffer._loan.lease
+            exports._held[lease] = exports._held[lease]._replace(device=device)
             buffer._loan = buffer._loan._replace(device=device)
         return buffer
 
@@ -61,7 +61,7 @@ class Reader(Actor):
 
     @endpoint
     def open(self, buffer: Buffer) -> int:
-        asker_here().paths["rdma"]._opening.ask(buffer._loan)
+        client_here().paths["rdma"]._opening.ask(buffer._loan)
         return os.getpid()
 
 
@@ -76,7 +76,7 @@ def ranks(procs: ProcMesh) -> Iterator[Ranks]:
     """Processes for one test, because tests kill some. The fixture ``procs`` has started the agent and the zygote."""
     mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
     yield Ranks(mine, mine.slice(gpus=0).spawn("owner", Owner), mine.slice(gpus=1).spawn("reader", Reader))
-    asker_here().paths.close()  # also closes what this process keeps for the next transfer
+    client_here().paths.close()  # also closes what this process keeps for the next transfer
     mine.stop(grace_s=0).get(LONG_S)
 
 
@@ -86,7 +86,7 @@ def call(endpoint: Any, *args: Any) -> Any:
 
 def test_memory_stays_while_it_is_open_and_is_freed_after_the_last_close(ranks: Ranks) -> None:
     before = call(ranks.owner.tasks)
-    path: Any = asker_here().paths["rdma"]
+    path: Any = client_here().paths["rdma"]
     buffer = call(ranks.owner.lend, 1000)
     opened, _ = path._opening.ask(buffer._loan)
     again, _ = path._opening.ask(buffer._loan)
@@ -116,7 +116,7 @@ def test_memory_that_cannot_be_opened_takes_another_path_and_is_not_tried_again(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = call(ranks.owner.lend, 1000, DEVICE)  # CUDA can't share it, because it did not allocate it
-    path: Any = asker_here().paths["cuda"]
+    path: Any = client_here().paths["cuda"]
     assert not path.leads_to(buffer._loan)  # this process uses no device
     monkeypatch.setattr("monarch_kernel.net.memory.devices.are_in_use", lambda: True)
     assert path.leads_to(buffer._loan)
@@ -130,7 +130,7 @@ def test_memory_that_cannot_be_opened_takes_another_path_and_is_not_tried_again(
 def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     far = call(ranks.owner.lend, 1 << 20)
     small = far[:10]
-    path: Any = asker_here().paths["rdma"]
+    path: Any = client_here().paths["rdma"]
     assert not path.leads_to(far._loan)
     monkeypatch.setattr("monarch_kernel.runtime.buffers.nixl.has_hardware", lambda: True)
     monkeypatch.setattr(path, "_is_there", None)
@@ -147,7 +147,7 @@ def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pyt
 def test_no_bytes_arrive_after_the_end_of_a_transfer(ranks: Ranks) -> None:
     count = 64 << 20
     buffer = call(ranks.owner.lend, count)
-    path: Any = asker_here().paths["rdma"]
+    path: Any = client_here().paths["rdma"]
     mine = torch.zeros(count)
     memory = buffer._memory(mine, is_write=False)
     path.carry(buffer._loan, memory, is_write=False)
@@ -175,7 +175,7 @@ def test_no_bytes_arrive_after_the_end_of_a_transfer(ranks: Ranks) -> None:
 
 def test_scattered_elements_are_refused_at_once(ranks: Ranks, bar: Bar) -> None:
     buffer = call(ranks.owner.lend, 1 << 22)
-    path: Any = asker_here().paths["rdma"]
+    path: Any = client_here().paths["rdma"]
     into = torch.zeros(1 << 11, 1 << 11).t()
     begin = time.thread_time()
     with pytest.raises(PathUnavailable, match="too far apart"):
@@ -228,7 +228,7 @@ def test_an_agent_is_not_removed_during_a_transfer() -> None:
 def test_the_error_names_what_ucx_cannot_do(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "^tcp")  # the default; and this machine has nothing else
     buffer = call(ranks.owner.lend, 1000)
-    path: Any = asker_here().paths["rdma"]
+    path: Any = client_here().paths["rdma"]
     with pytest.raises(PathUnavailable, match="UCX found no way to other machines"):
         path.carry(buffer._loan, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
     assert path._opening.is_barred(buffer._loan)

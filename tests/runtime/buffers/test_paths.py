@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host, this_proc
-from monarch_kernel.actor.channels import asker_here
+from monarch_kernel.actor.channels import client_here
 from monarch_kernel.net.memory.exports import Loan
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.net.memory.paths import DataPath, OwnerGone, PathUnavailable
@@ -96,12 +96,12 @@ class Way(NamedTuple):
 def nothing_open() -> Iterator[None]:
     """Close the streams that are kept for the next transfer after each test."""
     yield
-    asker_here().paths.close()
+    client_here().paths.close()
 
 
 def way_of(name: str, procs: ProcMesh) -> Way:
     owner = (this_proc() if name in WITHIN else procs).spawn("owner", Owner)
-    way = Way(asker_here().paths[name], owner)
+    way = Way(client_here().paths[name], owner)
     try:
         way.read(way.lend(b"x"), bytearray(1))
     except PathUnavailable as error:

@@ -11,6 +11,8 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
+    Detach,
+    Detached,
     Failed,
     Forget,
     Goodbye,
@@ -18,8 +20,6 @@ from monarch_kernel.net.wire.messages import (
     HostHello,
     Lost,
     Message,
-    Outlive,
-    Outlives,
     Output,
     OutputChunk,
     Owed,
@@ -194,9 +194,9 @@ def test_forget_goes_only_to_ranks_with_a_record_and_only_for_cells() -> None:
 def test_leave_all_and_end_all() -> None:
     state = attaching()
     agent(state)
-    assert sends(state.host_requests.detach(7, HOST, 30.0)) == [(host_peer(HOST), Outlive(7, 30.0))]
+    assert sends(state.host_requests.detach(7, HOST, 30.0)) == [(host_peer(HOST), Detach(7, 30.0))]
     assert [
-        effect.id for effect in state.heard(Outlives(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
+        effect.id for effect in state.heard(Detached(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
     ] == [7]
     assert sends(state.processes.leave_all(0.0)) == [(host_peer(HOST), Goodbye(keep=True))]
     assert sends(state.processes.end_all(0.0, 2.0))[-1] == (host_peer(HOST), Goodbye(grace_s=2.0))

@@ -69,7 +69,7 @@ def test_a_replaced_host_is_given_back_in_the_background(runtime: Runtime) -> No
     old, new = add(runtime, launcher, 2)
     runtime.fleet.replace(old, new)
     assert not launcher.slow[0].closed
-    assert runtime.with_baton(lambda: runtime.fleet.now(old)) == new
+    assert runtime.run_on_io_thread(lambda: runtime.fleet.now(old)) == new
     runtime.fleet.release((new,), "no longer needed")
     assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 2
 

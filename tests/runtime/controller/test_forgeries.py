@@ -101,7 +101,7 @@ class Lab:
 
     def say(self, peer: Peer, message: Message) -> None:
         """Deliver a message to the loop; raises the loop's exceptions."""
-        self.runtime.with_baton(lambda: self.runtime._on_message(peer, join([pack(message)])))
+        self.runtime.run_on_io_thread(lambda: self.runtime._on_message(peer, join([pack(message)])))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -146,7 +146,7 @@ def test_a_host_that_was_given_back_before_it_came_up_is_ended() -> None:
     lab = Lab()
     try:
         late = add_host(lab.runtime, FakeLauncher())
-        lab.runtime.with_baton(
+        lab.runtime.run_on_io_thread(
             lambda: lab.runtime._state.processes.release_host(late, "it is no longer needed", 0.0, 0.0)
         )
         agent = FakeAgent(lab.hub, late, TOKEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.net.wire.messages import Join, Part, Reach
+from monarch_kernel.net.wire.messages import ConnectHost, ForgetHost, UseParent
 from monarch_kernel.runtime.controller.host_tree import FAN_OUT, RETURN_S, Hosts
 from monarch_kernel.runtime.controller.records import HostRecord
 
@@ -41,7 +41,7 @@ def test_hosts_beyond_the_fan_out_are_spread_evenly_over_parents() -> None:
         hosts[host] = HostRecord(host, is_elsewhere=True, up=True, addresses=(f"tcp://h{host}:1",))
         joins.append(hosts.place(hosts[host]))
     assert joins[:FAN_OUT] == [None] * FAN_OUT
-    assert joins[FAN_OUT] == Join(1, ("tcp://h1:1",))
+    assert joins[FAN_OUT] == UseParent(1, ("tcp://h1:1",))
     parents = [record.parent for record in hosts.values() if record.parent]
     assert {parents.count(parent) for parent in parents} == {2}
 
@@ -73,15 +73,15 @@ def test_followers_of_a_lost_host_get_time_to_come_back() -> None:
 
 def test_two_hosts_are_introduced_once() -> None:
     hosts = table(2)
-    assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, ("tcp://h2:1",), (b"R9",)))]
-    assert hosts.introduce(1, 2, b"R10") == [(1, Reach(2, (), (b"R10",)))]
-    assert hosts.introduce(2, 1, b"R1") == [(2, Reach(1, (), (b"R1",)))]
+    assert hosts.introduce(1, 2, b"R9") == [(1, ConnectHost(2, ("tcp://h2:1",), (b"R9",)))]
+    assert hosts.introduce(1, 2, b"R10") == [(1, ConnectHost(2, (), (b"R10",)))]
+    assert hosts.introduce(2, 1, b"R1") == [(2, ConnectHost(1, (), (b"R1",)))]
 
 
 def test_introductions_dial_the_host_with_an_address() -> None:
     hosts = table(1)
     hosts[2] = HostRecord(2, up=True)  # this machine, which others can't connect to
-    assert hosts.introduce(1, 2, b"R9") == [(1, Reach(2, (), (b"R9",))), (2, Reach(1, ("tcp://h1:1",), ()))]
+    assert hosts.introduce(1, 2, b"R9") == [(1, ConnectHost(2, (), (b"R9",))), (2, ConnectHost(1, ("tcp://h1:1",), ()))]
 
 
 def test_introduced_hosts_get_a_message_when_a_host_is_gone() -> None:
@@ -91,7 +91,7 @@ def test_introduced_hosts_get_a_message_when_a_host_is_gone() -> None:
     hosts.introduce(2, 4, b"R4")
     hosts[1].parent = 5
     hosts[1].gone = hosts[3].gone = True
-    assert hosts.part(1) == [(2, Part(1)), (5, Part(1))]
+    assert hosts.part(1) == [(2, ForgetHost(1)), (5, ForgetHost(1))]
     hosts[4].gone = True
-    assert hosts.part(4) == [(2, Part(4))]
+    assert hosts.part(4) == [(2, ForgetHost(4))]
     assert hosts.part(2) == []

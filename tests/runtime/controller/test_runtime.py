@@ -181,7 +181,7 @@ def test_a_cancel_ends_the_wait_and_interrupts(lab: Lab) -> None:
     for rank in lab.ranks.values():
         until(lambda rank=rank: rank.receive() and type(rank.seen[-1]) is Interrupt)  # type: ignore[misc]
         rank.answer(future.id, "late")
-    until(lambda: lab.runtime._state.strays == 2)
+    until(lambda: lab.runtime._state.dropped_messages == 2)
     assert future.get() == ["cancelled by the caller"] * 2
     future.cancel()
 
@@ -508,7 +508,7 @@ def test_garbage_is_refused_and_other_messages_are_handled(lab: Lab) -> None:
     ]
     for i, parts in enumerate(garbage):
         rank.send_raw(*parts)
-        until(lambda i=i: lab.runtime.refused + lab.runtime._state.strays > i)  # type: ignore[misc]
+        until(lambda i=i: lab.runtime.refused + lab.runtime._state.dropped_messages > i)  # type: ignore[misc]
     assert not future.done()
     assert Bomb.went_off == 0
     rank.answer(future.id, "fine")
@@ -519,7 +519,7 @@ def test_a_hello_without_the_token_does_not_admit_the_rest_of_its_batch(lab: Lab
     stranger = FakePeer(lab.hub, b"R77")
     stranger.send_raw(*join([pack(Hello(TOKEN, 77, 1, "cpu")), pack(Result(1, bomb()))]))
     until(lambda: lab.runtime.refused == 1)
-    assert lab.runtime._state.strays == 0
+    assert lab.runtime._state.dropped_messages == 0
 
 
 # -- all at once

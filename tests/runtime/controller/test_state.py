@@ -36,7 +36,7 @@ from monarch_kernel.net.wire.messages import (
     StartRanks,
 )
 from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Tell
-from monarch_kernel.runtime.controller.endings import ENDING_S
+from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S
 from monarch_kernel.runtime.controller.host_tree import HOST_DEADLINE_S
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
 from monarch_kernel.runtime.controller.processes import CLEANUP_S, RANK_DEADLINE_S
@@ -437,7 +437,7 @@ def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     state = running(2)
     gone, effect = state.heard(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
     assert isinstance(gone, Gone)
-    assert (gone.proc, gone.death.exit_code, gone.is_told) == (1, 3, False)
+    assert (gone.proc, gone.death.exit_code, gone.is_reported) == (1, 3, False)
     assert isinstance(effect, Tell)
     assert isinstance(effect.event, LostEvent)
     (over,) = ask(state, 1)
@@ -474,8 +474,8 @@ def test_a_stop_resolves_if_the_host_is_gone_or_not_up_or_a_process_is_stuck() -
     state = running(2)
     state.processes.stop((1, 2), "mesh stopped", 2.0, 1.0)
     assert state.processes.await_ends(7, (1,), 2.0, 1.0) == state.processes.await_ends(8, (1, 2), 50.0, 1.0) == []
-    assert resolves(state.tick(1.0 + 2.0 + ENDING_S - 0.1)) == []
-    (stuck,) = resolves(state.tick(1.0 + 2.0 + ENDING_S))
+    assert resolves(state.tick(1.0 + 2.0 + EXIT_WAIT_S - 0.1)) == []
+    (stuck,) = resolves(state.tick(1.0 + 2.0 + EXIT_WAIT_S))
     assert stuck.id == 7
     assert [answer.etype for answer in stuck.answers if isinstance(answer, Failure)] == ["NotEnded"]
     (over,) = resolves(state.processes.host_gone(1, "the host agent ended", (), 14.0))
@@ -631,7 +631,7 @@ def test_messages_that_a_peer_may_not_send_are_counted_and_dropped(peer: bytes, 
     state.hosts.add(2, 0.0)
     ask(state, 1)
     assert state.heard(message, (), peer, 0.0) == []
-    assert state.strays == 1
+    assert state.dropped_messages == 1
     assert len(state.requests) == 1
     assert state.ranks[1].pid == 100
     assert state.ranks[1].death is None

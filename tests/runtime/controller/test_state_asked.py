@@ -5,12 +5,12 @@ from __future__ import annotations
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import Interrupt, Look, Payload, Result, Run
+from monarch_kernel.net.wire.messages import GetStacks, Interrupt, Payload, Result, Run
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from tests.runtime.controller.states import state_of_three
 
-LOOK = pack(Look(7))
+LOOK = pack(GetStacks(7))
 
 
 def resolved(effects: list[Effect]) -> Resolve:

@@ -30,7 +30,7 @@ from monarch_kernel.net.wire.messages import (
     StartRanks,
     Stopped,
 )
-from monarch_kernel.runtime.controller.effects import Due, Effect, Expired, Gone, LostEvent, Tell
+from monarch_kernel.runtime.controller.effects import Effect, Expired, Gone, LostEvent, RestartDue, Tell
 from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
@@ -268,7 +268,7 @@ def test_a_controller_that_adopts_a_mesh_learns_the_current_incarnations() -> No
 
 
 def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
-    return [effect.procs for effect in effects if isinstance(effect, Due)]
+    return [effect.procs for effect in effects if isinstance(effect, RestartDue)]
 
 
 @pytest.mark.parametrize(("restart", "procs"), [("rank", (2,)), ("mesh", (1, 2))])
@@ -324,7 +324,7 @@ def test_only_the_current_incarnation_may_say_hello(peer: Peer) -> None:
     lose(state, 2)
     state.processes.heal((2,), 0.0)
     state.heard(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
-    assert state.strays == 1
+    assert state.dropped_messages == 1
     assert not state.ranks[2].up
 
 

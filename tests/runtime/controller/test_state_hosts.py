@@ -83,9 +83,9 @@ def test_a_request_to_a_host_resolves_with_its_answer_or_its_end(state: State) -
         state.heard(hello(host, HERE), (), host_peer(host), 1.0)
     ask = pack(ReadLog(7, 1, 100))
     assert state.host_requests.ask(7, 1, ask) == [Send(host_peer(1), ask)]
-    strays = state.strays
+    dropped_messages = state.dropped_messages
     assert state.heard(LogRead(7, b"not yours"), (), host_peer(2), 2.0) == []
-    assert state.strays == strays + 1
+    assert state.dropped_messages == dropped_messages + 1
     (resolved,) = state.heard(LogRead(7, b"log"), (), host_peer(1), 2.0)
     assert resolved.id == 7
     assert resolved.answers[0].payload.data == b"log"

@@ -49,10 +49,10 @@ def test_names_are_bounded_and_only_ranks_may_send_them(state: State) -> None:
     assert len(state.ranks[1].names) == MAX_NAMES
     state.heard(Names({"v0": "str"}, ("v1",)), (), rank_peer(1), 0.0)
     assert state.ranks[1].names["v0"] == "str"
-    before = state.strays
+    before = state.dropped_messages
     state.heard(Names({"x": "int"}), (), host_peer(1), 0.0)
     state.heard(Names({"x": "int"}), (), rank_peer(9), 0.0)
-    assert state.strays == before + 2
+    assert state.dropped_messages == before + 2
 
 
 def test_a_dead_rank_has_no_names(state: State) -> None:

@@ -22,7 +22,7 @@ from monarch_kernel.net.wire.config import Manifest
 from monarch_kernel.net.wire.messages import Run
 from monarch_kernel.runtime.detached.registry import Home, default_root, find, home_of
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
-from monarch_kernel.runtime.worker.replay_log import Ledger
+from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.testing import rank_spec
 from tests.support.waiting import wait_until
 
@@ -250,7 +250,7 @@ def test_a_rank_whose_pid_is_reused_is_dead(root: Path) -> None:
     record = home.path / "rank-1"
     specs = (replace(rank_spec(1), record=str(record)),)
     home.write(replace(manifest(os.getpid(), start_ticks(os.getpid())), specs=specs))
-    ledger = Ledger(str(record))
+    ledger = ReplayLog(str(record))
     ledger.take(Run(1, "x", 5))
     assert home.look().ranks == ((True, "cell [5]"),)
     written = json.loads(record.read_text())

@@ -23,7 +23,7 @@ from monarch_kernel.errors import AttachError, LaunchError
 from monarch_kernel.notebook.magics.attach import DetachedMeshes
 from monarch_kernel.notebook.syntax.usage import UsageProblem
 from monarch_kernel.runtime.detached.registry import Home
-from monarch_kernel.runtime.detached.session import KeptSession, end
+from monarch_kernel.runtime.detached.session import DetachedSession, end
 from tests.failures.machines import family
 from tests.support.processes import is_alive, wait_gone
 from tests.support.timing import Bar
@@ -35,14 +35,14 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks
-from monarch_kernel.runtime.detached.session import KeptSession
+from monarch_kernel.runtime.detached.session import DetachedSession
 from monarch_kernel.runtime.detached.registry import Home
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.net.wire.config import Recipe
 from tests.failures.machines import Machines
 home = Home(Path({root!r}), "t")
 home.create()
-session = KeptSession(home)
+session = DetachedSession(home)
 serve_ranks(session)
 machines = Machines(Path({logs!r}))
 numbers = session.add_hosts(machines, 2, grace_s={grace_s}, lost_after_s=1.0, is_light=True)
@@ -125,8 +125,8 @@ def program(root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     program.close()
 
 
-def attach_mesh(root: Path) -> tuple[KeptSession, ProcMesh]:
-    session, manifest = KeptSession.attach(Home(root, "t"))
+def attach_mesh(root: Path) -> tuple[DetachedSession, ProcMesh]:
+    session, manifest = DetachedSession.attach(Home(root, "t"))
     serve_ranks(session)
     extent = Extent(manifest.specs[0].axes)
     procs = [spec.proc for spec in manifest.specs]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_kernel.net.hosts.handshakes import free_descriptors
-from monarch_kernel.runtime.host.connection_holder import HOLD_S, LOOK_EVERY_S, FdKeeper, Holder
+from monarch_kernel.runtime.host.connection_holder import HOLD_S, LOOK_EVERY_S, FdHolder, FdKeeper
 from tests.support.descriptors import open_descriptors
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S
@@ -55,8 +55,8 @@ def keeper(agent: str, selector: selectors.BaseSelector) -> Iterator[FdKeeper]:
 
 
 @pytest.fixture
-def holder(agent: str, keeper: FdKeeper) -> Iterator[Holder]:
-    holder = Holder(agent)
+def holder(agent: str, keeper: FdKeeper) -> Iterator[FdHolder]:
+    holder = FdHolder(agent)
     yield holder
     if holder._agent is not None:
         holder._agent.close()
@@ -105,7 +105,7 @@ def hold_and_kill(agent: str, near: list[socket.socket]) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            Holder(agent).hold([each.fileno() for each in near])
+            FdHolder(agent).hold([each.fileno() for each in near])
             os.write(write, b"x")
             signal.pause()
         finally:
@@ -142,7 +142,7 @@ def test_connections_of_a_dead_process_stay_open_for_a_while(
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
-def test_a_connection_that_its_process_closes_is_closed(holder: Holder, turn: Turn, is_asked: bool, bar: Bar) -> None:
+def test_a_connection_that_its_process_closes_is_closed(holder: FdHolder, turn: Turn, is_asked: bool, bar: Bar) -> None:
     """Connections are closed one by one, while the others are held."""
     before = open_descriptors()
     made = pairs(3)
@@ -163,7 +163,7 @@ def test_a_connection_that_its_process_closes_is_closed(holder: Holder, turn: Tu
 
 
 def test_a_connection_that_is_closed_during_the_handover_does_not_affect_others(
-    holder: Holder, keeper: FdKeeper, turn: Turn
+    holder: FdHolder, keeper: FdKeeper, turn: Turn
 ) -> None:
     (first, far), (second, other) = pairs(2)
     number = first.fileno()
@@ -187,7 +187,7 @@ def test_a_connection_that_is_closed_during_the_handover_does_not_affect_others(
         each.close()
 
 
-def test_a_descriptor_whose_number_was_reused_is_closed(holder: Holder, turn: Turn) -> None:
+def test_a_descriptor_whose_number_was_reused_is_closed(holder: FdHolder, turn: Turn) -> None:
     ((near, far),) = pairs(1)
     holder.hold([near.fileno()])
     with socket.socket() as other:
@@ -198,7 +198,7 @@ def test_a_descriptor_whose_number_was_reused_is_closed(holder: Holder, turn: Tu
 
 
 def test_a_connection_that_a_fork_closes_stays_open(
-    holder: Holder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
+    holder: FdHolder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
 ) -> None:
     ((near, far),) = pairs(1)
     holder.hold([near.fileno()])
@@ -223,7 +223,7 @@ def test_a_connection_that_a_fork_closes_stays_open(
 
 
 def test_a_connection_that_is_closed_already_does_not_affect_others(
-    holder: Holder, keeper: FdKeeper, turn: Turn
+    holder: FdHolder, keeper: FdKeeper, turn: Turn
 ) -> None:
     made = pairs(3)
     numbers = [near.fileno() for near, _ in made]
@@ -239,7 +239,7 @@ def test_a_connection_that_is_closed_already_does_not_affect_others(
 
 
 def test_refused_connections_are_held_when_descriptors_are_free_again(
-    holder: Holder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
+    holder: FdHolder, keeper: FdKeeper, selector: selectors.BaseSelector, turn: Turn
 ) -> None:
     ((near, far),) = pairs(1)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -258,7 +258,7 @@ def test_refused_connections_are_held_when_descriptors_are_free_again(
 
 
 def test_a_busy_agent_closes_connections_later(
-    holder: Holder, keeper: FdKeeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
+    holder: FdHolder, keeper: FdKeeper, turn: Turn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent reads nothing for a while."""
     monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
@@ -273,13 +273,13 @@ def test_a_busy_agent_closes_connections_later(
     held[1].close()
 
 
-def test_let_go_in_a_signal_handler_does_not_deadlock(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_let_go_in_a_signal_handler_does_not_deadlock(holder: FdHolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch_kernel.runtime.host.connection_holder._TIMEOUT_S", 0.01)
     with holder._lock:
         holder.let_go()
 
 
-def test_half_of_the_descriptors_are_reserved(holder: Holder, keeper: FdKeeper, turn: Turn) -> None:
+def test_half_of_the_descriptors_are_reserved(holder: FdHolder, keeper: FdKeeper, turn: Turn) -> None:
     made = pairs(40)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     half = len(open_descriptors()) + 20
@@ -330,7 +330,7 @@ def test_unknown_packets_are_ignored(agent: str, keeper: FdKeeper, turn: Turn) -
 
 def test_the_holder_does_nothing_without_an_agent(tmp_path: Path) -> None:
     ((near, far),) = pairs(1)
-    holder = Holder(str(tmp_path / "nobody"))
+    holder = FdHolder(str(tmp_path / "nobody"))
     holder.hold([near.fileno()])
     near.close()
     assert is_over(far)

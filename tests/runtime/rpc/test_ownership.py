@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from monarch_kernel.errors import Failure, MeshFailure
 from monarch_kernel.runtime.rpc.ownership import (
     PROGRAM,
-    Attend,
     Effect,
-    EndOrphan,
-    Family,
+    NotifyOwner,
+    OwnershipTree,
     Process,
     Stop,
+    StopOrphan,
     TellOwner,
     Watch,
 )
@@ -38,9 +38,9 @@ def raised(why: str) -> Failure:
 
 
 def test_failures_at_the_same_time_are_handled_once() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1, 2, 3])
-    assert family.process_gone(Process(2), lost()) == [Attend(PROGRAM)]
+    assert family.process_gone(Process(2), lost()) == [NotifyOwner(PROGRAM)]
     assert family.child_ended(7, Process(3), raised("no")) == []
     failure = family.take(PROGRAM)
     assert failure == MeshFailure("workers", {1: lost(), 2: raised("no")}, {}, 7)
@@ -48,7 +48,7 @@ def test_failures_at_the_same_time_are_handled_once() -> None:
 
 
 def test_the_death_of_a_process_is_one_failure_for_each_mesh_in_it() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1, 2])
     family.spawned(8, "judges", PROGRAM, [2])
     family.process_gone(Process(2), lost())
@@ -60,16 +60,16 @@ def test_the_death_of_a_process_is_one_failure_for_each_mesh_in_it() -> None:
 
 
 def test_an_actor_that_ends_with_its_process_fails_once() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1])
-    assert family.child_ended(7, Process(1), raised("on the way out")) == [Attend(PROGRAM)]
+    assert family.child_ended(7, Process(1), raised("on the way out")) == [NotifyOwner(PROGRAM)]
     assert family.process_gone(Process(1), lost()) == []
     assert family.take(PROGRAM) == MeshFailure("workers", {0: raised("on the way out")}, {}, 7)
     assert family.child_ended(7, Process(1), raised("late")) == []
 
 
 def test_a_stopped_mesh_does_not_fail() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1, 2])
     family.stopped(7, [1])
     assert family.process_gone(Process(1), lost()) == []
@@ -79,7 +79,7 @@ def test_a_stopped_mesh_does_not_fail() -> None:
 
 
 def test_an_actor_that_ends_stops_its_children_and_notifies_its_owner() -> None:
-    family = Family()
+    family = OwnershipTree()
     owner = Process(3, 1)
     assert family.hosts(5, owner) == [Watch(owner)]
     family.spawned(7, "workers", 5, [1, 2])
@@ -93,19 +93,19 @@ def test_an_actor_that_ends_stops_its_children_and_notifies_its_owner() -> None:
 
 
 def test_an_actor_ends_silently_with_the_process_of_its_owner() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.hosts(5, Process(3, 1))
     family.spawned(7, "workers", 5, [1])
     assert family.process_gone(Process(3, 0), lost()) == []
     assert family.process_gone(Process(3, 1), lost()) == [
-        EndOrphan(5, "the process of its owner is gone: killed by SIGKILL")
+        StopOrphan(5, "the process of its owner is gone: killed by SIGKILL")
     ]
     assert family.process_up(Process(3, 2)) == []  # it gets the message once
     assert family.ended(5) == [Stop(7, (1,), "its owner ended")]
 
 
 def test_a_rank_that_was_replaced_fails_again() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.process_up(Process(1))
     family.spawned(7, "workers", PROGRAM, [1])
     family.process_gone(Process(1), lost("first"))
@@ -113,14 +113,14 @@ def test_a_rank_that_was_replaced_fails_again() -> None:
     family.respawned(7, 1)
     assert family.child_ended(7, Process(1, 0), raised("of the old one")) == []
     family.take(PROGRAM)
-    assert family.process_gone(Process(1, 1), lost("second")) == [Attend(PROGRAM)]
+    assert family.process_gone(Process(1, 1), lost("second")) == [NotifyOwner(PROGRAM)]
     assert family.take(PROGRAM) == MeshFailure("workers", {0: lost("second")}, {}, 7)
 
 
 def test_a_mesh_that_is_not_made_fails_as_a_whole() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1, 2])
-    assert family.refused(7, {2: lost()}) == [Attend(PROGRAM)]
+    assert family.refused(7, {2: lost()}) == [NotifyOwner(PROGRAM)]
     failure = family.take(PROGRAM)
     assert failure is not None
     assert [report.etype for _, report in sorted(failure.reports.items())] == ["NotSent", "RankDied"]
@@ -128,7 +128,7 @@ def test_a_mesh_that_is_not_made_fails_as_a_whole() -> None:
 
 
 def test_children_spawned_by_an_ending_actor_are_stopped() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.hosts(5, Process(3))
     family.ended(5)
     assert family.spawned(7, "workers", 5, [1, 2]) == [Stop(7, (1, 2), "its owner ended")]
@@ -136,7 +136,7 @@ def test_children_spawned_by_an_ending_actor_are_stopped() -> None:
 
 
 def test_a_rank_that_fails_twice_before_its_owner_looks_is_reported_twice() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.process_up(Process(1))
     family.spawned(7, "workers", PROGRAM, [1])
     for incarnation in (0, 1):
@@ -151,11 +151,11 @@ def test_a_rank_that_fails_twice_before_its_owner_looks_is_reported_twice() -> N
 
 
 def test_a_spawn_for_a_new_process_survives_the_end_of_the_former_one() -> None:
-    family = Family()
+    family = OwnershipTree()
     family.spawned(7, "workers", PROGRAM, [1])
     assert family.process_up(Process(1, 2)) == []
     assert family.process_gone(Process(1, 1), lost()) == []
-    assert family.process_gone(Process(1, 2), lost()) == [Attend(PROGRAM)]
+    assert family.process_gone(Process(1, 2), lost()) == [NotifyOwner(PROGRAM)]
 
 
 # -- many
@@ -181,7 +181,7 @@ class Node:
 
     def __init__(self, process: Process) -> None:
         self.process = process
-        self.family = Family()
+        self.family = OwnershipTree()
         self.actors: set[int] = set()
         self.meshes: dict[int, Mesh] = {}  # spawned here and not over; a heal would send them again
         self.up = {process.proc: process.incarnation}
@@ -237,7 +237,7 @@ class Trees(RuleBasedStateMachine):
 
     def perform(self, node: Node, effects: list[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, Attend):
+            if isinstance(effect, NotifyOwner):
                 node.wants_to_look.add(effect.owner)
             elif isinstance(effect, Stop):
                 for proc in effect.procs:
@@ -248,7 +248,7 @@ class Trees(RuleBasedStateMachine):
                 process = effect.process
                 if node.up.get(process.proc, process.incarnation) == process.incarnation:
                     self.send(node, process.proc, "ended", effect.actor, effect.failure, effect.cause)
-            elif isinstance(effect, EndOrphan):
+            elif isinstance(effect, StopOrphan):
                 self.end(node, effect.actor)
             elif isinstance(effect, Watch):
                 if effect.process.proc not in node.met:

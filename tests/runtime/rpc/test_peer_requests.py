@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import CONTROLLER, rank_peer
 from monarch_kernel.net.wire.codec import join, pack, split
-from monarch_kernel.net.wire.messages import Failed, Interrupt, Meet, Payload, PeerNews, Ping, Release, Result
+from monarch_kernel.net.wire.messages import (
+    Failed,
+    Interrupt,
+    Payload,
+    Ping,
+    ProcessStatus,
+    Release,
+    Result,
+    WatchProcess,
+)
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.ids import first_number, made_by, numbers
 from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers
@@ -33,8 +42,8 @@ def resolved(effects: list[PeerEffect]) -> dict[int, list[Any]]:
     return {e.id: e.answers for e in effects if isinstance(e, Resolve)}
 
 
-def up(proc: int, incarnation: int = 0) -> PeerNews:
-    return PeerNews(proc, incarnation, f"ipc://{proc}")
+def up(proc: int, incarnation: int = 0) -> ProcessStatus:
+    return ProcessStatus(proc, incarnation, f"ipc://{proc}")
 
 
 def test_a_number_contains_the_process_that_made_it() -> None:
@@ -45,7 +54,7 @@ def test_a_number_contains_the_process_that_made_it() -> None:
 
 def test_a_peer_is_met_once_and_earlier_requests_wait_in_order() -> None:
     state = peers()
-    assert sent(state.request(10, [2], pack(Ping(10)), 0.0)) == [(CONTROLLER, Meet(2))]
+    assert sent(state.request(10, [2], pack(Ping(10)), 0.0)) == [(CONTROLLER, WatchProcess(2))]
     assert state.request(11, [2], pack(Ping(11)), 0.0) == []
     assert state.tell([2], pack(Ping(0))) == []
     effects = state.news(up(2), 0.0)
@@ -68,7 +77,7 @@ def test_a_peer_may_send_messages_before_it_is_known_to_be_up() -> None:
     state.news(up(2, 1), 0.0)
     assert not state.is_ahead(2, 1)
     state.request(11, [3], pack(Ping(11)), 0.0)
-    state.news(PeerNews(3, 0, "", DEATH), 0.0)
+    state.news(ProcessStatus(3, 0, "", DEATH), 0.0)
     assert not state.is_ahead(3, 0)
 
 
@@ -95,7 +104,7 @@ def test_a_death_answers_open_and_later_requests() -> None:
     state.news(up(2), 0.0)
     state.news(up(3), 0.0)
     state.answered(3, Result(1, Payload()), (), 0.0)
-    effects = state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    effects = state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
     assert Disconnect(rank_peer(2)) in effects
     assert resolved(effects)[1][0] == DEATH
     assert state.deaths([2, 3]) == {2: DEATH}
@@ -110,25 +119,25 @@ def test_other_processes_of_a_request_are_released_at_once_by_a_death() -> None:
     state.request(1, [2, 3], pack(Ping(1)), 0.0)
     state.news(up(2), 0.0)
     state.news(up(3), 0.0)
-    effects = state.news(PeerNews(2, 0, "", DEATH, mesh="t", rank=5), 0.0)
+    effects = state.news(ProcessStatus(2, 0, "", DEATH, mesh="t", rank=5), 0.0)
     assert sent(effects) == [(rank_peer(3), Release(1, "t", 5))]
 
 
 def test_the_death_of_a_process_that_is_not_up_answers_its_requests() -> None:
     state = peers()
     state.request(1, [2], pack(Ping(1)), 0.0)
-    assert resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0)) == {1: [DEATH]}
+    assert resolved(state.news(ProcessStatus(2, 0, "", DEATH), 0.0)) == {1: [DEATH]}
 
 
 def test_a_successor_gets_only_new_requests() -> None:
     state = peers()
     state.news(up(2), 0.0)
-    state.news(PeerNews(2, 0, "", DEATH), 0.0)
+    state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
     effects = state.news(up(2, 1), 0.0)
     assert Connect(rank_peer(2, 1), "ipc://2") in effects
     assert state.deaths([2]) == {}
     assert sent(state.request(1, [2], pack(Ping(1)), 0.0)) == [(rank_peer(2, 1), Ping(1))]
-    assert state.news(PeerNews(2, 0, "", DEATH), 0.0) == []  # late news of the former process
+    assert state.news(ProcessStatus(2, 0, "", DEATH), 0.0) == []  # late news of the former process
 
 
 def test_news_of_a_successor_answers_the_requests_of_the_former_process() -> None:
@@ -147,10 +156,10 @@ def test_a_new_controller_gets_the_met_peers_and_owes_no_answers() -> None:
     state.news(up(2), 0.0)
     effects = state.controller_is_new(0.0)
     assert resolved(effects)[1][0].etype == "ProgramEnded"
-    assert sent(effects) == [(CONTROLLER, Meet(2))]
+    assert sent(effects) == [(CONTROLLER, WatchProcess(2))]
     assert state.news(up(2), 0.0) == []  # this is known already
     assert len(state.requests) == 1
-    assert 2 in resolved(state.news(PeerNews(2, 0, "", DEATH), 0.0))
+    assert 2 in resolved(state.news(ProcessStatus(2, 0, "", DEATH), 0.0))
     assert sent(state.request(3, [0], pack(Ping(3)), 0.0)) == [(CONTROLLER, Ping(3))]
 
 
@@ -216,7 +225,7 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
             took(state.news(up(what, life[what]), 0.0))
         elif kind == "die" and alive.get(what):
             alive[what] = False
-            took(state.news(PeerNews(what, life[what], "", DEATH), 0.0))
+            took(state.news(ProcessStatus(what, life[what], "", DEATH), 0.0))
         elif asked and kind == "answer":
             id = what % len(asked) + 1
             for proc in asked[id]:
@@ -225,7 +234,7 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
         elif asked and kind == "cancel":
             took(state.cancel(what % len(asked) + 1, 0.0))
     for proc in (2, 3, 4):
-        took(state.news(PeerNews(proc, life[proc] + 1, "", DEATH), 0.0))
+        took(state.news(ProcessStatus(proc, life[proc] + 1, "", DEATH), 0.0))
     assert ends == dict.fromkeys(asked, 1)
     assert len(state.requests) == 0
     assert all(ids == sorted(ids) for ids in order.values())

@@ -8,7 +8,7 @@ from typing import Any
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import Packed, join, pack, split
-from monarch_kernel.net.wire.messages import Failed, Payload, PeerNews, Ping, Result, Spawn
+from monarch_kernel.net.wire.messages import Failed, Payload, Ping, ProcessStatus, Result, Spawn
 from monarch_kernel.runtime.rpc.ids import made_by, numbers
 from monarch_kernel.runtime.rpc.peer_requests import Connect, PeerEffect, Peers, Respawned
 from monarch_kernel.runtime.rpc.requests import Send
@@ -68,7 +68,7 @@ def spawned() -> Peers:
     for i, actor in enumerate((70, 71)):
         state.request(10 + i, (2, 3), maker(actor)(10 + i), 0.0, "note", (actor, maker(actor)))
     for proc in (2, 3):
-        state.news(PeerNews(proc, 0, f"ipc://{proc}"), 0.0)
+        state.news(ProcessStatus(proc, 0, f"ipc://{proc}"), 0.0)
         for id in (10, 11):
             state.answered(proc, Result(id, Payload()), (), 0.0)
     return state
@@ -80,8 +80,8 @@ def sent(effects: list[PeerEffect]) -> list[tuple[bytes, Any]]:
 
 def test_a_successor_first_gets_the_spawns_of_the_former_process() -> None:
     state = spawned()
-    state.news(PeerNews(2, 0, "", DEATH), 0.0)
-    effects = state.news(PeerNews(2, 1, "ipc://2"), 0.0)
+    state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
+    effects = state.news(ProcessStatus(2, 1, "ipc://2"), 0.0)
     assert effects[0] == Connect(rank_peer(2, 1), "ipc://2")
     assert [(e.actor, e.proc) for e in effects if isinstance(e, Respawned)] == [(70, 2), (71, 2)]
     messages = sent(effects)
@@ -100,7 +100,7 @@ def test_waiting_messages_come_after_the_spawns() -> None:
     """The news of its death is missing, or arrives late."""
     state = spawned()
     state.request(12, (2,), pack(Ping(12)), 0.0)
-    effects = state.news(PeerNews(2, 1, "ipc://2"), 0.0)
+    effects = state.news(ProcessStatus(2, 1, "ipc://2"), 0.0)
     assert [type(message) for _, message in sent(effects)] == [Spawn, Spawn]
     assert [type(message) for _, message in sent(state.request(13, (2,), pack(Ping(13)), 0.0))] == [Ping]
 
@@ -108,16 +108,16 @@ def test_waiting_messages_come_after_the_spawns() -> None:
 def test_nothing_is_made_again_in_the_first_known_process() -> None:
     state = Peers(ME, rank_peer(ME), numbers(0, ME))
     state.request(10, (2,), maker(70)(10), 0.0, "note", (70, maker(70)))
-    effects = state.news(PeerNews(2, 4, "ipc://2"), 0.0)
+    effects = state.news(ProcessStatus(2, 4, "ipc://2"), 0.0)
     assert [(type(message), message.living) for _, message in sent(effects)] == [(Spawn, None)]
 
 
 def test_dead_processes_are_not_listed_as_living() -> None:
     state = spawned()
     for proc in (2, 3):
-        state.news(PeerNews(proc, 0, "", DEATH), 0.0)
-    assert {message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))} == {()}
-    assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {()}, (
+        state.news(ProcessStatus(proc, 0, "", DEATH), 0.0)
+    assert {message.living for _, message in sent(state.news(ProcessStatus(2, 1, "ipc://2"), 0.0))} == {()}
+    assert {message.living for _, message in sent(state.news(ProcessStatus(3, 1, "ipc://3"), 0.0))} == {()}, (
         "2 is not up yet"
     )
 
@@ -125,44 +125,44 @@ def test_dead_processes_are_not_listed_as_living() -> None:
 def test_actors_that_are_made_again_do_not_ask_each_other() -> None:
     """Each would wait for the other."""
     state = spawned()
-    state.news(PeerNews(2, 0, "", DEATH), 0.0)
-    first = sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))
+    state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
+    first = sent(state.news(ProcessStatus(2, 1, "ipc://2"), 0.0))
     assert {message.living for _, message in first} == {((3, 3),)}
-    assert {message.living for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0))} == {()}
+    assert {message.living for _, message in sent(state.news(ProcessStatus(3, 1, "ipc://3"), 0.0))} == {()}
     for _, message in first:
         state.answered(2, Result(message.id, Payload()), (), 0.0)
-    assert {message.living for _, message in sent(state.news(PeerNews(3, 2, "ipc://3"), 0.0))} == {((2, 2),)}
+    assert {message.living for _, message in sent(state.news(ProcessStatus(3, 2, "ipc://3"), 0.0))} == {((2, 2),)}
 
 
 def test_stopped_actors_are_not_made_again_and_failed_ones_are() -> None:
     state = spawned()
     state.requests.respawn_log.forget((2,), 70)
-    state.news(PeerNews(2, 0, "", DEATH), 0.0)
-    ((_, again),) = sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))
+    state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
+    ((_, again),) = sent(state.news(ProcessStatus(2, 1, "ipc://2"), 0.0))
     assert again.actor == 71
     state.answered(2, Failed(again.id, Failure("exception", "ValueError", "no")), (), 0.0)
-    state.news(PeerNews(2, 1, "", DEATH), 0.0)
-    ((_, again),) = sent(state.news(PeerNews(2, 2, "ipc://2"), 0.0))
+    state.news(ProcessStatus(2, 1, "", DEATH), 0.0)
+    ((_, again),) = sent(state.news(ProcessStatus(2, 2, "ipc://2"), 0.0))
     assert again.actor == 71
 
 
 def test_a_process_without_its_actor_is_not_listed_as_living() -> None:
     state = spawned()
     state.requests.respawn_log.ended(70, 3)
-    state.news(PeerNews(2, 0, "", DEATH), 0.0)
-    again = {message.actor: message.living for _, message in sent(state.news(PeerNews(2, 1, "ipc://2"), 0.0))}
+    state.news(ProcessStatus(2, 0, "", DEATH), 0.0)
+    again = {message.actor: message.living for _, message in sent(state.news(ProcessStatus(2, 1, "ipc://2"), 0.0))}
     assert again == {70: (), 71: ((3, 3),)}
     for id in list(state.requests):
         state.answered(2, Result(id, Payload()), (), 0.0)
-    for _, message in sent(state.news(PeerNews(3, 1, "ipc://3"), 0.0)):
+    for _, message in sent(state.news(ProcessStatus(3, 1, "ipc://3"), 0.0)):
         assert message.living == ((2, 2),)
         state.answered(3, Result(message.id, Payload()), (), 0.0)
-    again = {message.actor: message.living for _, message in sent(state.news(PeerNews(2, 2, "ipc://2"), 0.0))}
+    again = {message.actor: message.living for _, message in sent(state.news(ProcessStatus(2, 2, "ipc://2"), 0.0))}
     assert again == {70: ((3, 3),), 71: ((3, 3),)}
 
 
 def test_nothing_is_kept_for_processes_that_were_stopped() -> None:
     state = spawned()
     for proc in (2, 3):
-        state.news(PeerNews(proc, 0, "", STOPPED), 0.0)
+        state.news(ProcessStatus(proc, 0, "", STOPPED), 0.0)
     assert len(state.requests.respawn_log) == 0

@@ -23,15 +23,15 @@ from monarch_kernel.net.wire.messages import (
     Spawn,
     StopActor,
 )
-from monarch_kernel.runtime.worker.replay_log import RICH_NBYTES, Ledger
+from monarch_kernel.runtime.worker.replay_log import RICH_NBYTES, ReplayLog
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(str(tmp_path / "rank-1"))
+def ledger(tmp_path: Path) -> ReplayLog:
+    return ReplayLog(str(tmp_path / "rank-1"))
 
 
-def owed(ledger: Ledger) -> dict[int, tuple[str, int | None]]:
+def owed(ledger: ReplayLog) -> dict[int, tuple[str, int | None]]:
     return {one.id: (one.note, one.cell) for one in ledger.attach()[0]}
 
 
@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> str:
     return str(json.loads((tmp_path / "rank-1").read_text())["runs"])
 
 
-def test_notes_of_open_requests(ledger: Ledger) -> None:
+def test_notes_of_open_requests(ledger: ReplayLog) -> None:
     for message in (
         Run(1, "x", 5),
         Run(2, "x", 0),
@@ -68,7 +68,7 @@ def test_notes_of_open_requests(ledger: Ledger) -> None:
     }
 
 
-def test_the_answer_to_a_cell_is_kept_until_it_is_forgotten(ledger: Ledger) -> None:
+def test_the_answer_to_a_cell_is_kept_until_it_is_forgotten(ledger: ReplayLog) -> None:
     ledger.take(Run(1, "x", 5))
     ledger.take(Pull(2, "x"))
     ledger.answered(1, Packed(b"one"))
@@ -81,7 +81,7 @@ def test_the_answer_to_a_cell_is_kept_until_it_is_forgotten(ledger: Ledger) -> N
     assert ledger.attach() == ((), [])
 
 
-def test_a_request_that_is_forgotten_before_its_answer_still_counts_as_open(ledger: Ledger) -> None:
+def test_a_request_that_is_forgotten_before_its_answer_still_counts_as_open(ledger: ReplayLog) -> None:
     ledger.take(Run(1, "x", 5))
     ledger.forget(1)  # it was cancelled
     assert owed(ledger) == {1: ("cell [5]", None)}
@@ -89,7 +89,7 @@ def test_a_request_that_is_forgotten_before_its_answer_still_counts_as_open(ledg
     assert ledger.attach() == ((), [])
 
 
-def test_a_file_says_which_cell_runs(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_file_says_which_cell_runs(ledger: ReplayLog, tmp_path: Path) -> None:
     assert runs(tmp_path) == ""
     ledger.take(Run(1, "x", 5))
     ledger.take(Run(2, "x", 6))
@@ -105,7 +105,7 @@ def test_a_file_says_which_cell_runs(ledger: Ledger, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "rank-1").stat().st_mode) == 0o600
 
 
-def test_displays_are_kept_while_there_is_no_controller(ledger: Ledger, tmp_path: Path) -> None:
+def test_displays_are_kept_while_there_is_no_controller(ledger: ReplayLog, tmp_path: Path) -> None:
     assert not ledger.displayed(Packed(b"sent"))
     (tmp_path / DETACHED).touch()
     assert ledger.displayed(Packed(b"first"))

@@ -9,16 +9,16 @@ from monarch_kernel.net.wire.messages.base import Message, Payload
 
 __all__ = [
     "ActorEnded",
+    "Barrier",
     "Call",
     "CleansUp",
-    "Fence",
-    "Meet",
-    "PeerNews",
     "PortSend",
     "Probe",
+    "ProcessStatus",
     "Spawn",
     "StopActor",
     "Unhandled",
+    "WatchProcess",
 ]
 
 
@@ -62,7 +62,7 @@ class StopActor(Message, frozen=True):
     reason: str
 
 
-class PeerNews(Message, frozen=True):
+class ProcessStatus(Message, frozen=True):
     """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``).
 
     Without an address it is on another host, and reached by way of the host agent. One that ``is_replaced`` will have another
@@ -92,7 +92,7 @@ class PortSend(Message, frozen=True):
 # rank -> any
 
 
-class Fence(Message, frozen=True):
+class Barrier(Message, frozen=True):
     """Answer at once, whatever runs: all that you have sent me before has then arrived. Has its own lane."""
 
     id: int
@@ -122,7 +122,7 @@ class ActorEnded(Message, frozen=True):
 # rank -> controller
 
 
-class Meet(Message, frozen=True):
+class WatchProcess(Message, frozen=True):
     """Tell me when this process is up, and when it ends: I have something to ask it."""
 
     proc: int

@@ -17,9 +17,9 @@ __all__ = [
     "Fetch",
     "Fetched",
     "Forget",
+    "GetStacks",
     "Inspect",
     "Interrupt",
-    "Look",
     "Names",
     "Owed",
     "Ping",
@@ -143,7 +143,7 @@ class Inspect(Message, frozen=True):
     imports: dict[str, str] = {}
 
 
-class Look(Message, frozen=True):
+class GetStacks(Message, frozen=True):
     """Answer with what you do now (`runtime.diagnostics.stacks.Doing`), at once, whatever you do. Has its own lane."""
 
     id: int

@@ -14,27 +14,27 @@ __all__ = [
     "Attach",
     "Backlog",
     "ClockRead",
+    "ConnectHost",
+    "Detach",
+    "Detached",
+    "ForgetHost",
     "Goodbye",
     "Hello",
     "HostHello",
-    "Join",
     "KillRanks",
     "LogRead",
     "Lost",
-    "Outlive",
-    "Outlives",
     "Output",
     "OutputChunk",
-    "Part",
     "Preload",
     "RankSpec",
-    "Reach",
     "ReadClock",
     "ReadLog",
     "Reading",
     "Readings",
     "Software",
     "StartRanks",
+    "UseParent",
 ]
 
 
@@ -128,7 +128,7 @@ class KillRanks(Message, frozen=True):
     keep_logs: bool = False
 
 
-class Reach(Message, frozen=True):
+class ConnectHost(Message, frozen=True):
     """These processes, which ranks of yours have to do with, are on a host; dial it there, if there are addresses."""
 
     host: int
@@ -136,13 +136,13 @@ class Reach(Message, frozen=True):
     peers: tuple[bytes, ...]
 
 
-class Part(Message, frozen=True):
+class ForgetHost(Message, frozen=True):
     """A host that yours has had to do with is gone: what is for it is dropped, and it is dialled no more."""
 
     host: int
 
 
-class Join(Message, frozen=True):
+class UseParent(Message, frozen=True):
     """Take the way to the controller by another agent from now on, which can be dialled at these addresses."""
 
     parent: int
@@ -169,7 +169,7 @@ class ReadLog(Message, frozen=True):
     max_nbytes: int
 
 
-class Outlive(Message, frozen=True):
+class Detach(Message, frozen=True):
     """From now on keep everything when the controller ends, and wait for the next one: ``keep_s`` seconds, or for ever if 0."""
 
     id: int
@@ -226,8 +226,8 @@ class LogRead(Message, frozen=True):
     data: bytes
 
 
-class Outlives(Message, frozen=True):
-    """Answers `Outlive`."""
+class Detached(Message, frozen=True):
+    """Answers `Detach`."""
 
     id: int
 

@@ -18,11 +18,11 @@ __all__ = [
     "ListModules",
     "Metered",
     "ModuleSource",
-    "PassOver",
     "PostMortem",
     "ReadMeters",
     "Reload",
     "Reshaped",
+    "SkipBreakpoint",
     "Stopped",
     "Sync",
 ]
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Reload(Message, frozen=True):
-    """Prepare living classes to become what new ones are; answer with what that comes to (`features.editing.worker.Prospect`).
+    """Prepare live classes to take over what new ones have; answer with the outcome (`features.editing.preview.EditPreview`).
 
     ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it. ``names`` are
     classes that cells have defined anew on the rank itself.
@@ -113,7 +113,7 @@ class DebugInput(Message, frozen=True):
     line: str
 
 
-class PassOver(Message, frozen=True):
+class SkipBreakpoint(Message, frozen=True):
     """Nobody can be asked at prompt ``turn``: the code of request ``id`` says why, and goes on. Has its own lane."""
 
     id: int

@@ -17,10 +17,10 @@ __all__ = [
     "Knob",
     "ListSnapshots",
     "Logged",
-    "LoopBegun",
     "LoopGrant",
     "LoopLeft",
     "LoopReport",
+    "LoopStarted",
     "StoreCall",
     "StoreOperation",
 ]
@@ -74,7 +74,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LoopGrant(Message, frozen=True):
-    """Steps below ``horizon`` of a loop may begin (`LoopBegun`): `features.live.pace.Grant`. Has its own lane."""
+    """Steps below ``horizon`` of a loop may begin (`LoopStarted`): `features.live.pace.Grant`. Has its own lane."""
 
     request: int
     number: int
@@ -138,7 +138,7 @@ class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
     high: float | None = None
 
 
-class LoopBegun(Message, frozen=True):
+class LoopStarted(Message, frozen=True):
     """The code of a request begins a loop, its ``number``-th; ``steps`` is -1 where it has no end. Tell me how far I may go.
 
     Said to a new controller, too: then it is at ``step``, may begin those below ``horizon``, and is paused or not.

@@ -11,9 +11,9 @@ from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.requests import Resolve
 
-__all__ = ["ENDING_S", "Endings"]
+__all__ = ["EXIT_WAIT_S", "ExitWaits"]
 
-ENDING_S = 10.0
+EXIT_WAIT_S = 10.0
 """How long after SIGKILL a process may take to end, in seconds: the Linux kernel frees its memory and that of its device."""
 
 
@@ -26,7 +26,7 @@ class _Ending:
     deadline: float
 
 
-class Endings:
+class ExitWaits:
     """The requests that wait for processes to end."""
 
     def __init__(self) -> None:
@@ -59,5 +59,5 @@ class Endings:
 def _answer(is_stuck: bool) -> Answer:
     if not is_stuck:
         return Value(Payload(), (), {})
-    what = f"it has not ended {ENDING_S:.0f} s after SIGKILL was due: a device driver may hold it, or its host hangs"
+    what = f"it has not ended {EXIT_WAIT_S:.0f} s after SIGKILL was due: a device driver may hold it, or its host hangs"
     return Failure("lost", "NotEnded", what)
