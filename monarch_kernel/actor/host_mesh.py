@@ -193,7 +193,7 @@ class HostMesh(Handle, Shaped):
             ]
             runtime.start_ranks(number, specs)
         if policy.restart != "never":
-            runtime.restart_when_lost(procs, policy, session.replace_hosts)
+            runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
         return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
 
     @property

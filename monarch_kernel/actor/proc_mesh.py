@@ -319,7 +319,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         gone = runtime.fleet.gone(self.procs)
         hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
-        return runtime.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
+        return runtime.replacement.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class ProcObserver(ProcHandle):
 
     def incarnations(self) -> tuple[int, ...]:
         """Return for each rank the number of processes that it had before the current one, or before the last one."""
-        return self._runtime.incarnations(self.procs)
+        return self._runtime.queries.incarnations(self.procs)
 
     @property
     def loops(self) -> list[LiveLoop]:
@@ -114,12 +114,12 @@ class ProcObserver(ProcHandle):
 
     def last_failures(self) -> dict[int, Failure]:
         """Return flat rank -> its last failure, or how it died, for ranks where nothing has succeeded since."""
-        found = zip(self.ranks, self._runtime.failures(self.procs))
+        found = zip(self.ranks, self._runtime.queries.failures(self.procs))
         return {rank: failure for rank, failure in found if failure is not None}
 
     def names(self) -> dict[int, dict[str, str]]:
         """Return flat rank -> name that cells have defined there -> its kind. This sends no request to the ranks."""
-        return dict(zip(self.ranks, self._runtime.names(self.procs)))
+        return dict(zip(self.ranks, self._runtime.queries.names(self.procs)))
 
     def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
         """Ask one rank about its namespace, or about the errors it keeps. It answers at once, whatever it runs.

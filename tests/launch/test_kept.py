@@ -50,7 +50,7 @@ numbers = session.add_hosts(launcher, 2, grace_s=1.0, is_light=True)
 hosts = HostMesh(session.runtime, Region.whole(Extent({"hosts": 2})), numbers)
 mesh = hosts.spawn_procs({"gpus": 1}, device="cpu", name="t")
 mesh.initialized.get(60)
-session.keep("t", session.runtime.specs(mesh.procs), False, "cpu", {}, keep_s=float(sys.argv[4]), recipe=recipe)
+session.keep("t", session.runtime.queries.specs(mesh.procs), False, "cpu", {}, keep_s=float(sys.argv[4]), recipe=recipe)
 print(*mesh.run("import os\\nkept = rank * 7\\nos.getppid()").get(60).values(), flush=True)
 sys.stdin.read()
 """

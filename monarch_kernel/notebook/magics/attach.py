@@ -117,7 +117,7 @@ class DetachedMeshes:
     @staticmethod
     def keep(session: DetachedSession, mesh: ProcMesh, options: UpOptions) -> None:
         """Make a mesh that is up outlive this process."""
-        specs = mesh._runtime.specs(mesh.procs)
+        specs = mesh._runtime.queries.specs(mesh.procs)
         recipe = recipe_of(options) if options.hosts else None
         keep_s = options.keep_s
         session.keep(mesh.name, specs, options.gpus, options.device, options.env, keep_s=keep_s, recipe=recipe)
@@ -227,7 +227,7 @@ def resumed_cells(attached: AttachedMesh, cell_queue: CellQueue, sink: Sink) -> 
     """Return the cells of an earlier kernel that still run, or whose result no kernel has received; the oldest first."""
     mesh, runtime = attached.mesh, attached.session.runtime
     cells = []
-    for cell, future in runtime.resumed:
+    for cell, future in runtime.attachment.resumed:
         region = Region(Extent({"ranks": len(cell.procs)}), tuple(_ranks(mesh, cell.procs)))
 
         def read(answer: Value) -> CellResult:
@@ -245,7 +245,7 @@ def show_missed(attached: AttachedMesh, sink: Sink) -> None:
     runtime, mesh = attached.session.runtime, attached.mesh
     now = time.monotonic()
     sink.write("stdout", f"{mesh.name}: attached; it was without a kernel for {format_seconds(attached.detached_s)}\n")
-    chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.backlog for chunk in event.chunks]
+    chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.listeners.backlog for chunk in event.chunks]
     if chunks:
         sink.write("stdout", "its ranks wrote meanwhile:\n")
         folder = OutputFolder(mesh.ranks, more=f"%mesh logs {mesh.name}")
@@ -255,8 +255,8 @@ def show_missed(attached: AttachedMesh, sink: Sink) -> None:
             sink.write(stream, text)
     for rank, failure in sorted(mesh.deaths().items()):
         sink.write("stderr", f"[{rank}] died: {failure.message}\n")
-    if runtime.silent:
-        late = format_ranks(_ranks(mesh, runtime.silent))
+    if runtime.attachment.silent:
+        late = format_ranks(_ranks(mesh, runtime.attachment.silent))
         sink.write("stderr", f"{late} did not answer yet (native code?); messages to them wait\n")
 
 

@@ -93,10 +93,6 @@ class Owner(Client, Protocol):
 
     faults: Faults
 
-    def do(self, function: Callable[[], None]) -> None:
-        """Run a function on the I/O thread; calls of one thread run in order."""
-        ...
-
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that made the request."""
         ...
@@ -130,7 +126,7 @@ class LocalActorServer(ActorServer):
 
     def submit(self, function: Callable[[], None]) -> None:
         """Run a function on the I/O thread; calls of one thread run in order."""
-        self._runtime.do(function)
+        self._runtime.submit(function)
 
     def watch(self, process: Process) -> None:
         """Report the death of a process to the supervisor, if it has ended already; on the I/O thread.

@@ -1,6 +1,7 @@
-"""The controller's one loop: carries out what its state decides.
+"""The loop of the controller: performs the effects that its state decides on.
 
-All that enters goes through `submit`; the state and the transport are touched only by the thread that leads (`Driver`).
+Everything enters through `Runtime.enter`, `Runtime.request` or `Runtime.promise`. Only the I/O thread, which is the thread that
+leads the `Driver`, uses the state and the transport.
 
 Neither the controller nor the agent uses asyncio: an event loop would own the thread that waits, and would add a hand-over
 from any other.
@@ -8,45 +9,35 @@ from any other.
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
-from monarch_kernel.base.events import MeshView, OutputEvent
-from monarch_kernel.errors import Failure, LaunchError, MeshDownError, MeshFailure
-from monarch_kernel.launch.base import HostHandle
-from monarch_kernel.net.memory.exports import ExportTable
+from monarch_kernel.base.events import MeshView
+from monarch_kernel.errors import Failure, MeshDownError, MeshFailure
 from monarch_kernel.net.transport.base import (
-    CONTROLLER,
     HostTransport,
     Peer,
-    host_peer,
-    incarnation_of,
-    is_rank,
     rank_peer,
 )
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, WireError, pack, split
 from monarch_kernel.net.wire.messages import (
-    Attach,
     ClockRead,
-    Hello,
     HostHello,
     Message,
     Ping,
     RankSpec,
-    ReadClock,
 )
 from monarch_kernel.runtime.buffers.transfers import data_paths_of
+from monarch_kernel.runtime.controller.admission import Admission
 from monarch_kernel.runtime.controller.adoption import Resumed
+from monarch_kernel.runtime.controller.attachment import Attachment
+from monarch_kernel.runtime.controller.clocks import note_clock, read_clock
 from monarch_kernel.runtime.controller.effects import (
     Attached,
-    BacklogEvent,
     Effect,
     Expired,
     GiveUp,
@@ -54,28 +45,26 @@ from monarch_kernel.runtime.controller.effects import (
     Halt,
     Later,
     RestartDue,
-    RichEvent,
     Route,
     Tell,
 )
 from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.fleet import Fleet, Item
-from monarch_kernel.runtime.controller.healing import Healer, Healing
-from monarch_kernel.runtime.controller.host_compatibility import Clock
+from monarch_kernel.runtime.controller.healing import Healer
+from monarch_kernel.runtime.controller.listeners import Listener, Listeners
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
-from monarch_kernel.runtime.controller.printer import OutputPrinter
-from monarch_kernel.runtime.controller.restarts import RestartPolicy
+from monarch_kernel.runtime.controller.process_queries import ProcessQueries
+from monarch_kernel.runtime.controller.replacement import Replacement
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.controller.unhandled import Faults
 from monarch_kernel.runtime.controller.views import mesh_view
 from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
-from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
-from monarch_kernel.runtime.rpc.stores import StoreTable
 from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.executor import working
 
@@ -83,82 +72,68 @@ __all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
-Listener = Callable[["OutputEvent | RichEvent"], None]
-NewHosts = Callable[["Collection[int]"], "Mapping[int, int]"]
-"""Gives for each host agent that is gone another in its place; may take long."""
-
-MAX_LISTENERS = 64
 LISTEN_S = 1.0
-RESTART_GRACE_S = 2.0
 MAX_LISTEN_S = 0.3
-"""Between two ticks the loop has listened for no longer than this: it may have been kept from it for a while."""
+"""The longest time between two ticks that counts as listened: the loop may have been held up for longer."""
 
 
-class Runtime:
+class Runtime(ClientBase):
     """Drives a `State` over a transport.
 
     Args:
-        transport: the controller's end.
-        token: what ranks and agents must present.
-        output_wait_s: how long `close` waits, in seconds, for what idle ranks have written to arrive.
-        epoch: how many controllers the ranks have had before this one; keeps numbers of requests apart.
+        transport: The controller's end.
+        token: What ranks and agents must present.
+        output_wait_s: How long `close` waits for the output of idle ranks to arrive, in seconds.
+        epoch: How many controllers the ranks had before this one; keeps ids of requests apart.
 
     Attributes:
-        resumed: cells of an earlier controller, each with the future of its answers.
-        backlog: what ranks wrote before this controller attached.
-        session: what owns it, if anything does.
-        fleet: its hosts.
-        silent: ranks that have not answered when `attach` returned.
-        shared: what handles of one actor share, by its number.
-        on_tick: called many times a second, with the time; by whoever leads.
+        session: The session that owns it, if any.
+        fleet: Its hosts.
+        queries: What its records say of processes.
+        replacement: Replaces ranks that have died.
+        attachment: Attaches to ranks of an earlier controller.
+        listeners: Listeners of requests and of the session.
+        faults: Failures that no actor has handled.
+        on_tick: Called many times a second with the time, on the I/O thread.
     """
 
     def __init__(self, transport: HostTransport, token: str, output_wait_s: float = 0.0, epoch: int = 0) -> None:
-        self._output_wait_s = output_wait_s
-        self._refused = 0
+        self._state = State()
+        super().__init__(CONTROLLER_PROC, self._state.requests, numbers(epoch), transport.meters)
+        self.paths = data_paths_of(self)
         self._transport = transport
+        self._output_wait_s = output_wait_s
+        self._n_bad_frames = 0
         self._listened_at = time.monotonic()
         self.on_tick: Callable[[float], None] = lambda now: None
-        self.ports = PortTable()
-        self.stores = StoreTable()
-        self.exports = ExportTable(CONTROLLER_PROC)
-        self.meters = transport.meters
-        self.paths = data_paths_of(self)
-        self.shared: MutableMapping[int, Any] = WeakValueDictionary()
-        self.printer = OutputPrinter()
-        self._state = State()
         for extension in self._state.extensions.values():
             extension.started(self.meters)
-        self._token = token
-        self._known: set[Peer] = {CONTROLLER}
         self._read_last: list[Frame] = []  # what `_split` has read last, if it was small
         self._read: Sequence[tuple[Message, Sequence[Frame]]] = ()
-        self._new_hosts: dict[int, NewHosts] = {}
-        self._epoch = epoch
-        self._ids = numbers(epoch)
-        self.resumed: list[tuple[Resumed, Future[Sequence[Answer]]]] = []
-        self.backlog: list[BacklogEvent] = []
-        self._missed: list[OutputEvent | RichEvent] = []
-        self.silent: tuple[int, ...] = ()
-        self._attached = Waiter()
         self._lock = threading.Lock()
         self._next_proc = CONTROLLER_PROC + 1
         self._futures: dict[int, Future[object]] = {}
-        self._listeners: dict[int, Listener] = {}
-        self._watchers: list[Callable[[object], None]] = []
+        self.listeners = Listeners(self._futures.__contains__)
+        self.queries = ProcessQueries(self._state.ranks)
         self._closed = False
         self._ended = threading.Event()
         self._over = False
         self._driver: Driver[Item] = Driver(
-            transport, self._on_message, self._on_item, on_tick=self._on_tick, name="monarch-controller"
+            transport,
+            self._on_message,
+            lambda item: self.perform(item(time.monotonic())),
+            on_tick=self._on_tick,
+            name="monarch-controller",
         )
         self.session: Any = None
         self.actor_server = LocalActorServer(self, self._driver)
+        supervisor = self.actor_server.supervisor
+        self._admission = Admission(self._state, transport, token, self._driver.catch_up, supervisor.up)
         self.fleet = Fleet(self, self._state, transport)
-        self._healer = Healer(self._state, self._request_for, self.actor_server.supervisor.respawned)
-        self.faults = Faults(lambda: self.actor_server.supervisor.take(PROGRAM))
+        healer = Healer(self._state, self._request_for, supervisor.respawned)
+        self.replacement = Replacement(self, self._state, self.fleet, healer)
+        self.attachment = Attachment(self, self.wait, self._state, transport, self.fleet, token, epoch)
+        self.faults = Faults(lambda: supervisor.take(PROGRAM))
         self._driver.start()
 
     # -- for any thread
@@ -175,22 +150,22 @@ class Runtime:
         is_cell: bool = False,
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
-        """Ask ranks for one answer each.
+        """Request one answer from each rank.
 
         Args:
-            procs: whom to ask.
-            make: gives the message for a request id, or one for each rank.
-            note: what the ranks do meanwhile, in the user's words.
-            finish: makes the future's result of the answers.
-            rank: for a future of one rank.
-            listen: gets what the ranks write and display for it, also when it is over; must be quick, for it is called on
-                the leading thread. Without it that is printed.
-            quiet: whether nothing is written for it: what comes meanwhile belongs to the request before it.
-            is_cell: whether the next controller wants the answers, too, where the ranks outlive this one.
-            spawned: the actor that it makes, and what gives the message for processes that come in place of others.
+            procs: The numbers of their processes.
+            make: Makes the message for a request id, or one for each rank.
+            note: What the ranks do meanwhile, in the user's words.
+            finish: Makes the future's result from the answers.
+            rank: The rank of a future of one rank.
+            listen: Gets the output and displays of the ranks for it, also after its end. It runs on the I/O thread, so it must
+                be quick. Without it the output is printed.
+            quiet: Whether output that arrives meanwhile belongs to the request before it.
+            is_cell: Whether the next controller needs the answers, too, if the ranks outlive this one.
+            spawned: The actor that it makes, and a function that makes the message for processes that replace these.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
@@ -198,7 +173,7 @@ class Runtime:
         future = Future(self, id, finish, rank, note, procs)
         packed = make(id)
         if listen is not None:
-            self._listen(id, listen)  # before anything can be written
+            self.listeners.add(id, listen)  # before any output can arrive
         self._futures[id] = future  # type: ignore[assignment]
         ask = partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell, spawned=spawned)
         self._driver.submit(ask)
@@ -209,16 +184,16 @@ class Runtime:
     def ask(
         self, procs: Sequence[int], make: Callable[[int], Packed], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
-        """Ask ranks something that they answer at once, whatever they are busy with; arguments as for `request`."""
+        """Request something that ranks answer at once, even if they are busy; arguments as for `request`."""
         return self.promise(lambda id, now: self._state.ask(id, procs, make(id), now), finish)
 
     def promise(
         self, begin: Callable[[int, float], list[Effect]], finish: Callable[[Sequence[Answer]], T]
     ) -> Future[T]:
-        """A future that something begins with the baton held, which is given its number and the time.
+        """Make a future; ``begin`` starts its request on the I/O thread, with the request's number and the time.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
@@ -231,29 +206,12 @@ class Runtime:
         return future
 
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Answer a request that a rank, or this process itself, has made of an actor here."""
+        """Send the answer of an actor here to the process that made the request."""
         self.enter(lambda now: self._state.answer_to(made_by(id), packed))
 
     def host_actors(self) -> None:
-        """Have this process asked like a rank, from now on: actors are spawned here."""
+        """Let this process receive requests, as ranks do, because actors are spawned here."""
         self.enter(lambda now: self._state.host_actors())
-
-    def do(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
-
-        def item(now: float) -> list[Effect]:
-            function()
-            return []
-
-        self.enter(item)
-
-    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: object) -> None:
-        """Say that a mesh of actors is about to be spawned in these processes."""
-        self.actor_server.supervisor.spawned(actor, name, owner, procs, mesh)
-
-    def stopped(self, actor: int, procs: Sequence[int]) -> None:
-        """Say that actors are about to be stopped in these processes."""
-        self.actor_server.supervisor.stopped(actor, procs)
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
@@ -267,7 +225,7 @@ class Runtime:
         )
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        """Wait until ``waiter`` is ready, driving the loop meanwhile."""
+        """Wait until ``waiter`` is ready, and drive the loop meanwhile."""
         executor = working.get()
         if executor is not None and executor.thread_id == threading.get_ident():
             return executor.wait(waiter, timeout_s)
@@ -277,17 +235,12 @@ class Runtime:
             self._ended.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return waiter.ready
 
-    @property
-    def asker(self) -> Runtime:
-        """Itself: handles in the answers ask through it."""
-        return self
-
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
         self.enter(lambda now: [*self._state.requests.interrupt(id, abort=abort)])
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
-        """Interrupt whatever these ranks run."""
+        """Interrupt the code that these ranks run."""
         self.enter(lambda now: self._state.interrupt_ranks(procs, abort=abort))
 
     def cancel(self, id: int) -> None:
@@ -295,15 +248,11 @@ class Runtime:
         self.enter(partial(self._state.cancel, id))
 
     def linger(self, wait: Wait) -> float | None:
-        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        """Report a wait that lasts, on the thread that waits; return after how many seconds to report it again."""
         return None if self._closed else self.actor_server.linger(wait)
 
-    def waiting_for(self, id: int) -> Sequence[int]:
-        """The processes that have yet to answer a request; with the baton held."""
-        return self._state.requests.waiting_for(id)
-
     def submit(self, do: Callable[[], object]) -> None:
-        """Have something done with the baton held, soon."""
+        """Run a function on the I/O thread, soon; functions of one thread run in order."""
 
         def item(now: float) -> list[Effect]:
             do()
@@ -317,24 +266,42 @@ class Runtime:
             extension.awaited(future)
 
     def answers(self, id: int) -> list[Answer | None]:
-        """What has been answered to a request so far, in the order of its ranks; empty if it is over."""
+        """Return the answers to a request so far, in the order of its ranks; empty if it has resolved."""
         return self._state.requests.answers(id)
 
-    def owed(self, procs: Sequence[int]) -> list[list[int]]:
-        """The requests that each of these processes has yet to answer."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return [[] if record is None else list(record.owed) for record in records]
+    @property
+    def _supervising(self) -> Supervising:
+        return self.actor_server.supervisor
 
     @property
     def refused(self) -> int:
-        """Connections and messages of those that do not belong to the session."""
-        return self._refused + self._transport.refused
+        """The number of connections and messages from outside the session."""
+        return self._n_bad_frames + self._admission.refused + self._transport.refused
+
+    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
+        """By number, how those of the processes ended that are dead or stopped."""
+        return self.queries.deaths(procs)
+
+    def watch(self, watcher: Callable[[object], None]) -> Callable[[], None]:
+        """Call a quick function with each event, on the I/O thread; return a function that ends this."""
+        return self.listeners.watch(watcher)
+
+    def listen(self, id: int, listen: Listener) -> None:
+        """Add the listener of a resumed cell. On return it has the events since this controller attached."""
+        done = Waiter()
+
+        def add() -> None:
+            self.listeners.resume(id, listen)
+            done.set()
+
+        self.submit(add)
+        self.wait(done, LISTEN_S)
 
     def extension(self, kind: type[ExtensionT]) -> ExtensionT:
-        """What a feature has added to the state.
+        """Return the controller's part of a feature.
 
         Raises:
-            LookupError: the session began before the feature was imported.
+            LookupError: The session started before the feature was imported.
         """
         extension = self._state.extensions.get(kind)
         if not isinstance(extension, kind):
@@ -342,10 +309,10 @@ class Runtime:
         return extension
 
     def run_on_io_thread(self, do: Callable[[], T]) -> T:
-        """Have something done with the baton held, and wait for what it gives.
+        """Run a function on the I/O thread, and return its result.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
         given: list[T] = []
         errors: list[Exception] = []
@@ -354,7 +321,7 @@ class Runtime:
         def item(now: float) -> list[Effect]:
             try:
                 given.append(do())
-            except Exception as error:  # it is the caller's
+            except Exception as error:  # the caller gets it
                 errors.append(error)
             done.set()
             return []
@@ -367,65 +334,6 @@ class Runtime:
             raise MeshDownError("the session was shut down")
         return given[0]
 
-    def attach(
-        self,
-        hosts: Mapping[int, Sequence[RankSpec]],
-        handles: Mapping[int, HostHandle],
-        timeout_s: float,
-        *,
-        lost_after_s: float | None = None,
-        known: int = 0,
-    ) -> bool:
-        """Take up host agents and their ranks, which another controller has started; False if nobody answers.
-
-        Args:
-            hosts: the ranks of each.
-            handles: of those that are on this machine.
-            timeout_s: how long they may take, in seconds.
-            lost_after_s: of those on other machines, after how many seconds of silence one is lost.
-            known: hosts with smaller numbers belong to the session; should others than these be heard of they are told to end.
-        """
-        self.fleet.take_up(handles, max(known, *hosts) + 1)
-        for extension in self._state.extensions.values():
-            extension.adopting()
-        attach = Attach(self._token, os.getpid(), self._epoch)
-
-        def expect() -> None:
-            for host in hosts:
-                self._transport.route(host_peer(host), host)
-            for host in set(range(1, known)) - set(hosts):
-                self._transport.give_up(host)
-
-        self.run_on_io_thread(expect)
-        self.enter(partial(self._state.attach, hosts, attach, lost_after_s=lost_after_s))
-        self.wait(self._attached, timeout_s)
-        records = [self._state.hosts.get(host) for host in hosts]
-        return any(record is not None and record.up for record in records)
-
-    def listen(self, id: int, listen: Listener) -> None:
-        """Hand on what the ranks write for a resumed cell; what came since this controller attached is there on return."""
-        done = Waiter()
-
-        def item(now: float) -> list[Effect]:
-            self._listeners[id] = listen
-            missed, self._missed = self._missed, []
-            for event in missed:
-                self._listeners.get(event.request, self.printer.take)(event)
-            done.set()
-            return []
-
-        self.enter(item)
-        self.wait(done, LISTEN_S)
-
-    def specs(self, procs: Sequence[int]) -> tuple[RankSpec, ...]:
-        """What these processes were started with."""
-        return tuple(self._state.ranks[proc].spec for proc in procs)
-
-    def incarnations(self, procs: Sequence[int]) -> tuple[int, ...]:
-        """How many processes each of these places has had before the one of now."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return tuple(0 if record is None else record.spec.incarnation for record in records)
-
     def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
         """Start processes on a host; returns at once."""
         self.enter(partial(self._state.processes.start, host, specs))
@@ -433,16 +341,16 @@ class Runtime:
     def stop_ranks(
         self, procs: Sequence[int], reason: str, finish: Callable[[Sequence[Answer]], T], grace_s: float = 2.0
     ) -> Future[T]:
-        """End processes. They are gone for the program at once; the future resolves when they have ended.
+        """End processes. For the program they are gone at once; the future resolves when they have ended.
 
         Args:
-            procs: which.
-            reason: what those read who ask them later.
-            finish: makes the future's result of an answer for each process, a `Failure` of one that is stuck.
-            grace_s: how long they may take, in seconds, before they are killed.
+            procs: Their numbers.
+            reason: The text of the error of later requests to them.
+            finish: Makes the future's result from one answer for each process, which is a `Failure` if the process is stuck.
+            grace_s: How long they may take to end, in seconds, before they are killed.
 
         Raises:
-            MeshDownError: the session was shut down.
+            MeshDownError: The session was shut down.
         """
 
         def begin(id: int, now: float) -> list[Effect]:
@@ -451,109 +359,20 @@ class Runtime:
 
         return self.promise(begin, finish)
 
-    def heal(
-        self,
-        procs: Sequence[int],
-        finish: Callable[[Healing], T],
-        *,
-        hosts: Mapping[int, int] | None = None,
-        retire: str = "",
-        grace_s: float = 0.0,
-    ) -> Future[T]:
-        """Start processes in place of those that are lost, and have them make the actors that were there.
-
-        Args:
-            procs: whose places; nothing is done about those that live, but those that are not up yet are waited for.
-            finish: makes the future's result of what has become of it.
-            hosts: for each host agent that has ended the one that has come in its place.
-            retire: why those that live are ended, so that all are replaced; empty if they go on.
-            grace_s: how long these have for that, in seconds, before they are killed.
-
-        Raises:
-            MeshDownError: the session was shut down.
-        """
-        if self._closed:
-            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        id = next(self._ids)
-
-        def over() -> None:
-            # Of several that were killed together some are known to be dead later than others.
-            left = [proc for proc in procs if proc not in healing.replaced and self._state.processes.is_lost(proc)]
-            if left and not self.fleet.gone(left):
-                self.perform(self._healer.heal(left, healing, {}, time.monotonic()))
-            else:
-                self._resolve(id)
-
-        healing = Healing(over)
-        future = Future(self, id, lambda _: finish(healing))
-        self._futures[id] = future  # type: ignore[assignment]
-
-        def item(now: float) -> list[Effect]:
-            effects = self._state.processes.retire(procs, retire, grace_s, now) if retire else []
-            return effects + self._healer.heal(procs, healing, hosts or {}, now)
-
-        self._driver.submit(item)
-        if self._over:
-            self._abandon_all()
-        return future
-
-    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, new_hosts: NewHosts) -> None:
-        """Have others take the places of these processes, which are a mesh, when they die.
-
-        Args:
-            procs: by rank.
-            policy: when, and how often.
-            new_hosts: gives others in place of host agents that have ended.
-        """
-        self._new_hosts.update(dict.fromkeys(procs, new_hosts))
-        self.enter(lambda now: self._state.processes.restart_when_lost(procs, policy))
-
-    def actor_ended(self, actor: int, proc: int) -> None:
-        """An actor that was spawned here has died, in a process that lives; with the baton held."""
-        self._state.requests.respawn_log.ended(actor, proc)
-
-    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
-        """Those that come in place of these processes are not to have an actor."""
-        self.submit(lambda: self._state.requests.respawn_log.forget(procs, actor))
-
     @property
     def closed(self) -> bool:
         """Whether the session is over."""
         return self._closed
 
     def new_procs(self, count: int) -> range:
-        """Numbers for the places of a new mesh, one after the other: a rank knows those of its peers by its own."""
+        """Make consecutive numbers for the processes of a new mesh: a rank knows those of its peers by its own."""
         with self._lock:
             first = self._next_proc
             self._next_proc += count
         return range(first, first + count)
 
-    def new_number(self) -> int:
-        """A number for a new actor or port, which says that this process has made it."""
-        return next(self._ids)
-
-    def watch(self, watcher: Callable[[object], None]) -> Callable[[], None]:
-        """Have events handed to something quick, on the leading thread; returns a function that ends it."""
-        self._watchers.append(watcher)
-        return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
-
-    def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
-        """Which of these processes are dead or stopped, and how."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return {record.spec.proc: record.death for record in records if record is not None and record.death is not None}
-
-    def failures(self, procs: Sequence[int]) -> list[Failure | None]:
-        """The last failure of each of these processes, if nothing that it did has succeeded since."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return [None if record is None else record.failure for record in records]
-
-    def names(self, procs: Sequence[int]) -> list[dict[str, str]]:
-        """What each of these processes has told of its namespace: name -> what kind of thing it is."""
-        records = [self._state.ranks.get(proc) for proc in procs]
-        return [{} if record is None else record.names.copy() for record in records]
-
     def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
-        """A mesh as it is now."""
+        """Return the current state of a mesh, for display."""
 
         def engine_of(host: int) -> str | None:
             launcher = None if self.session is None else self.session.launcher_of(host)
@@ -577,13 +396,13 @@ class Runtime:
         self.fleet.close(timeout_s)
 
     def leave(self) -> None:
-        """End the loop; ranks and agents go on. Pending futures end with an error."""
+        """End the loop; ranks and agents continue. Pending futures end with an error."""
         if self._closed:
             return
         self._await_output()
         self.enter(self._state.processes.leave_all)
         self._stop()
-        self.fleet.settle()  # those in whose places others are
+        self.fleet.settle()  # hosts that others have replaced
 
     def _stop(self) -> None:
         self._closed = True
@@ -594,99 +413,58 @@ class Runtime:
         for extension in self._state.extensions.values():
             extension.closed()
         self._abandon_all()
-        self._print()
+        self.listeners.flush()
         self.faults.tell_all()
         self._ended.set()
 
     def _await_output(self) -> None:
-        """Let what idle ranks have written arrive before they are ended."""
+        """Wait for the output of idle ranks, before they are ended."""
         ranks = [record for record in list(self._state.ranks.values()) if record.spec.proc != CONTROLLER_PROC]
         idle = [record.spec.proc for record in ranks if record.state in ("idle", "failed")]
         if idle and self._output_wait_s:
             self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None).wait(self._output_wait_s)
 
     def _abandon_all(self) -> None:
-        """End what was requested too late to be handled."""
+        """End futures whose requests came too late."""
         for id in list(self._futures):
             future = self._futures.pop(id, None)
             if future is not None:
                 future.abandon(MeshDownError("the session was shut down before an answer came"))
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def enter(self, item: Item) -> None:
-        """Have something done with the baton held, unless the session is over; the item gets the time."""
+        """Run an item on the I/O thread, unless the session is over; the item gets the time. For any thread."""
         if not self._closed:
             self._driver.submit(item)
 
-    def _restart(self, due: RestartDue) -> None:
-        """Carry out a restart that nobody waits for."""
-
-        def restart(hosts: Mapping[int, int], now: float) -> list[Effect]:
-            effects = self._state.processes.retire(due.procs, due.retire, RESTART_GRACE_S, now)
-            return effects + self._healer.heal(due.procs, Healing(), hosts, now)
-
-        def launch() -> None:
-            hosts: Mapping[int, int] = {}
-            try:
-                hosts = new_hosts(gone)
-            except MeshDownError:
-                return
-            except LaunchError:  # then they are lost once more, and so it is told
-                _log.exception("no host in place of one that is gone")
-            self.enter(lambda now: restart(hosts, now))
-
-        gone = self.fleet.gone(due.procs)
-        if not gone:
-            self.perform(restart({}, time.monotonic()))  # at once: nobody else may find a dead rank there
-            return
-        # An agent is a new process, which the thread that drives the loop must not wait for.
-        new_hosts = self._new_hosts[due.procs[0]]
-        threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
-
     def _request_for(self, answered: Callable[[Sequence[Answer]], None]) -> int:
-        """The number of a request that is made with the baton held, and who is given its answers."""
+        """Make the number of a request whose answers a function gets."""
         future: Future[Sequence[Answer]] = Future(self, next(self._ids), lambda answers: answers)
         self._futures[future.id] = future  # type: ignore[assignment]
         future.add_done_callback(lambda: None if self._over else answered(future.get(0)))
         return future.id
 
-    def _resolve(self, id: int) -> None:
-        """End a future that is not answered by ranks alone."""
-        if (future := self._futures.pop(id, None)) is not None:
-            future.resolve((), True)
-
-    def _on_item(self, item: Item) -> None:
-        self.perform(item(time.monotonic()))
-
     def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
         now = time.monotonic()
         try:
             for message, frames in self._split(parts):
-                if peer not in self._known and not self._admit(peer, message):
-                    self._refused += 1
+                if not self._admission.admits(peer, message):
                     return
                 if type(message) in FOR_ACTORS:
-                    if self._has_actors(peer, message):
+                    if self._admission.admits_for_actors(peer, message):
                         self.actor_server.hear(message, frames, peer)
-                    else:
-                        self._refused += 1
                 elif type(message) is ClockRead:
-                    self._heard_clock(peer, message)
+                    note_clock(self._state.hosts.values(), peer, message, time.time())
                 else:
                     self.perform(self._state.heard(message, frames, peer, now))
                     if type(message) is HostHello:
-                        self._ask_for_clock(message.host)
+                        self.perform([*read_clock(self._state.hosts.get(message.host), time.time())])
         except WireError:
-            self._refused += 1
-
-    def _has_actors(self, peer: Peer, message: Any) -> bool:
-        """Whether it comes from a process with actors, which agents have not, and is about one that somebody here has made."""
-        maker = made_by(getattr(message, "actor", CONTROLLER_PROC))
-        return (peer == CONTROLLER or is_rank(peer)) and (maker == CONTROLLER_PROC or maker in self._state.ranks)
+            self._n_bad_frames += 1
 
     def _split(self, parts: list[Frame]) -> Iterable[tuple[Message, Sequence[Frame]]]:
-        """Take a message apart; one that several ranks have sent (`Relay`) comes once for each of them, and is read once."""
+        """Decode a batch. A batch that several ranks have sent (`Relay`) arrives once for each of them, and is decoded once."""
         if len(parts) != 1:
             return split(parts)
         if parts is not self._read_last:
@@ -694,57 +472,18 @@ class Runtime:
             self._read_last = parts
         return self._read
 
-    def _ask_for_clock(self, host: int) -> None:
-        record = self._state.hosts.get(host)
-        if record is not None and record.is_elsewhere and not record.gone:
-            self._driver.send(host_peer(host), pack(ReadClock(time.time())))
-
-    def _heard_clock(self, peer: Peer, message: ClockRead) -> None:
-        for record in self._state.hosts.values():
-            if host_peer(record.host) == peer:
-                record.clock = Clock.read(message.sent, message.at, time.time())
-
-    def _admit(self, peer: Peer, message: object) -> bool:
-        """Whether a stranger presents the token, under its own name."""
-        self._driver.catch_up()  # it may be somebody whom we expect since a moment ago
-        if isinstance(message, Hello):
-            good = message.proc in self._state.ranks and peer == self._state.ranks[message.proc].peer
-        elif isinstance(message, HostHello):
-            good = message.host in self._state.hosts and peer == host_peer(message.host)
-        else:
-            return False
-        if good and message.token == self._token:
-            self._known.add(peer)
-            if isinstance(message, Hello):
-                if message.shares:
-                    self._transport.share(peer)
-                incarnation = incarnation_of(peer)
-                self._known.difference_update(rank_peer(message.proc, former) for former in range(incarnation))
-                self.actor_server.supervisor.up(Process(message.proc, incarnation))
-            return True
-        return False
-
     def perform(self, effects: list[Effect]) -> None:
-        """Carry out what the state has decided; with the baton held."""
+        """Perform effects of the state."""
         for effect in effects:
             if type(effect) is Send:
                 self._driver.send(effect.peer, effect.packed)
             elif type(effect) is Resolve:
-                if self.printer.holds(effect.id):
-                    self._print()  # what was printed before a request ended is shown before it ends
+                self.listeners.finish(effect.id)
                 future = self._futures.pop(effect.id, None)
                 if future is not None:
                     future.resolve(effect.answers, effect.in_step)
             elif type(effect) is Tell:
-                if isinstance(effect.event, OutputEvent | RichEvent):
-                    self._listeners.get(effect.event.request, self.printer.take)(effect.event)
-                elif isinstance(effect.event, BacklogEvent):
-                    self.backlog.append(effect.event)
-                for watcher in list(self._watchers):
-                    try:
-                        watcher(effect.event)
-                    except Exception:  # a view must not stop the loop
-                        _log.exception("a watcher failed")
+                self.listeners.tell(effect.event)
             elif type(effect) is Gone:
                 self._transport.forget(rank_peer(effect.proc, effect.incarnation))
                 supervisor = self.actor_server.supervisor
@@ -755,17 +494,16 @@ class Runtime:
                 if (halted := self._futures.get(effect.id)) is not None:
                     halted.halt()
             elif type(effect) is Later:
-                threading.Thread(target=self._do_later, args=[effect], name="monarch-later", daemon=True).start()
+                _run_later(effect, self.enter)
             elif type(effect) is Resumed:
                 answers: Future[Sequence[Answer]] = Future(self, effect.id, lambda answers: answers)
                 self._futures[effect.id] = answers  # type: ignore[assignment]
-                self.resumed.append((effect, answers))
-                self._listeners[effect.id] = self._miss  # until somebody listens
+                self.attachment.resumed.append((effect, answers))
+                self.listeners.keep(effect.id)
             elif type(effect) is RestartDue:
-                self._restart(effect)
+                self.replacement.restart(effect)
             elif type(effect) is Attached:
-                self.silent = effect.silent
-                self._attached.set()
+                self.attachment.finish(effect.silent)
             elif type(effect) is Route:
                 self._transport.route(effect.peer, effect.host)
             elif type(effect) is GiveUp:
@@ -777,31 +515,21 @@ class Runtime:
                 else:
                     self.fleet.expired(effect.host, effect.reason)
 
-    def _do_later(self, later: Later) -> None:
-        effects = later.work()
-        self.enter(lambda now: effects)
-
-    def _miss(self, event: OutputEvent | RichEvent) -> None:
-        self._missed.append(event)
-
-    def _listen(self, id: int, listen: Listener) -> None:
-        """Remember who listens to a request; of those that are over, the latest."""
-        for old in list(self._listeners)[: max(0, len(self._listeners) + 1 - MAX_LISTENERS)]:
-            if old not in self._futures:
-                self._listeners.pop(old, None)
-        self._listeners[id] = listen
-
-    def _print(self) -> None:
-        try:
-            self.printer.flush()
-        except (OSError, ValueError):  # nobody can read it any more: stdout is closed
-            _log.debug("output of ranks could not be printed", exc_info=True)
-
     def _on_tick(self, now: float) -> None:
-        self._print()
+        self.listeners.flush()
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
         self.perform([*self._state.hosts.expire(self._transport.heard(), listened_s)])
         self.perform(self._state.tick(now))
         self.fleet.look()
         self.on_tick(now)
+
+
+def _run_later(later: Later, enter: Callable[[Item], None]) -> None:
+    """Do work on a separate thread, and perform the effects that it returns."""
+
+    def run() -> None:
+        effects = later.work()
+        enter(lambda now: effects)
+
+    threading.Thread(target=run, name="monarch-later", daemon=True).start()

@@ -196,7 +196,9 @@ class DetachedSession(Session):
             handle = AdoptedHost(manifest.agent_pid, pidfd, home.path / f"agent-{manifest.host}.log")
             session._adopted = handle
             session._local_host = manifest.host
-            if not session.runtime.attach({manifest.host: manifest.specs}, {manifest.host: handle}, ATTACH_S):
+            if not session.runtime.attachment.attach(
+                {manifest.host: manifest.specs}, {manifest.host: handle}, ATTACH_S
+            ):
                 raise AttachError(
                     f"the host agent of mesh {home.name!r} (pid {manifest.agent_pid}) does not answer; attach it again when "
                     f"the machine is less busy, or end it with %mesh down {home.name}"
@@ -230,7 +232,9 @@ class DetachedSession(Session):
         self._origins.update(dict.fromkeys(hosts, Origin(launcher, config, _HOST_S, elsewhere.lost_after_s)))
         self.home.mark_attached()
         asked = time.monotonic()
-        if not self.runtime.attach(hosts, {}, ATTACH_S, lost_after_s=elsewhere.lost_after_s, known=elsewhere.known):
+        if not self.runtime.attachment.attach(
+            hosts, {}, ATTACH_S, lost_after_s=elsewhere.lost_after_s, known=elsewhere.known
+        ):
             if over:
                 raise AttachError(f"mesh {name!r} is gone: {over}")
             may_be = f", or their time is over ({span(manifest.keep_s)} without a kernel)" if manifest.keep_s else ""

@@ -21,27 +21,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport, incarnation_of, proc_of, rank_peer
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Failed, Hello, ProcessStatus, RankSpec, Result
 from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Respawned
-from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
-from monarch_kernel.runtime.rpc.stores import StoreTable
 from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.supervisor import Supervisor
@@ -56,7 +53,7 @@ RankItem = Packed | Callable[[], object]
 RELEASE_EVERY_S = 1.0
 
 
-class WorkerClient:
+class WorkerClient(ClientBase):
     """Sends requests to other processes for the code on a rank, and says hello to them.
 
     Args:
@@ -68,24 +65,19 @@ class WorkerClient:
     Attributes:
         refused: The number of messages of peers that did not present the token.
         on_linger: Called with waits that last.
-        shared: State that the handles of one actor share, by the actor's number.
     """
 
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
         name = rank_peer(spec.proc, spec.incarnation)
+        ids = numbers(spec.incarnation, spec.proc)
+        self._state = Peers(spec.proc, name, ids)
+        super().__init__(spec.proc, self._state.requests, ids, transport.meters)
         self.refused = 0
-        self.ports = PortTable()
-        self.stores = StoreTable()
-        self.exports = ExportTable(spec.proc)
-        self.meters = transport.meters
         self.paths = data_paths_of(self)
-        self.shared: MutableMapping[int, Any] = WeakValueDictionary()
         self._driver = driver
         self._transport = transport
         self._hello = pack(hello)
         self._token = hello.token
-        self._numbers: Iterator[int] = numbers(spec.incarnation, spec.proc)
-        self._state = Peers(spec.proc, name, self._numbers)
         self._futures: dict[int, Future[Any]] = {}
         self._askers: dict[int, Peer] = {spec.proc: name}  # the peers that have said hello, and this rank itself
         self._admitted: set[Peer] = {name}
@@ -94,11 +86,12 @@ class WorkerClient:
         self.on_linger: Callable[[Wait], float | None] = lambda wait: None
         self.supervisor: Supervisor | None = None
 
-    # -- for any thread
+    @property
+    def _supervising(self) -> Supervising:
+        assert self.supervisor is not None
+        return self.supervisor
 
-    def new_number(self) -> int:
-        """Return a number for a new actor or port; it contains the number of this process."""
-        return next(self._numbers)
+    # -- for any thread
 
     def request(
         self,
@@ -112,7 +105,7 @@ class WorkerClient:
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> Future[T]:
         """Request one answer from each process; if one of them is dead, nothing is sent."""
-        id = next(self._numbers)
+        id = next(self._ids)
         future = self._futures[id] = Future(self, id, finish, rank, note, procs)
         packed = make(id)
         self._driver.submit(
@@ -140,11 +133,6 @@ class WorkerClient:
             return executor.wait(waiter, timeout_s)
         return self._driver.wait(waiter, timeout_s)
 
-    @property
-    def asker(self) -> WorkerClient:
-        """This object: handles in the answers send their requests through it."""
-        return self
-
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request where it has not been answered."""
         self._driver.submit(lambda: self._perform(self._state.requests.interrupt(id, abort=abort)))
@@ -160,35 +148,13 @@ class WorkerClient:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         return self.on_linger(wait)
 
-    def waiting_for(self, id: int) -> Sequence[int]:
-        """The processes that have not answered a request yet; on the I/O thread."""
-        return self._state.requests.waiting_for(id)
-
     def submit(self, do: Callable[[], object]) -> None:
         """Run a function on the I/O thread, soon."""
         self._driver.submit(do)
 
-    def actor_ended(self, actor: int, proc: int) -> None:
-        """Note that an actor that was spawned here has died, in a process that lives; on the I/O thread."""
-        self._state.requests.respawn_log.ended(actor, proc)
-
-    def forget_spawn(self, actor: int, procs: Sequence[int]) -> None:
-        """Do not make an actor again in processes that replace these."""
-        self._driver.submit(lambda: self._state.requests.respawn_log.forget(procs, actor))
-
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """Those of these processes that are known to have ended, and how."""
         return self._state.deaths(procs)
-
-    def spawned(self, actor: int, name: str, owner: int, procs: Sequence[int], mesh: Any) -> None:
-        """Register a mesh of actors before it is spawned in these processes."""
-        assert self.supervisor is not None
-        self.supervisor.spawned(actor, name, owner, procs, mesh)
-
-    def stopped(self, actor: int, procs: Sequence[int]) -> None:
-        """Note that actors are about to be stopped in these processes."""
-        assert self.supervisor is not None
-        self.supervisor.stopped(actor, procs)
 
     # -- on the I/O thread
 

@@ -52,7 +52,7 @@ def attached(token: str = "t", timeout_s: float = 10.0) -> Iterator[tuple[Runtim
     runtime = Runtime(hub.connect(), "t", epoch=3)
     left = Left(hub, token)
     try:
-        answered = runtime.attach({1: SPECS}, {1: FakeHost("t")}, timeout_s)
+        answered = runtime.attachment.attach({1: SPECS}, {1: FakeHost("t")}, timeout_s)
         left.join()
         yield runtime, left, answered
     finally:
@@ -64,11 +64,14 @@ def test_attach_resumes_cells_and_output() -> None:
         assert answered
         assert {(ask.token, ask.epoch) for ask in left.asked if isinstance(ask, Attach)} == {("t", 3)}
         assert len(left.asked) == 3
-        assert runtime.silent == ()
-        assert [chunk.text for event in runtime.backlog for chunk in event.chunks] == ["before 1\n", "before 2\n"]
-        assert [(cell.number, cell.procs) for cell, _ in runtime.resumed] == [(11, (1,)), (12, (2,))]
+        assert runtime.attachment.silent == ()
+        assert [chunk.text for event in runtime.listeners.backlog for chunk in event.chunks] == [
+            "before 1\n",
+            "before 2\n",
+        ]
+        assert [(cell.number, cell.procs) for cell, _ in runtime.attachment.resumed] == [(11, (1,)), (12, (2,))]
         assert [row.activity for row in runtime.view([1, 2], "m", {"ranks": 2}, 0).ranks] == ["cell [11]", "cell [12]"]
-        for rank, (_, future) in zip(left.ranks, runtime.resumed, strict=True):
+        for rank, (_, future) in zip(left.ranks, runtime.attachment.resumed, strict=True):
             rank.answer(future.id)
             (answer,) = future.get(10)
             assert isinstance(answer, Value)
@@ -77,13 +80,13 @@ def test_attach_resumes_cells_and_output() -> None:
 def test_output_since_then_reaches_a_later_listener() -> None:
     with attached() as (runtime, left, _):
         heard: dict[int, list[str]] = {}
-        for cell, _ in runtime.resumed:  # one after the other: output of the second must wait
+        for cell, _ in runtime.attachment.resumed:  # one after the other: output of the second must wait
             texts = heard.setdefault(cell.number, [])
             runtime.listen(cell.id, lambda event, texts=texts: texts.append(event.text))
             assert texts == [f"after {cell.procs[0]}\n"]
         left.agent.output(1, "live\n", 0)
         left.ranks[0].answer(11)
-        runtime.resumed[0][1].get(10)
+        runtime.attachment.resumed[0][1].get(10)
         assert heard == {11: ["after 1\n", "live\n"], 12: ["after 2\n"]}
 
 
@@ -98,4 +101,4 @@ def test_peers_without_the_token_are_not_adopted() -> None:
     with attached("another", timeout_s=0.3) as (runtime, _, answered):
         assert not answered
         assert runtime.refused
-        assert runtime.backlog == []
+        assert runtime.listeners.backlog == []

@@ -50,7 +50,7 @@ hosts = HostMesh(session.runtime, Region.whole(Extent({{"hosts": 2}})), numbers)
 mesh = hosts.spawn_procs({{"gpus": 2}}, device="cpu", name="t")
 mesh.initialized.get(60)
 recipe = Recipe("local") if {has_recipe} else None
-session.keep("t", session.runtime.specs(mesh.procs), False, "cpu", {{}}, keep_s={keep_s}, recipe=recipe)
+session.keep("t", session.runtime.queries.specs(mesh.procs), False, "cpu", {{}}, keep_s={keep_s}, recipe=recipe)
 mesh.run("kept = rank * 7").get(60)
 print(*(agent.pid for agent in machines.agents), flush=True)
 for line in sys.stdin:
@@ -146,9 +146,9 @@ def test_ranks_survive_a_killed_program_and_another_attaches(program: Program, r
     assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
     session, mesh = attach_mesh(root)
     try:
-        ((cell, future),) = session.runtime.resumed
+        ((cell, future),) = session.runtime.attachment.resumed
         assert (cell.number, cell.procs) == (5, mesh.procs)
-        assert any("count" in chunk.text for event in session.runtime.backlog for chunk in event.chunks)
+        assert any("count" in chunk.text for event in session.runtime.listeners.backlog for chunk in event.chunks)
         (tmp_path / "go").touch()
         assert future.wait(LONG_S)
         assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)

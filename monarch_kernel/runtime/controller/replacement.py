@@ -1,0 +1,121 @@
+"""Replacement of ranks that have died, on request (`heal`) and automatically (`restart_when_lost`)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
+
+from monarch_kernel.errors import LaunchError, MeshDownError
+from monarch_kernel.runtime.controller.effects import Effect, RestartDue
+from monarch_kernel.runtime.controller.fleet import Fleet, Loop
+from monarch_kernel.runtime.controller.healing import Healer, Healing
+from monarch_kernel.runtime.controller.restarts import RestartPolicy
+from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.requests import Resolve
+
+__all__ = ["NewHosts", "Replacement"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+NewHosts = Callable[["Collection[int]"], "Mapping[int, int]"]
+"""Launches another host agent for each one that is gone, and returns their numbers; may take long."""
+
+RESTART_GRACE_S = 2.0
+
+
+class Replacement:
+    """Replaces ranks; for any thread.
+
+    Args:
+        loop: Performs effects.
+        state: The controller's state.
+        fleet: The hosts of the session.
+        healer: Starts processes, and asks them for the actors that were there.
+    """
+
+    def __init__(self, loop: Loop, state: State, fleet: Fleet, healer: Healer) -> None:
+        self._loop = loop
+        self._state = state
+        self._fleet = fleet
+        self._healer = healer
+        self._new_hosts: dict[int, NewHosts] = {}
+
+    def heal(
+        self,
+        procs: Sequence[int],
+        finish: Callable[[Healing], T],
+        *,
+        hosts: Mapping[int, int] | None = None,
+        retire: str = "",
+        grace_s: float = 0.0,
+    ) -> Future[T]:
+        """Replace processes that are lost, and have the new ones make the actors that were there.
+
+        Args:
+            procs: The numbers. Live processes are left alone, and processes that are not up yet are waited for.
+            finish: Makes the future's result of the outcome.
+            hosts: For each host agent that has ended, the one that has replaced it.
+            retire: Why live processes are ended, so that all are replaced; empty if they continue.
+            grace_s: How long these may take to end, in seconds, before they are killed.
+
+        Raises:
+            MeshDownError: The session was shut down.
+        """
+        healing = Healing()
+
+        def begin(id: int, now: float) -> list[Effect]:
+            def over() -> None:
+                # Of several ranks that are killed together, some are known to be dead later than others.
+                left = [proc for proc in procs if proc not in healing.replaced and self._state.processes.is_lost(proc)]
+                if left and not self._fleet.gone(left):
+                    self._loop.perform(self._healer.heal(left, healing, {}, time.monotonic()))
+                else:
+                    self._loop.perform([Resolve(id, [], True)])
+
+            healing.over = over
+            effects = self._state.processes.retire(procs, retire, grace_s, now) if retire else []
+            return effects + self._healer.heal(procs, healing, hosts or {}, now)
+
+        return self._loop.promise(begin, lambda answers: finish(healing))
+
+    def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, new_hosts: NewHosts) -> None:
+        """Replace the processes of a mesh when they die.
+
+        Args:
+            procs: By rank.
+            policy: When, and how often.
+            new_hosts: Launches others in place of host agents that have ended.
+        """
+        self._new_hosts.update(dict.fromkeys(procs, new_hosts))
+        self._loop.enter(lambda now: self._state.processes.restart_when_lost(procs, policy))
+
+    def restart(self, due: RestartDue) -> None:
+        """Carry out a restart that no caller waits for; on the I/O thread."""
+
+        def replace(hosts: Mapping[int, int], now: float) -> list[Effect]:
+            effects = self._state.processes.retire(due.procs, due.retire, RESTART_GRACE_S, now)
+            return effects + self._healer.heal(due.procs, Healing(), hosts, now)
+
+        def launch() -> None:
+            hosts: Mapping[int, int] = {}
+            try:
+                hosts = new_hosts(gone)
+            except MeshDownError:
+                return
+            except LaunchError:  # the ranks are lost once more, which is reported
+                _log.exception("no host in place of one that is gone")
+            self._loop.enter(lambda now: replace(hosts, now))
+
+        gone = self._fleet.gone(due.procs)
+        if not gone:
+            self._loop.perform(replace({}, time.monotonic()))  # at once: nothing else may find a dead rank there
+            return
+        # An agent is a new process, which the thread that drives the loop must not wait for.
+        new_hosts = self._new_hosts[due.procs[0]]
+        threading.Thread(target=launch, name="monarch-restart", daemon=True).start()
