@@ -79,7 +79,7 @@ class ModuleEdit:
 
     def _user_modules(self) -> dict[str, ModuleSource]:
         found: dict[str, ModuleSource] = {}
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             if name in self._texts:
                 found[name] = self._texts[name]
                 continue

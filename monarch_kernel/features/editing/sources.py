@@ -77,7 +77,8 @@ def _forget_listings() -> None:
     `PathFinder.invalidate_caches` deletes cache entries, and fails if another thread has deleted them first. This function
     deletes none.
     """
-    for place, finder in list(sys.path_importer_cache.items()):
+    # Not list(...items()): it makes tuples, so a collection can run, and let another thread change the dictionary meanwhile.
+    for place, finder in sys.path_importer_cache.copy().items():
         if finder is None:  # it was not a directory
             for hook in sys.path_hooks:
                 with contextlib.suppress(ImportError):
@@ -185,7 +186,7 @@ def _of_path(path: Path) -> list[ModuleSource]:
         if not found:
             raise ValueError(f"{path} contains no module that can be imported")
         return found
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         known = getattr(module, "__file__", None)
         if (
             name != "__main__"

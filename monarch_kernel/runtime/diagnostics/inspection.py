@@ -342,7 +342,7 @@ def _own_tables(value: object) -> list[Mapping[str, Any]]:
     if not _is_module(value):
         return [stored, *_nn_tables(value)]
     start = f"{stored.get('__name__')}."
-    loaded = {name.removeprefix(start): each for name, each in list(sys.modules.items()) if name.startswith(start)}
+    loaded = {name.removeprefix(start): each for name, each in sys.modules.copy().items() if name.startswith(start)}
     return [stored, loaded]
 
 
