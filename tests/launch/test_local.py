@@ -18,7 +18,7 @@ from monarch_kernel.net.hosts.zmq import ZmqRouter
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.config import AgentConfig
 from monarch_kernel.net.wire.messages import Ping, RankSpec, Run
-from monarch_kernel.runtime.controller import state
+from monarch_kernel.runtime.controller import host_tree, processes
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.testing import rank_spec
 from tests.support.processes import is_gone
@@ -180,7 +180,7 @@ def test_a_missing_program_raises_at_once(controller: Controller) -> None:
 def test_an_agent_that_hangs_fails_at_its_deadline(
     controller: Controller, monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:
-    monkeypatch.setattr(state, "HOST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(host_tree, "HOST_DEADLINE_S", 1.0)
     future = controller.start(shell("echo looking for a licence; exec sleep 1000"))
     wait_until(lambda: bool(controller.handle.log_tail()), "the log")
     (failure, _) = failures(future)
@@ -193,7 +193,7 @@ def test_an_agent_that_hangs_fails_at_its_deadline(
 
 
 def test_an_agent_that_ignores_sigterm_is_killed(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "HOST_DEADLINE_S", 1.0)
+    monkeypatch.setattr(host_tree, "HOST_DEADLINE_S", 1.0)
     monkeypatch.setattr("monarch_kernel.launch.local._TERMINATE_S", 0.2)
     future = controller.start(shell("trap '' TERM; echo deaf; exec sleep 1000"))
     wait_until(lambda: controller.handle.log_tail() == ("deaf",), "the agent to ignore SIGTERM")
@@ -244,7 +244,7 @@ def test_a_hanging_import_of_torch_fails_at_the_deadline(
 ) -> None:
     (tmp_path / "slow_torch.py").write_text("import time; time.sleep(1000)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(state, "RANK_DEADLINE_S", 1.0)
+    monkeypatch.setattr(processes, "RANK_DEADLINE_S", 1.0)
     with bar.below(10.0, "the news of the failure"):
         (failure, _) = failures(controller.start(python(OWN_PRELOAD.format("slow_torch"))))
     assert failure.message == "the host agent is up, but this rank was not forked from the zygote within 1 s"
