@@ -215,6 +215,12 @@ class Processes:
 
     # -- hosts
 
+    def host_is_up(self, host: int, now: float) -> None:
+        """A host agent has come up: the time for its ranks to start begins now."""
+        for rank in self._ranks.values():
+            if rank.host == host and not rank.up and not rank.is_adopted:
+                rank.deadline = now + RANK_DEADLINE_S
+
     def release_host(self, host: int, reason: str, grace_s: float, now: float) -> list[Effect]:
         """End a host agent, which is no longer needed, and its ranks."""
         record = self._hosts[host]

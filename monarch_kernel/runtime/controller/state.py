@@ -62,7 +62,7 @@ from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.introductions import Introductions
 from monarch_kernel.runtime.controller.output_order import Spoken
 from monarch_kernel.runtime.controller.output_router import OutputRouter
-from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S, Processes, find_routes
+from monarch_kernel.runtime.controller.processes import Processes, find_routes
 from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
 from monarch_kernel.runtime.controller.senders import Senders
 from monarch_kernel.runtime.rpc.answers import Answer, Value
@@ -415,9 +415,7 @@ class State:
             goodbye = Send(host_peer(host.host), pack(Goodbye()))
             return [goodbye, *self.processes.host_gone(host.host, f"can't be used: {why}", (), now)]
         effects = self._rename(message.incarnations) if self._resumption is not None else []
-        for rank in self.ranks.values():
-            if rank.host == message.host and not rank.up and not rank.is_adopted:
-                rank.deadline = now + RANK_DEADLINE_S  # until now no host agent could start it
+        self.processes.host_is_up(message.host, now)
         held, host.held = host.held, []
         if (join := self.hosts.place(host)) is not None:
             held.insert(0, pack(join))
