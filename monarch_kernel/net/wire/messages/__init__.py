@@ -1,13 +1,18 @@
-"""Every message that travels between controller, host agents and ranks, by topic.
+"""All messages between the controller, host agents and ranks, by topic.
 
-Headers are msgspec structs: typed, validated, decoded without running code. What users send (arguments, results, classes)
-is an opaque `Payload`, which only its receiver opens, after the sender has been authenticated.
+Headers are msgspec structs: typed, validated, decoded without running code. User data (arguments, results, classes) is an
+opaque `Payload`. Only the receiver opens it, after it has authenticated the sender.
 
-``id`` is a request. Each rank answers it once, with `Result` or `Failed`, to the process that made it; the number says which
-process that is (`runtime.rpc.ids`). ``proc`` is the number of a process, unique in a session; 0 is the controller.
-``incarnation`` counts the processes that had this number before. ``region`` is `Region.pack()` of the mesh that was addressed.
+Fields with the same meaning in all messages:
 
-A comment above a group of messages says which processes send them, and which receive them.
+- ``id`` is the number of a request. Each rank answers it once, with `Result` or `Failed`, to the process that made it. The
+  number says which process that is (`runtime.rpc.ids`).
+- ``proc`` is the number of a process, unique in a session; 0 is the controller.
+- ``incarnation`` is how many processes had this number before.
+- ``region`` is `Region.pack()` of the addressed mesh.
+
+A comment above a group of messages says which processes send and receive them. A message is handled *out of band* if the
+thread that receives it handles it at once, ahead of messages that wait for an executor.
 """
 
 from __future__ import annotations

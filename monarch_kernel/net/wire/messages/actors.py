@@ -1,4 +1,4 @@
-"""Messages of actors: spawn, call and stop them, channels, and news of processes."""
+"""Messages that spawn, call and stop actors; messages of channels; and reports about actors and processes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,15 @@ __all__ = [
 
 
 class Spawn(Message, frozen=True):
-    """Make an actor: ``payload`` is ``(class, args, kwargs)``; ``renewed`` is the class, pickled, if it was reloaded since.
+    """Make an actor; answered once it is ready for calls.
 
-    ``sources`` has the text of the code that is in no file, such as a notebook's cell, by its name. ``owner`` is the actor that
-    has spawned it, in the process that has made the number ``actor``; 0 for the program itself. ``living`` is for a rank that
-    has come in place of another: (rank, proc) of the same actor where it lives on.
+    Attributes:
+        actor: The number of the actor; the process that made the number also has the owner.
+        payload: ``(class, args, kwargs)``.
+        sources: (name, text) of code that is in no file, such as a cell of a notebook.
+        owner: The actor that has spawned this one; 0 for the program itself.
+        living: For a rank that replaces another: (rank, proc) of each rank on which the same actor still lives.
+        renewed: The pickled class, if it has been reloaded since the spawn.
     """
 
     id: int
@@ -45,7 +49,7 @@ class Spawn(Message, frozen=True):
 
 
 class Call(Message, frozen=True):
-    """Call an endpoint; ``payload`` is ``(args, kwargs)``, ``region`` the addressed part, None for all; id 0: no answer."""
+    """Call an endpoint with ``payload``, ``(args, kwargs)``. A ``region`` of None is the whole mesh; id 0 means no answer."""
 
     id: int
     actor: int
@@ -55,7 +59,7 @@ class Call(Message, frozen=True):
 
 
 class StopActor(Message, frozen=True):
-    """Clean an actor up and forget it."""
+    """Stop an actor: run its cleanup, and forget it; id 0 means no answer."""
 
     id: int
     actor: int
@@ -63,10 +67,11 @@ class StopActor(Message, frozen=True):
 
 
 class ProcessStatus(Message, frozen=True):
-    """A process that you wanted to meet is up and listens at ``address``, or has ended (``death``).
+    """Report that a watched process (`WatchProcess`) is up and listens at ``address``, or has ended (``death``).
 
-    Without an address it is on another host, and reached by way of the host agent. One that ``is_replaced`` will have another
-    in its place by itself: to owners of what was there that is no failure. Its place is that of ``rank`` in ``mesh``.
+    An empty address means that the process is on another host, and is reached through the host agent. If ``is_replaced``,
+    another process replaces it automatically, and its end is no failure to the owners of actors in it. The process is rank
+    ``rank`` of mesh ``mesh``.
     """
 
     proc: int
@@ -82,7 +87,7 @@ class ProcessStatus(Message, frozen=True):
 
 
 class PortSend(Message, frozen=True):
-    """A value, or an error, for a port of the process that has made its number."""
+    """Send a value, or an error, to a port. The receiver is the process that made the number of the port."""
 
     port: int
     payload: Payload
@@ -93,16 +98,17 @@ class PortSend(Message, frozen=True):
 
 
 class Barrier(Message, frozen=True):
-    """Answer at once, whatever runs: all that you have sent me before has then arrived. Has its own lane."""
+    """Ask for an answer, which arrives after everything that the receiver has sent to the sender. Handled out of band."""
 
     id: int
 
 
 class Probe(Message, frozen=True):
-    """The wait ``wait`` lasts, and depends on ``request``, which you owe: pass it on if that waits, too. Has its own lane.
+    """Report that the wait ``wait`` lasts, and needs ``request``, which the receiver has not answered. Handled out of band.
 
-    ``path`` has the endpoints by way of which it has come, each with the one it is queued behind; ``round`` counts the probes
-    of the wait. See `runtime.rpc.deadlock`.
+    If the endpoint that has to end for that waits, too, the receiver passes the probe on to the processes for which it waits.
+    ``path`` has the endpoints that the probe has passed, each with the endpoint that it is queued behind; ``round`` counts the
+    probes of the wait. See `runtime.rpc.deadlock`.
     """
 
     wait: int
@@ -112,7 +118,10 @@ class Probe(Message, frozen=True):
 
 
 class ActorEnded(Message, frozen=True):
-    """To the process of its owner: an actor is over. Without a failure it was stopped; ``cause`` is what it did not handle."""
+    """Report the end of an actor to the process of its owner.
+
+    ``failure`` is None if the actor was stopped. ``cause`` is the failure that it did not handle, if that ended it.
+    """
 
     actor: int
     failure: Failure | None
@@ -123,16 +132,16 @@ class ActorEnded(Message, frozen=True):
 
 
 class WatchProcess(Message, frozen=True):
-    """Tell me when this process is up, and when it ends: I have something to ask it."""
+    """Ask for a `ProcessStatus` when a process is up and when it ends, because the sender has requests for it."""
 
     proc: int
 
 
 class CleansUp(Message, frozen=True):
-    """An actor of mine has a ``__cleanup__``: give me time for it when the session ends."""
+    """Report that an actor of the sender has a ``__cleanup__``, which needs time when the session ends."""
 
 
 class Unhandled(Message, frozen=True):
-    """Something has failed that no actor owns, but code which a cell has run on this rank."""
+    """Report the failure of a mesh that code of a cell, and no actor, has spawned on this rank."""
 
     failure: MeshFailure

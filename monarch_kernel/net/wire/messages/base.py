@@ -1,4 +1,4 @@
-"""The base of all messages, and the pickled values that they carry."""
+"""The base class of all messages, and the pickled values in them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = [
 
 
 class Payload(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A pickled value: ``data`` inline while small; its out-of-band buffers are the message's next ``nframes`` frames."""
+    """A pickled value: ``data`` inline if it is small; its out-of-band buffers are the message's next ``nframes`` frames."""
 
     data: bytes = b""
     nframes: int = 0
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, tag=True, gc=False):
-    """Base of all messages; none is ever part of a cycle, so the garbage collector need not look at them."""
+    """Base class of all messages. No message is part of a reference cycle, so the garbage collector need not track them."""

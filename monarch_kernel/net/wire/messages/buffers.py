@@ -1,4 +1,4 @@
-"""Messages of memory that one process reads or writes in another."""
+"""Messages for access to memory that one process lends to another."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class ReadLoan(Message, frozen=True):
-    """Answer at once with a block of memory that you have lent, its elements one after the other, as the only frame.
+    """Read a block of lent memory. The answer comes at once; its only frame has the elements of the block without gaps.
 
-    ``table``, ``entry`` and ``turn`` are the loan (`net.memory.leases`). The block begins ``offset`` bytes after the memory
-    does.
+    ``table``, ``entry`` and ``turn`` identify the loan (`net.memory.leases`). ``offset`` is the distance of the block from the
+    start of the memory, in bytes.
     """
 
     id: int
@@ -37,7 +37,7 @@ class ReadLoan(Message, frozen=True):
 
 
 class WriteLoan(Message, frozen=True):
-    """Write elements, which are the only frame, into a block of memory that you have lent; it is described as in `ReadLoan`."""
+    """Write the elements in the only frame into a block of lent memory. The other fields are those of `ReadLoan`."""
 
     id: int
     table: bytes
@@ -51,9 +51,9 @@ class WriteLoan(Message, frozen=True):
 
 
 class OpenStreams(Message, frozen=True):
-    """Listen for ``count`` streams, on which `ReadLoan` and `WriteLoan` come, each with what is read or written after it.
+    """Listen for ``count`` streams; answered with the fields of an invitation (`runtime.buffers.streams`).
 
-    Answer with the fields of an invitation (`runtime.buffers.streams`).
+    On a stream, the bytes that are read or written follow each `ReadLoan` or `WriteLoan`.
     """
 
     id: int
@@ -61,16 +61,16 @@ class OpenStreams(Message, frozen=True):
 
 
 class EndStream(Message, frozen=True):
-    """Take nothing any more from the stream that was opened with this token; answer when nothing of it is still written."""
+    """Accept no more data from the stream opened with this token; answered when all data that it received is written."""
 
     id: int
     token: bytes
 
 
 class OpenLoan(Message, frozen=True):
-    """Answer with what it takes to reach memory that you have lent by a ``way`` that you take no part in: "cuda" or "rdma".
+    """Open lent memory for a ``way`` in which the receiver takes no part, "cuda" or "rdma"; answered with what that needs.
 
-    What is opened for "rdma" stays where it is until `CloseLoan`, or the end of the process that has asked.
+    Memory opened for "rdma" stays where it is until `CloseLoan`, or until the process that sent this ends.
     """
 
     id: int
@@ -81,13 +81,13 @@ class OpenLoan(Message, frozen=True):
 
 
 class CloseLoan(Message, frozen=True):
-    """What was opened by this request is not used any more by who has asked."""
+    """Report that the sender no longer uses what its `OpenLoan` request ``opened`` has opened. Not answered."""
 
     opened: int
 
 
 class EndLoan(Message, frozen=True):
-    """Memory that you have lent is needed no more; answer with whether it was lent still."""
+    """End a loan, because the memory is no longer needed; answered with whether the memory was still lent."""
 
     id: int
     table: bytes
@@ -96,7 +96,7 @@ class EndLoan(Message, frozen=True):
 
 
 class EndLoans(Message, frozen=True):
-    """All that you have lent for an owner is needed no more; answer with the loans of what was written to meanwhile."""
+    """End all loans of an owner; answered with the loans of tensors that the receiver has written to since it lent them."""
 
     id: int
     owner: int

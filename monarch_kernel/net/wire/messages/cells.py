@@ -1,4 +1,4 @@
-"""Messages of cells, of calls of functions on a rank, and of their answers."""
+"""Messages that run cells and call functions on a rank, and their answers."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ __all__ = [
 
 
 class Ping(Message, frozen=True):
-    """Answer when all that came before has been done."""
+    """Ask for an answer after the main thread has handled everything that arrived before."""
 
     id: int
 
 
 class Rewind(Message, frozen=True):
-    """The next `live.snapshot` puts back what the snapshot ``key`` has, and the loop that follows goes on from its step.
+    """Make the next `live.snapshot` restore the snapshot ``key``, and the loop after it continue from that step.
 
-    ``holders`` are the places of those who keep it for each rank of the mesh. In a recovery it comes with the cell that runs
-    again, and is for the `live.snapshot` with the same number in that; else for the first one that follows.
+    ``holders`` has, for each rank of the mesh, the process that keeps its snapshot. In a recovery this is part of the `Run` of
+    the repeated cell, and applies to the `live.snapshot` with the same number in that cell; otherwise it applies to the next.
     """
 
     id: int
@@ -56,9 +56,9 @@ class Rewind(Message, frozen=True):
 
 
 class Run(Message, frozen=True):
-    """Run a cell; answer with the value of its last expression if ``want_value``, else only with how it looks.
+    """Run a cell; answered with the value of its last expression if ``want_value``, else only with its display data.
 
-    With ``rewind`` a loop in it goes back to a snapshot, for the cell has run before.
+    ``rewind`` is set if the cell runs again and a loop in it returns to a snapshot.
     """
 
     id: int
@@ -77,16 +77,17 @@ class Push(Message, frozen=True):
 
 
 class Pull(Message, frozen=True):
-    """Answer with a variable of the rank's namespace."""
+    """Ask for the value of a variable in the rank's namespace."""
 
     id: int
     name: str
 
 
 class Apply(Message, frozen=True):
-    """Call a function on the main thread; answer with its result.
+    """Call a function on the main thread; answered with its result.
 
-    ``payload`` is ``(shared, args)``: the frames of ``(function, text of its cells)``, equal for all ranks, and the rank's own.
+    ``payload`` is ``(shared, args)``: the frames of ``(function, text of its cells)``, which are the same for all ranks, and
+    the arguments for this rank.
     """
 
     id: int
@@ -94,16 +95,16 @@ class Apply(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """The module that was asked for as ``turn``; None if there is none. Has its own lane."""
+    """Answer the `Fetch` with the same ``turn``: the module, or None if there is none. Handled out of band."""
 
     turn: int
     module: ModuleSource | None
 
 
 class Interrupt(Message, frozen=True):
-    """Raise KeyboardInterrupt in the code that runs request ``id``; if it waits its turn, drop it. Has its own lane.
+    """Raise KeyboardInterrupt in the code of request ``id``, or drop the request if it is queued. Handled out of band.
 
-    With ``abort``, abort the process groups of the rank if that does not help, whatever it waits for.
+    If that does not help and ``abort`` is set, the rank aborts its process groups, whatever it waits for.
     """
 
     id: int
@@ -111,9 +112,10 @@ class Interrupt(Message, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Free the code that runs request ``id`` from the collective it has waited in for a while, if it does. Has its own lane.
+    """Free the code of request ``id`` from a collective in which it has waited for a while, if any. Handled out of band.
 
-    If rank ``dead`` of ``mesh`` has ended no collective with it ever ends: then it is freed at once, and from later ones, too.
+    If rank ``dead`` of ``mesh`` has ended, no collective with it ever completes: the rank frees the code at once, also from
+    later collectives.
     """
 
     id: int
@@ -122,10 +124,10 @@ class Release(Message, frozen=True):
 
 
 class Complete(Message, frozen=True):
-    """Say at once, whatever runs, what may follow ``expression``; ``imports`` are names that the cell will have.
+    """Ask for completions of ``expression``; answered at once, whatever runs.
 
-    Answered with a list of (text, kind); None if the expression means nothing, or can't be told without running code. An
-    empty expression means the namespace, of which "names" are wanted.
+    The answer is a list of (text, kind); None if the expression means nothing, or can't be evaluated without running code. An
+    empty expression, with "names" wanted, means the namespace. ``imports`` has names that the cell will import.
     """
 
     id: int
@@ -135,7 +137,10 @@ class Complete(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Describe at once, whatever runs, what ``expression`` means: title -> text, or None; ``imports`` as in `Complete`."""
+    """Ask for a description of ``expression``; answered at once, whatever runs.
+
+    The answer maps titles to texts; None if the expression means nothing. ``imports`` is as in `Complete`.
+    """
 
     id: int
     expression: str
@@ -144,13 +149,13 @@ class Inspect(Message, frozen=True):
 
 
 class GetStacks(Message, frozen=True):
-    """Answer with what you do now (`runtime.diagnostics.stacks.Doing`), at once, whatever you do. Has its own lane."""
+    """Ask for the current activities (`runtime.diagnostics.stacks.Doing`), whatever runs. Handled out of band."""
 
     id: int
 
 
 class Forget(Message, frozen=True):
-    """All answers to cell ``id`` are in: the next controller need not have yours. Only for ranks that keep a record."""
+    """Allow a rank with a record to drop its answer to cell ``id``: the answers of all ranks have arrived."""
 
     id: int
 
@@ -161,7 +166,7 @@ class Forget(Message, frozen=True):
 class Owed(msgspec.Struct, array_like=True, frozen=True):
     """A request that a rank has not answered, or whose answer it keeps.
 
-    ``age_s`` is how long ago it came, in seconds; ``cell`` its number if it is a cell whose answer is wanted still.
+    ``age_s`` is the time since it arrived, in seconds. ``cell`` is the number of the cell, if its answer is still needed.
     """
 
     id: int
@@ -171,10 +176,11 @@ class Owed(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Result(Message, frozen=True):
-    """A request succeeded.
+    """Report that a request succeeded.
 
-    ``written`` are the last marks that the rank set in stdout and stderr: what came before is shown before the request ends.
-    ``collectives`` counts those it has started in its default process group; -1 where it has no usable group.
+    ``written`` has the last marks that the rank set in stdout and stderr; output before them is shown before the request ends.
+    ``collectives`` is the number of collectives that the rank has started in its default process group; -1 without a group, -2
+    if the group was aborted.
     """
 
     id: int
@@ -185,7 +191,7 @@ class Result(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """A request failed; ``written`` and ``collectives`` as in `Result`."""
+    """Report that a request failed; ``written`` and ``collectives`` are as in `Result`."""
 
     id: int
     failure: Failure
@@ -194,7 +200,7 @@ class Failed(Message, frozen=True):
 
 
 class Rich(Message, frozen=True):
-    """A rich display (figure, HTML ...) made while request ``id`` ran; ``written`` as in `Result`: it comes after that."""
+    """Show a rich display (figure, HTML, ...) of request ``id``; it follows the output before ``written``, as in `Result`."""
 
     id: int
     data: dict[str, Any]
@@ -203,14 +209,14 @@ class Rich(Message, frozen=True):
 
 
 class Fetch(Message, frozen=True):
-    """A module is wanted that this rank can't find, or that was edited."""
+    """Ask for a module that this rank can't find, or that was edited; answered with `Fetched`."""
 
     turn: int
     name: str
 
 
 class Names(Message, frozen=True):
-    """What has changed in the user's namespace: name -> what kind of thing it is, and the names that have gone."""
+    """Report changes of the user's namespace: ``changed`` maps names to kinds of values; names in ``removed`` are gone."""
 
     changed: dict[str, str]
     removed: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Messages between the controller and host agents: processes, output, readings, logs; and the hello of ranks."""
+"""Messages between the controller and host agents about processes, output, readings and logs; and the hello of ranks."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ __all__ = [
 
 
 class Attach(Message, frozen=True):
-    """A new controller has taken the place of one that ended: say hello again, and what it missed.
+    """Report that a new controller replaces one that ended; answered with the hello, and with what the new one has missed.
 
-    ``epoch`` counts the controllers; one that has been answered is not answered again.
+    ``epoch`` counts the controllers. The receiver answers each epoch only once.
     """
 
     token: str
@@ -56,10 +56,10 @@ class Attach(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message of a rank, also to another rank, and its answer to `Attach`.
+    """The first message of a rank to the controller or to another rank, and its answer to `Attach`.
 
-    ``token`` proves that it belongs to this session; ``address`` is where it listens to other ranks; ``shares`` whether it can
-    open what other processes of its machine have in shared memory.
+    ``token`` proves that the rank belongs to this session. It listens for other ranks at ``address``. ``shares`` says whether
+    it can open shared memory of other processes on its machine. ``owed`` has its open requests.
     """
 
     token: str
@@ -75,14 +75,17 @@ class Hello(Message, frozen=True):
 
 
 class RankSpec(msgspec.Struct, array_like=True, frozen=True):
-    """All that a new rank needs to know; ``env`` is added to its environment before user code runs.
+    """The description of a new rank.
 
-    Of a host that the controller does not know ``threads`` is 0 and ``device`` may be "auto": then the host settles them, and
-    takes of ``cwd`` and ``sys_path`` what it has, too.
-    ``incarnation`` counts the processes that this one comes after, each of which died in this place.
-    ``bootstrap`` is a pickled function that it runs before any actor, with the text of its cells; empty for none.
-    ``record`` is the file in which a rank that may outlive its controller says what it runs, on a host elsewhere a name in the
-    agent's directory; empty for others.
+    If the controller does not know the host, ``threads`` is 0 and ``device`` may be "auto". The host then chooses both, and
+    uses ``cwd`` and the entries of ``sys_path`` only if they exist there.
+
+    Attributes:
+        env: Variables that are added to its environment before user code runs.
+        incarnation: The number of processes that had this place before, each of which died.
+        bootstrap: A pickled function that the rank runs before any actor, with the text of its cells; empty for none.
+        record: The file in which a rank that may outlive its controller says what it runs; on another machine, a name in the
+            directory of the agent. Empty for other ranks.
     """
 
     proc: int
@@ -102,26 +105,26 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     bootstrap: bytes = b""
 
     def succeeded(self, incarnation: int) -> RankSpec:
-        """The same place for another process."""
+        """Return the spec of the process that replaces this one."""
         return msgspec.structs.replace(self, incarnation=incarnation)
 
     def recorded_in(self, directory: str) -> RankSpec:
-        """With its record in this directory."""
+        """Return this spec with its record in a directory."""
         return msgspec.structs.replace(self, record=f"{directory}/{self.record}")
 
     def settled(self, device: str, env: dict[str, str]) -> RankSpec:
-        """With what its host has found."""
+        """Return this spec with the device and the environment that the host has chosen."""
         return msgspec.structs.replace(self, device=device, env=env)
 
 
 class StartRanks(Message, frozen=True):
-    """Start processes; one that takes the place of another is asked for when the other's `Lost` has come."""
+    """Start processes. The controller starts a replacement only after the `Lost` of the process that it replaces."""
 
     specs: tuple[RankSpec, ...]
 
 
 class KillRanks(Message, frozen=True):
-    """End processes: politely, and after ``grace_s`` seconds for certain; with ``keep_logs`` others will take their places."""
+    """End processes: send SIGTERM, and SIGKILL after ``grace_s`` seconds. ``keep_logs`` keeps their logs for replacements."""
 
     procs: tuple[int, ...]
     grace_s: float
@@ -129,7 +132,10 @@ class KillRanks(Message, frozen=True):
 
 
 class ConnectHost(Message, frozen=True):
-    """These processes, which ranks of yours have to do with, are on a host; dial it there, if there are addresses."""
+    """Report the host of ``peers``, processes with which ranks of the receiver exchange messages.
+
+    If there are addresses, the receiver connects to that host at one of them.
+    """
 
     host: int
     addresses: tuple[str, ...]
@@ -137,32 +143,32 @@ class ConnectHost(Message, frozen=True):
 
 
 class ForgetHost(Message, frozen=True):
-    """A host that yours has had to do with is gone: what is for it is dropped, and it is dialled no more."""
+    """Report that a host is gone: the receiver drops messages for it, and no longer connects to it."""
 
     host: int
 
 
 class UseParent(Message, frozen=True):
-    """Take the way to the controller by another agent from now on, which can be dialled at these addresses."""
+    """Connect to the agent ``parent`` at these addresses, and reach the controller through it from now on."""
 
     parent: int
     addresses: tuple[str, ...]
 
 
 class Preload(Message, frozen=True):
-    """Have these modules imported, as soon as there is nothing else to do, in the process that new ranks are forked from."""
+    """Import modules in the zygote, the process from which new ranks are forked, as soon as it is idle."""
 
     modules: tuple[str, ...]
 
 
 class ReadClock(Message, frozen=True):
-    """Say what time it is; ``sent`` is when this was asked, in seconds since 1970 by the controller's clock."""
+    """Ask for the time; ``sent`` is the time of the request by the controller's clock, in seconds since 1970."""
 
     sent: float
 
 
 class ReadLog(Message, frozen=True):
-    """Answer with what is kept of a rank's output: the youngest part, of about ``max_nbytes`` bytes."""
+    """Ask for the stored output of a rank; answered with its newest part, of about ``max_nbytes`` bytes (`LogRead`)."""
 
     id: int
     proc: int
@@ -170,14 +176,14 @@ class ReadLog(Message, frozen=True):
 
 
 class Detach(Message, frozen=True):
-    """From now on keep everything when the controller ends, and wait for the next one: ``keep_s`` seconds, or for ever if 0."""
+    """When the controller ends, keep everything, and wait ``keep_s`` seconds for the next one; forever if that is 0."""
 
     id: int
     keep_s: float
 
 
 class Goodbye(Message, frozen=True):
-    """The controller leaves: end everything as in `KillRanks` and leave, too; or ``keep`` it for the next controller."""
+    """Report that the controller exits: end all ranks as in `KillRanks`, and exit; or ``keep`` them for the next controller."""
 
     keep: bool = False
     grace_s: float = 0.0
@@ -187,7 +193,7 @@ class Goodbye(Message, frozen=True):
 
 
 class Software(msgspec.Struct, array_like=True, frozen=True):
-    """What a machine runs our processes with: version and path of Python, versions of packages (empty: not installed)."""
+    """The software on a machine: version and path of Python, and versions of packages (empty: not installed)."""
 
     python: str
     executable: str
@@ -195,10 +201,10 @@ class Software(msgspec.Struct, array_like=True, frozen=True):
 
 
 class HostHello(Message, frozen=True):
-    """First message of a host agent, and its answer to `Attach`: with (proc, incarnation) of its ranks that were replaced.
+    """The first message of a host agent, and its answer to `Attach`.
 
-    ``addresses`` are where other hosts can dial it, the best first; empty where none has to. ``software`` is what it runs,
-    which has to agree with the controller's.
+    ``incarnations`` has (proc, incarnation) of each rank that replaces another. Other hosts can connect to ``addresses``, the
+    best first; empty if no host needs to. ``software`` must agree with the software of the controller.
     """
 
     token: str
@@ -213,30 +219,32 @@ class HostHello(Message, frozen=True):
 
 
 class ClockRead(Message, frozen=True):
-    """It is ``at``, in seconds since 1970 by this host's clock; ``sent`` as it was asked."""
+    """Answer `ReadClock`: the time ``at`` by this host's clock, in seconds since 1970; ``sent`` is that of the request."""
 
     sent: float
     at: float
 
 
 class LogRead(Message, frozen=True):
-    """What was asked for as ``id`` of a rank's output (`runtime.host.logs.log_records` reads it)."""
+    """Answer the `ReadLog` with this ``id``; `runtime.host.logs.log_records` reads the data."""
 
     id: int
     data: bytes
 
 
 class Detached(Message, frozen=True):
-    """Answers `Detach`."""
+    """Answer `Detach`."""
 
     id: int
 
 
 class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
-    """Text that one rank wrote; ``end`` is the last mark that was read, or how many bytes were read where there is none.
+    """Text that one rank wrote.
 
-    ``request`` is what started the processes that wrote it, of a pipe that was left to these; 0 for the rank's own pipe.
-    ``also`` are other ranks of the host that wrote the same: the number and the ``end`` of each.
+    Attributes:
+        end: The last mark that was read; the number of bytes that were read if the pipe has no marks.
+        request: For a pipe that a cell has left to its child processes: the request that started them. 0 for the rank's pipe.
+        also: (proc, end) of each other rank of the host that wrote the same text.
     """
 
     proc: int
@@ -248,7 +256,7 @@ class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
     also: tuple[tuple[int, int], ...] = ()
 
     def of_each(self) -> Iterator[OutputChunk]:
-        """The chunk of each rank that wrote this."""
+        """Yield the chunk of each rank that wrote this."""
         if not self.also:
             yield self
             return
@@ -257,19 +265,19 @@ class OutputChunk(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Output(Message, frozen=True):
-    """What ranks wrote since the last such message; of each in the order in which it was read."""
+    """Report the output of ranks since the last `Output`; the chunks of each rank are in the order in which they were read."""
 
     chunks: tuple[OutputChunk, ...]
 
 
 class Backlog(Message, frozen=True):
-    """What ranks wrote while there was no controller; a chunk for each stream at least, for its ``end``."""
+    """Report the output of ranks while there was no controller: at least one chunk for each stream, for its ``end``."""
 
     chunks: tuple[OutputChunk, ...]
 
 
 class Reading(msgspec.Struct, array_like=True, frozen=True):
-    """Memory (resident, bytes) and processor use (percent of one core) of a rank; and of its GPU, if that is known."""
+    """Resident memory (bytes) and CPU use (percent of one core) of a rank, and the same of its GPU, if known."""
 
     proc: int
     rss_nbytes: int
@@ -280,14 +288,14 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Readings(Message, frozen=True):
-    """A reading of every rank of a host, and how many strangers it has refused by now."""
+    """Report a reading of every rank of a host, and how many connections of unauthenticated peers it has refused so far."""
 
     ranks: tuple[Reading, ...]
     strangers: int = 0
 
 
 class Lost(Message, frozen=True):
-    """A rank's process ended, or could not be started (``reason``)."""
+    """Report that the process of a rank has ended, or could not be started (``reason``)."""
 
     proc: int
     exit_code: int

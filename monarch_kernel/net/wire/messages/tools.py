@@ -1,4 +1,4 @@
-"""Messages of tools: edited modules, new shapes of state, the debugger, traffic."""
+"""Messages of tools: edits of classes and modules, the debugger, and traffic counts."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ __all__ = [
 
 
 class Reload(Message, frozen=True):
-    """Prepare live classes to take over what new ones have; answer with the outcome (`features.editing.preview.EditPreview`).
+    """Prepare an edit that gives live classes the members of new ones; answered with a `features.editing.preview.EditPreview`.
 
-    ``payload`` is ``(what dump_classes gave, text of their cells)``; ``edit`` is what `Conclude` calls it. ``names`` are
-    classes that cells have defined anew on the rank itself.
+    ``payload`` is ``(output of dump_classes, text of their cells)``. ``edit`` is the number by which `Conclude` names the edit.
+    ``names`` has classes that cells have defined again on the rank itself.
     """
 
     id: int
@@ -45,7 +45,7 @@ class Reload(Message, frozen=True):
 
 
 class ModuleSource(msgspec.Struct, array_like=True, frozen=True):
-    """A module of the user's: its file there where the controller is, and its text; both are empty for a namespace package."""
+    """A module of the user: its file on the controller's machine, and its text; both are empty for a namespace package."""
 
     name: str
     file: str
@@ -54,9 +54,9 @@ class ModuleSource(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sync(Message, frozen=True):
-    """Load those of these modules anew that are imported and differ, and what depends on them; answer as to `Reload`.
+    """Prepare to reload the imported modules that differ from these, and their dependents; answered as `Reload` is.
 
-    What is not imported yet is asked for when it is (`Fetch`). ``edit`` is what `Conclude` calls it.
+    When the rank imports another of these modules, it asks for the module (`Fetch`). ``edit`` is as in `Reload`.
     """
 
     id: int
@@ -65,13 +65,13 @@ class Sync(Message, frozen=True):
 
 
 class ListModules(Message, frozen=True):
-    """Answer with the names of the user's modules that are imported."""
+    """Ask for the names of the user's modules that the rank has imported."""
 
     id: int
 
 
 class Reshaped(Message, frozen=True):
-    """The class of an actor, called ``kind``, has these endpoints from now on; for handles of it. Has its own lane."""
+    """Report the endpoints of an actor's reloaded class, called ``kind``, to the handles of the actor. Handled out of band."""
 
     actor: int
     kind: str
@@ -79,7 +79,7 @@ class Reshaped(Message, frozen=True):
 
 
 class Conclude(Message, frozen=True):
-    """Do what was prepared for an edit, if ``keep``, or leave everything as it was; id 0: no answer."""
+    """Apply a prepared edit if ``keep``, else drop it and change nothing; id 0 means no answer."""
 
     id: int
     edit: int
@@ -87,26 +87,26 @@ class Conclude(Message, frozen=True):
 
 
 class ReadMeters(Message, frozen=True):
-    """Say what of your counts has changed (`Metered`), then answer, at once, whatever you do. Has its own lane."""
+    """Ask for the changed counts (`Metered`), which arrive before the answer, whatever runs. Handled out of band."""
 
     id: int
 
 
 class ListErrors(Message, frozen=True):
-    """Answer at once, whatever runs, with a list of the errors (`KeptError`) that are kept. Has its own lane."""
+    """Ask for the list of the errors that the rank keeps (`KeptError`), whatever runs. Handled out of band."""
 
     id: int
 
 
 class PostMortem(Message, frozen=True):
-    """Open the debugger where ``request`` failed; answer when it is left."""
+    """Open the debugger where ``request`` failed; answered when the user leaves the debugger."""
 
     id: int
     request: int
 
 
 class DebugInput(Message, frozen=True):
-    """What was typed at prompt ``turn`` of the debugger that request ``id`` is in; empty: end of input. Has its own lane."""
+    """Send a line for prompt ``turn`` of the debugger in request ``id``; empty for the end of input. Handled out of band."""
 
     id: int
     turn: int
@@ -114,7 +114,7 @@ class DebugInput(Message, frozen=True):
 
 
 class SkipBreakpoint(Message, frozen=True):
-    """Nobody can be asked at prompt ``turn``: the code of request ``id`` says why, and goes on. Has its own lane."""
+    """Refuse to ask a user at prompt ``turn``: the code of request ``id`` prints ``why`` and continues. Handled out of band."""
 
     id: int
     turn: int
@@ -125,9 +125,9 @@ class SkipBreakpoint(Message, frozen=True):
 
 
 class Stopped(Message, frozen=True):
-    """The code of request ``id`` stands still in the debugger at ``where``, has said ``text`` and waits for a line of input.
+    """Report that the code of request ``id`` waits for a line of input in the debugger, at ``where``, and has printed ``text``.
 
-    ``turn`` grows with each prompt; ``begins`` says that the code ran until now, and is not between two commands.
+    ``turn`` grows with each prompt. ``begins`` is set if the code was running before, and not between two debugger commands.
     """
 
     id: int
@@ -140,16 +140,16 @@ class Stopped(Message, frozen=True):
 
 
 class Continued(Message, frozen=True):
-    """The code of request ``id`` has left the debugger and goes on."""
+    """Report that the code of request ``id`` has left the debugger and continues."""
 
     id: int
     written: tuple[int, int] = (0, 0)
 
 
 class Carried(msgspec.Struct, array_like=True, frozen=True):
-    """What has gone from one process to another by a data path, since whoever counts it is there.
+    """Transfers from one process to another by a data path, since the process that counts them has started.
 
-    ``seconds`` is how long it took, as far as that is known, of transfers at the same time together.
+    ``seconds`` is the sum of the known durations; transfers at the same time are added, too.
     """
 
     source: int
@@ -161,7 +161,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Collected(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank has done of one kind of collective in a process group; ``seconds`` is for how long it stood in them."""
+    """A rank's collectives of one kind in a process group; ``seconds`` is how long the rank waited in them."""
 
     group: str
     operation: str
@@ -171,9 +171,9 @@ class Collected(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Metered(Message, frozen=True):
-    """The counts that have changed, as they are now; they have changed in the last ``over_s`` seconds.
+    """Report the counts that have changed in the last ``over_s`` seconds, with their current values.
 
-    ``unread`` is how many collectives are in no count, for they were begun by C++.
+    ``unread`` is the number of collectives in no count, because C++ code has started them.
     """
 
     carried: tuple[Carried, ...]

@@ -33,15 +33,15 @@ StoreOperation = Literal["set", "get", "wait", "check", "add", "append", "compar
 
 
 class HostStore(Message, frozen=True):
-    """Open the store in which the ranks of your mesh meet; answer with (its name, address, port), as `FormGroup` has them."""
+    """Open the store for the rendezvous of a mesh; answered with its (name, address, port), the fields of `FormGroup`."""
 
     id: int
 
 
 class FormGroup(Message, frozen=True):
-    """Join (or re-join) the default process group of torch.distributed, whose keys the process ``proc`` keeps in ``store``.
+    """Join (or rejoin) the default process group of torch.distributed. Process ``proc`` has its keys in ``store``.
 
-    ``address`` and ``port`` are for the variables of torchrun: nothing listens there.
+    ``address`` and ``port`` are for the environment variables of torchrun; nothing listens there.
     """
 
     id: int
@@ -52,9 +52,9 @@ class FormGroup(Message, frozen=True):
 
 
 class StoreCall(Message, frozen=True):
-    """Do something with keys of a store that you keep (`runtime.rpc.stores`); a process asks this of another. Has its own lane.
+    """Use keys of a store in the receiver (`runtime.rpc.stores`); any process may send this. Handled out of band.
 
-    ``get`` and ``wait`` are answered when all keys are there. ``amount`` is for ``add``.
+    ``get`` and ``wait`` are answered when all keys exist. ``amount`` is for ``add``.
     """
 
     id: int
@@ -66,7 +66,7 @@ class StoreCall(Message, frozen=True):
 
 
 class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What takes effect at the beginning of a step: a knob that is turned, or, without a name, the end of the loop."""
+    """A change at the start of a step: the new value of a knob, or, if ``name`` is empty, the end of the loop."""
 
     step: int
     name: str
@@ -74,7 +74,7 @@ class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LoopGrant(Message, frozen=True):
-    """Steps below ``horizon`` of a loop may begin (`LoopStarted`): `features.live.pace.Grant`. Has its own lane."""
+    """Allow a rank to start the steps of a loop below ``horizon``; see `features.live.pace.Grant`. Handled out of band."""
 
     request: int
     number: int
@@ -85,10 +85,10 @@ class LoopGrant(Message, frozen=True):
 
 
 class KeepSnapshot(Message, frozen=True):
-    """Keep what the process in place ``owner`` had before a step, in case that process dies; answer when you have it.
+    """Keep a snapshot of the process ``owner`` before a step, in case that process dies; answered when it is stored.
 
-    ``key`` is the request and number of the `live.snapshot` that it belongs to, and the step; at most ``most`` are kept of an
-    owner, the newest. Has its own lane, as the two that follow.
+    ``key`` is the request and the number of its `live.snapshot`, and the step. The receiver keeps the newest ``most`` snapshots
+    of an owner. This, `ListSnapshots` and `FetchSnapshot` are handled out of band.
     """
 
     id: int
@@ -99,13 +99,13 @@ class KeepSnapshot(Message, frozen=True):
 
 
 class ListSnapshots(Message, frozen=True):
-    """Answer with the keys of the snapshots that you keep, by owner."""
+    """Ask for the keys of the snapshots that the receiver keeps, by owner."""
 
     id: int
 
 
 class FetchSnapshot(Message, frozen=True):
-    """Answer with a snapshot that you keep."""
+    """Ask for a snapshot that the receiver keeps."""
 
     id: int
     owner: int
@@ -116,10 +116,10 @@ class FetchSnapshot(Message, frozen=True):
 
 
 class Logged(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a rank has logged under one name in steps that follow each other, of which ``step`` is the last.
+    """Values that a rank has logged under one name in successive steps, the last of which is ``step``.
 
-    ``total`` is the sum of those ``count`` values that are finite; ``last`` is the last one, finite or not. The steps are
-    among ``size``, a power of 2, which begin with a multiple of it.
+    ``total`` is the sum of the finite values, and ``count`` their number. ``last`` is the last value, finite or not. The steps
+    lie within ``size`` steps that begin at a multiple of ``size``, a power of 2.
     """
 
     step: int
@@ -130,7 +130,7 @@ class Logged(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Something that can be turned while a loop runs: what it is as long as nobody does, and between what it may be."""
+    """A value that users can change while a loop runs: its value until one does, and its bounds."""
 
     name: str
     value: int | float | str | bool | None
@@ -139,13 +139,20 @@ class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LoopStarted(Message, frozen=True):
-    """The code of a request begins a loop, its ``number``-th; ``steps`` is -1 where it has no end. Tell me how far I may go.
+    """Report that the code of a request starts a loop; answered with a `LoopGrant`.
 
-    Said to a new controller, too: then it is at ``step``, may begin those below ``horizon``, and is paused or not.
+    A rank also sends this to a new controller, about a loop that runs.
 
-    Ranks stay less than ``apart`` steps apart, unless that is 0. One that ``recovers`` is to go on by itself if a rank dies.
-    One that goes on where another was, in the request ``follows``, begins with ``step``; in a recovery with what was to change
-    at later steps, too.
+    Attributes:
+        number: The number of the loop among the loops of the request.
+        steps: The number of steps; -1 if the loop has no end.
+        step: The first step, or the current step if the loop runs already.
+        horizon: The steps below this number may start already.
+        is_paused: Whether the loop is paused already.
+        apart: Ranks stay less than this number of steps apart; 0 for any distance.
+        recovers: Whether the loop resumes automatically if a rank dies.
+        follows: The request of the loop that this one continues; 0 if there is none.
+        is_recovery: Whether this loop also takes over the changes to later steps of the loop that it continues.
     """
 
     request: int
@@ -161,9 +168,10 @@ class LoopStarted(Message, frozen=True):
 
 
 class LoopReport(Message, frozen=True):
-    """It begins ``step``, and takes ``step_s`` for each; what was logged, and which knobs are new, since the last report.
+    """Report that a rank starts ``step``, and what it has logged, and which knobs are new, since the last report.
 
-    ``peak`` is how many floating-point operations a second its device can do; 0 if nobody knows, or it has logged none.
+    A step takes ``step_s`` seconds. ``peak`` is the peak number of floating-point operations per second of the rank's device;
+    it is 0 if unknown, or if the rank has not logged "flops".
     """
 
     request: int
@@ -176,7 +184,7 @@ class LoopReport(Message, frozen=True):
 
 
 class LoopLeft(Message, frozen=True):
-    """It has left the loop, of which it has begun ``steps``."""
+    """Report that a rank has left a loop, of which it has started ``steps`` steps."""
 
     request: int
     number: int
