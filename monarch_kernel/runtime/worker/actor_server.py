@@ -1,4 +1,4 @@
-"""Where actors work: a process with an executor for each of its actors, be it a rank or the controller's own process."""
+"""The actor server of a process, a rank or the controller: it has an executor for each actor in the process."""
 
 from __future__ import annotations
 
@@ -52,21 +52,22 @@ _MAX_DEAD = 16
 
 
 class ActorServer(ABC):
-    """Files messages into the mailboxes of actors, and answers for them.
+    """Puts messages into the mailboxes of actors, and answers for actors that are not here.
 
-    A call or a stop may come before the `Spawn` of its actor, if different processes send these. It is kept, and the one that
-    made the actor's number is asked to answer a `Barrier`: what it has sent before has then come, or never will.
+    A call or a stop may arrive before the `Spawn` of its actor, if another process sends the `Spawn`. The server then keeps the
+    message, and sends a `Barrier` to the process that made the actor's number. When the answer comes, everything that this
+    process had sent before has arrived, and a missing `Spawn` never will.
 
     Args:
-        proc: the place of this process.
-        driving: the driver of its transport.
-        asker: carries requests of its actors.
+        proc: The number of this process.
+        driving: The driver of its transport.
+        asker: The client that sends the requests of its actors.
 
     Attributes:
-        broken: why no actor can live here, if none can.
-        actors: number -> its mailbox.
-        is_retiring: whether the process is about to end.
-        hosted: number -> what looks after the actor (`features.editing.worker.Hosted`), while there is something to look after.
+        broken: Why no actor can live here; None if actors can.
+        actors: Maps the number of an actor to its executor.
+        is_retiring: Whether the process is about to end.
+        hosted: Maps the number of an actor to its host (`features.editing.worker.Hosted`), as long as the host exists.
     """
 
     def __init__(self, proc: int, driving: Driving, asker: Client) -> None:
@@ -104,47 +105,47 @@ class ActorServer(ABC):
 
     @abstractmethod
     def submit(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
+        """Run a function on the I/O thread; calls of one thread run in order."""
 
     @abstractmethod
     def watch(self, process: Process) -> None:
-        """Have the supervisor told when a process has ended; with the baton held."""
+        """Report the end of a process to the supervisor; for the I/O thread."""
 
     @abstractmethod
     def attend(self) -> None:
-        """Something has failed that the program of this process has spawned, and no actor."""
+        """Handle the failure of a mesh that the program of this process, and no actor, has spawned."""
 
     @abstractmethod
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Send an answer to the process that has made its request; for any thread."""
+        """Send an answer to the process that made the request; for any thread."""
 
     @abstractmethod
     def send_answer_now(self, id: int, packed: Packed) -> None:
-        """The same, with the baton held."""
+        """Send an answer to the process that made the request; for the I/O thread."""
 
     def executors(self) -> list[Executor]:
-        """All that work, also those that have been told to stop and are not done."""
+        """Return all executors, including those that must stop and have not finished."""
         self._stopping = [each for each in self._stopping if each.current or not each.over]
         return [*self.actors.values(), *self._stopping]
 
     @abstractmethod
     def name(self) -> str:
-        """How to call the process in an error."""
+        """Return the name of the process in error messages."""
 
     def marks(self) -> tuple[tuple[int, int], int]:
-        """Mark what was written so far; also gives how many collectives were started."""
+        """Mark the end of the output so far. Returns the marks, and the number of collectives that were started."""
         return (0, 0), -1
 
     def begin(self, message: Spawn, executor: Executor) -> None:
-        """Have an actor live, on a thread of its own."""
+        """Start an actor on a separate thread."""
         assert self.on_spawn is not None
         self.on_spawn(message, executor)
 
     def note_cleanup(self) -> None:  # noqa: B027
-        """An actor has something to clean up when the process ends."""
+        """Note that an actor has a cleanup for the end of the process."""
 
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
-        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        """Raise KeyboardInterrupt in the code that an executor runs for a request."""
         strike = executor.strikes.get(id)
         if strike is not None:
             strike()
@@ -152,12 +153,12 @@ class ActorServer(ABC):
             executor.strike_thread()
 
     def linger(self, wait: Wait) -> float | None:
-        """A wait lasts; for the thread that waits. Gives when to say so again, in seconds."""
+        """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         pauses = [pause for pause in (self.circles.linger(wait), warn_if_slow(self.asker, wait)) if pause is not None]
         return min(pauses, default=None)
 
     def activities(self) -> tuple[Activity, ...]:
-        """What is carried out here at this moment."""
+        """Return what the executors run at this moment."""
         return tuple(
             activity
             for executor in self.executors()
@@ -185,14 +186,14 @@ class ActorServer(ABC):
     def fail(
         self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
     ) -> None:
-        """Answer a request with a failure; says so if it is the consequence of an interrupt or a release.
+        """Answer a request with a failure, whose kind says whether an interrupt or a release has caused it.
 
         ``cause`` is kept with its frames, for a post-mortem.
         """
         if not id:
             return
         failure = error if isinstance(error, Failure) else describe(error)
-        if isinstance(error, PayloadError):  # its text says all; the frames are ours
+        if isinstance(error, PayloadError):  # its text is sufficient; its frames are code of this package
             failure = dataclasses.replace(failure, frames=(), traceback="")
         kind = self._why(executor, id, failure)
         if kind != failure.kind:
@@ -210,10 +211,10 @@ class ActorServer(ABC):
             return "released"
         return failure.kind
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
-        """Take a message about actors; False if it is about something else."""
+        """Handle a message about actors; return False if it is about something else."""
         handle = self._handlers.get(type(message))
         if handle is None:
             return False
@@ -237,7 +238,7 @@ class ActorServer(ABC):
 
     def _hear_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
         if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
-            self.call_unknown(message, frames)  # what makes the actor may be on its way from somebody else
+            self.call_unknown(message, frames)  # the `Spawn` may still be on its way from another process
             return
         stopped = self.actors.pop(message.actor, None)
         self._dead.pop(message.actor, None)
@@ -261,7 +262,7 @@ class ActorServer(ABC):
 
     def _hear_of_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
         self._lender.hear(message, frames)
-        if isinstance(message, OpenLoan):  # what is opened for a process stays until it ends
+        if isinstance(message, OpenLoan):  # memory that is opened for a process stays open until the process ends
             self.watch(_process(peer))
 
     def _hear_of_child(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
@@ -277,19 +278,19 @@ class ActorServer(ABC):
         at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
         if executors := at or self.executors():
             executors[0].post(message, frames)
-        else:  # nothing has failed here
+        else:  # no executor here has a failure
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def fence(self, message: Barrier, peer: Peer) -> None:
-        """Answer, since all that was sent to ``peer`` before is on its way."""
+        """Answer a barrier at once, because all earlier messages for ``peer`` have been sent."""
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def gone(self, process: Process) -> None:
-        """A process has ended that was watched; with the baton held."""
+        """Handle the end of a watched process; for the I/O thread."""
         self._lender.gone(process.proc)
 
     def end_actor(self, actor: int, reason: str) -> None:
-        """End an actor that works here, and interrupt what it does: its owner is gone; with the baton held."""
+        """End an actor, and interrupt what it runs, because its owner is gone; for the I/O thread."""
         stopped = self.actors.pop(actor, None)
         self._note_stopped(actor, reason)
         if stopped is not None:
@@ -298,14 +299,14 @@ class ActorServer(ABC):
             stopped.strike_all()
 
     def refuse(self, id: int, why: str | Failure) -> None:
-        """Answer that an actor is not here."""
+        """Answer a call because the actor is not here."""
         if id:
             if isinstance(why, str):
                 why = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
             self.send_answer_now(id, pack(Failed(id, why)))
 
     def note_death(self, actor: int, failure: Failure) -> None:
-        """An actor has died. Those that died last keep their threads, for a post-mortem; of others the failure is kept."""
+        """Note the death of an actor. The last ones keep their threads, for a post-mortem; earlier ones only their failure."""
         self.asker.submit(lambda: self._bury(actor, failure))
 
     def _bury(self, actor: int, failure: Failure) -> None:
@@ -324,7 +325,7 @@ class ActorServer(ABC):
             del self._stopped[next(iter(self._stopped))]
 
     def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
-        """Keep what is meant for an actor until that is there, or never will be."""
+        """Keep a message for an actor until the actor exists, or can no longer appear."""
         maker = made_by(message.actor)
         if message.actor in self._stopped or maker == self.proc:
             self._answer_for(message)
@@ -342,14 +343,14 @@ class ActorServer(ABC):
         fence.add_done_callback(lambda: self._give_up_early(message.actor))
 
     def _give_up_early(self, actor: int) -> None:
-        """All that the maker of an actor has sent is here: if the actor is not, it never will be."""
+        """Answer the kept messages for an actor: everything that its maker has sent has arrived, without its `Spawn`."""
         for early, _ in self._early.pop(actor, ()):
             self._answer_for(early)
 
     def _answer_for(self, message: Call | StopActor) -> None:
         """Answer for an actor that is not here."""
         if isinstance(message, Call):
-            self.refuse(message.id, self._stopped.get(message.actor, "it is not on this rank"))
+            self.refuse(message.id, self._stopped.get(message.actor, "the actor is not on this rank"))
             return
         self._note_stopped(message.actor, message.reason)
         if message.id:
@@ -358,11 +359,11 @@ class ActorServer(ABC):
     # -- the end of the process
 
     def retire(self, submit: Callable[[Callable[[], None]], object], timeout_s: float | None = None) -> None:
-        """Have all actors clean up that can, and wait for them.
+        """Run the cleanup of all actors that have one, and wait for them.
 
         Args:
-            submit: has something done with the baton held.
-            timeout_s: how long each may take.
+            submit: Runs a function on the I/O thread.
+            timeout_s: The time for each actor, in seconds; None for no limit.
         """
         threads: list[threading.Thread | None] = []
         told = threading.Event()
@@ -386,7 +387,7 @@ class ActorServer(ABC):
         for executor in self.executors():
             waits = next((item for item in list(executor.mailbox) if getattr(item[0], "id", 0) == id), None)
             if waits is not None:
-                with contextlib.suppress(ValueError):  # it has begun just now
+                with contextlib.suppress(ValueError):  # the executor has just taken the request
                     executor.mailbox.remove(waits)
                     host = socket.gethostname()
                     dropped = Failure("interrupted", "KeyboardInterrupt", NOT_STARTED, host=host, pid=os.getpid())
@@ -401,7 +402,7 @@ class ActorServer(ABC):
                 return
 
     def after_strike(self, executor: Executor, id: int, abort: bool) -> None:  # noqa: B027
-        """See to it that an interrupt helps."""
+        """Act on code that an interrupt alone may not stop."""
 
 
 def _process(peer: Peer) -> Process:
@@ -409,7 +410,7 @@ def _process(peer: Peer) -> Process:
 
 
 def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
-    """Call something on a thread of its own, in a while."""
+    """Call a function on a separate thread, after this time."""
     timer = threading.Timer(seconds, function, args)
     timer.daemon = True
     timer.start()

@@ -3,33 +3,38 @@
 Theory of operation
 ===================
 
-Work is done by *executors*, each a mailbox and the one thread that empties it: ``main`` (the main thread: cells, push, pull,
-process groups, so that signals and CUDA behave as in a script) and one per actor. An idle executor drives the socket
-(`Driver`): the message that ends its wait is then handled without any hand-over. While all are busy the driver's background
-thread receives, and files messages into mailboxes; `Interrupt` and `Release` it acts upon at once, whatever is
-queued before them. So order holds per executor, and control messages have a lane of their own.
+*Executors* do the work. Each is a mailbox and the one thread that empties it: ``main`` (the main thread, for cells, push, pull
+and process groups, so that signals and CUDA behave as in a script), and one per actor. An idle executor drives the socket
+(`Driver`), and handles the message that ends its wait without a switch of threads. While all executors are busy, the driver's
+background thread receives messages and puts them into mailboxes. It handles `Interrupt` and `Release` at once, whatever is
+queued before them. So each executor handles its messages in order, and control messages are handled out of band.
 
-An interrupt names a request. It raises KeyboardInterrupt only if that request is being executed, in user code, at the moment
-when it would be raised; if the request still waits in a mailbox it is answered as interrupted; else it comes too late and
-nothing happens. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
+An interrupt names a request. It raises KeyboardInterrupt only if, at that moment, an executor runs the user's code of that
+request. A request that still waits in a mailbox is answered as interrupted. In all other cases the interrupt is too late, and
+has no effect. SIGINT from elsewhere (a terminal, Jupyter's process group) has no effect.
 
-A collective does not see KeyboardInterrupt. If the request goes on `COLLECTIVE_GRACE_S` after an interrupt and a collective
-is pending, or a call of torch.distributed waits, the process group is aborted: the call raises, the rank's state is kept, the
-group is formed anew later. If the interrupt says ``abort`` that is done without a collective in sight, too.
+KeyboardInterrupt does not end a collective. If the request still runs `COLLECTIVE_GRACE_S` after an interrupt, and a collective
+is pending or a call of torch.distributed waits, the rank aborts the process group: the call raises, the rank keeps its state,
+and the group is formed again later. With ``abort`` in the interrupt, the rank aborts the group even if no collective is known.
 
-Code that ignores SIGINT is struck by a signal of our own. Code that has a handler of its own for SIGINT has that called, once.
+Code that ignores SIGINT gets another signal, which only this package uses. A SIGINT handler of the user's code is called once.
 
-`GetStacks` is answered by whoever drives the socket: where the user's code is, and what collectives it waits in.
+The thread that drives the socket answers `GetStacks`: where the user's code is, and in which collectives it waits.
 
-SIGTERM ends the process by way of ``atexit``; nothing else that user code does, except dying, ends it. Processes that the
-user's code forks do not have these handlers of signals (`monarch_kernel.net.transport.forks`).
+SIGTERM ends the process through ``atexit``. Apart from that, user code ends the process only if it kills it. Processes that the
+user's code forks do not have these signal handlers (`monarch_kernel.net.transport.forks`).
 
-A rank whose mesh may outlive the controller keeps a `ReplayLog` of what it owes, and tells it to the next (`Attach`).
+A rank whose mesh may outlive the controller keeps a `ReplayLog` of its open requests, and reports it to the next controller
+(`Attach`).
 
-The thread that receives `Interrupt` acts at once, by where the request is. On the main thread: ``pthread_kill`` with
-SIGINT, repeated until the handler has run. In a sync actor: an asynchronous KeyboardInterrupt, which the thread sees at its
-next bytecode and not in a sleep. In an async actor: the cancellation of the task. In a mailbox: the request is taken out
-and answered as interrupted. The kernel does not signal ranks itself, because a signal does not say which request it means.
+The thread that receives `Interrupt` acts at once; what it does depends on where the request is:
+
+- On the main thread: ``pthread_kill`` with SIGINT, repeated until the handler has run.
+- In a sync actor: an asynchronous KeyboardInterrupt, which the thread sees at its next bytecode, and not in a sleep.
+- In an async actor: it cancels the task.
+- In a mailbox: it removes the request, and answers it as interrupted.
+
+The kernel does not signal ranks itself, because a signal does not say which request it is for.
 """
 
 from __future__ import annotations
@@ -103,42 +108,42 @@ STRIKE_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
 _FROM_RANKS = (Run, Apply, Push, Pull, Ping, GetStacks, Release)
-"""What other ranks may send, besides what concerns actors and what features add (`Rank.extend`)."""
+"""Messages that other ranks may send, besides those about actors and those that features add (`Rank.extend`)."""
 
 Handler = Callable[[Any, Sequence[Frame]], None]
 """Handles a message and its frames."""
 
 
 class Group(Protocol):
-    """The rank's default process group, as far as interrupts need it."""
+    """The part of the rank's default process group that interrupts use."""
 
     def waits(self, thread: int) -> bool:
-        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one to end."""
+        """Whether a thread (its `threading.get_ident`) is in a call of torch.distributed, or waits for one to end."""
         ...
 
     def pending_s(self) -> float:
-        """Age of the oldest collective that has not ended, in seconds; 0 if there is none."""
+        """Return the age of the oldest pending collective in seconds; 0 if there is none."""
         ...
 
     def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
-        """Collectives that have not ended, and the number of the last one that was started in each process group."""
+        """Return the pending collectives, and the number of the last collective that was started in each process group."""
         ...
 
     def abort(self, dead: int | None = None) -> None:
-        """Make pending collectives raise, if a rank is dead those with it; the group is unusable from then on."""
+        """Make pending collectives raise, or only those with a dead rank; the group is unusable from then on."""
         ...
 
     def collectives(self) -> int:
-        """Collectives started so far; -1 without a group, -2 if it was aborted."""
+        """Return the number of collectives started so far; -1 without a group, -2 if it was aborted."""
         ...
 
 
 class Shell(Protocol):
-    """What runs cells."""
+    """The shell that runs cells."""
 
     namespace: dict[str, Any]
     hidden: frozenset[str]
-    """Names in it that are not the user's."""
+    """Names in the namespace that are not the user's."""
 
     @property
     def last_error(self) -> BaseException | None:
@@ -151,13 +156,18 @@ class Shell(Protocol):
 
 
 class Rank(ActorServer):
-    """The process as a whole.
+    """A rank process: runs cells on the main thread, and actors on their own threads.
 
     Args:
-        spec: who we are.
-        transport: connected to the controller.
-        token: proves that we belong to the session.
-        marks: of what we write to stdout and stderr.
+        spec: The spec of the rank.
+        transport: The transport, which is connected to the controller.
+        token: Proves that the rank belongs to the session.
+        marks: Writes the marks in stdout and stderr.
+        address: Where the rank listens for other ranks.
+
+    Attributes:
+        at_new_controller: Functions that a new controller makes the rank call, with the ids of the open requests.
+        rewind: The snapshot to which a loop in the current cell returns.
     """
 
     def __init__(
@@ -197,7 +207,7 @@ class Rank(ActorServer):
         self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
-        self._unknown = ""  # why the last `GetStacks` has not found the pending collectives
+        self._unknown = ""  # why the last `GetStacks` could not find the pending collectives
         self._last_cell = 0
         self._cell = 0
         self.rewind: Rewind | None = None  # of the cell
@@ -209,7 +219,7 @@ class Rank(ActorServer):
         self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
 
     def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
-        """Say how to make the shell; it is made for the first cell."""
+        """Set the function that makes the shell, which is called for the first cell."""
         self._make_shell = make_shell
 
     @property
@@ -223,23 +233,23 @@ class Rank(ActorServer):
     def extend(
         self, handlers: Mapping[type[Message], Handler], *, on_main: bool = False, from_ranks: bool = False
     ) -> None:
-        """Handle messages that only one feature has.
+        """Register handlers for the messages of a feature.
 
         Args:
-            handlers: by kind of message.
-            on_main: whether the main thread handles them, in order with cells; else the thread that receives them handles them
-                at once, with the I/O lock held.
-            from_ranks: whether other ranks may send them, too, and not only the controller.
+            handlers: The handler of each kind of message.
+            on_main: Whether the main thread handles them, in order with cells; otherwise the thread that receives them handles
+                them at once, on the I/O thread.
+            from_ranks: Whether other ranks may send them, too, and not only the controller.
         """
         (self.main.handlers if on_main else self._out_of_band).update(handlers)
         if from_ranks:
             self._from_ranks.update(handlers)
 
     def serve(self, helper: int) -> NoReturn:
-        """Work until told to exit; for the main thread.
+        """Run on the main thread until the process must exit.
 
         Args:
-            helper: pid of the process that forked us, which ends as soon as it has forked the others.
+            helper: The pid of the process that forked this rank, which ends as soon as it has forked the other ranks.
         """
         self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
@@ -258,16 +268,14 @@ class Rank(ActorServer):
             pass
         self._exit()
 
-    # -- before any actor
+    # -- the bootstrap, before any actor
 
     def _boot(self) -> None:
-        """Run the function that the mesh was given for it; if it raises no actor lives here, and each spawn says why."""
+        """Run the bootstrap function of the mesh. If it raises, each spawn on this rank fails with that error."""
         try:
             with self.main.user_code():
                 run_bootstrap(self.spec.bootstrap)
-        except (
-            BaseException
-        ) as error:  # the border of the process: whatever it raises is told to who waits for the mesh
+        except BaseException as error:  # any error of the bootstrap goes to the process that waits for the mesh
             if self._exiting:
                 raise
             failure = describe(error)
@@ -276,7 +284,7 @@ class Rank(ActorServer):
         self.driver.submit(self._let_live)
 
     def begin(self, message: Spawn, executor: Executor) -> None:
-        """Have an actor live, when the bootstrap is done."""
+        """Start an actor once the bootstrap has returned."""
         if self._unborn is None:
             super().begin(message, executor)
         else:
@@ -290,7 +298,7 @@ class Rank(ActorServer):
     # -- answers
 
     def send_answer(self, id: int, packed: Packed) -> None:
-        """Send an answer to the process that has made its request; for any thread."""
+        """Send an answer to the process that made the request; for any thread."""
         if made_by(id) != CONTROLLER_PROC:
             self.driver.submit(lambda: self.peers.send_answer(id, packed))
             return
@@ -299,13 +307,13 @@ class Rank(ActorServer):
         self.driver.submit(packed)
 
     def note_cleanup(self) -> None:
-        """Have the controller wait for it when the session ends."""
+        """Make the controller wait for this process when the session ends."""
         if not self._cleans_up:
             self._cleans_up = True
             self.driver.submit(pack(CleansUp()))
 
     def send_answer_now(self, id: int, packed: Packed) -> None:
-        """The same, with the baton held."""
+        """Send an answer to the process that made the request; for the I/O thread."""
         if made_by(id) != CONTROLLER_PROC:
             self.peers.send_answer(id, packed)
             return
@@ -314,20 +322,20 @@ class Rank(ActorServer):
         self.driver.send(CONTROLLER, packed)
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Have something done with the baton held, in order per thread."""
+        """Run a function on the I/O thread; calls of one thread run in order."""
         self.driver.submit(function)
 
     def watch(self, process: Process) -> None:
-        """Have the supervisor told when a process has ended; with the baton held."""
+        """Report the end of a process to the supervisor; for the I/O thread."""
         self.peers.watch(process)
 
     def attend(self) -> None:
-        """What a cell here has spawned is the program's affair, and so are its failures."""
+        """Send failures of meshes that cells here have spawned to the controller, which reports them to the program."""
         while (failure := self.supervisor.take(PROGRAM)) is not None:
             self.driver.submit(pack(Unhandled(failure.without_mesh())))
 
     def is_detached(self) -> bool:
-        """Whether there is no controller now, and may be another one later."""
+        """Whether there is no controller now, but there may be another one later."""
         return self._ledger is not None and self._ledger.is_detached
 
     @property
@@ -336,15 +344,15 @@ class Rank(ActorServer):
         return working.get() is self.main and self._cell > 0
 
     def executors(self) -> list[Executor]:
-        """All that work: the main thread, and the actors."""
+        """Return all executors: that of the main thread, and those of the actors."""
         return [self.main, *super().executors()]
 
     def name(self) -> str:
-        """How to call the process in an error."""
+        """Return the name of the process in error messages."""
         return f"{self.spec.mesh}[{self.spec.rank}]"
 
     def marks(self) -> tuple[tuple[int, int], int]:
-        """Mark what was written so far; also gives how many collectives were started."""
+        """Mark the end of the output so far. Returns the marks, and the number of collectives that were started."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -355,12 +363,12 @@ class Rank(ActorServer):
         if self._ledger is None or not self._ledger.displayed(packed):
             self.driver.submit(packed)
 
-    # -- what the main executor does
+    # -- handlers of the main executor
 
     def _run_cell(self, message: Run, _: Sequence[Frame]) -> None:
         shell = self.shell
         self.main.kept = None
-        signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set one of its own
+        signal.signal(signal.SIGINT, self._on_sigint)  # an earlier cell may have set another handler
         self._output_marks.begin(self._last_cell if has_children() else 0)
         self._last_cell = message.id
         self._cell = message.cell
@@ -369,7 +377,7 @@ class Rank(ActorServer):
             outcome = shell.run(message.code, message.cell)
             self.main.came_back(shell.last_error)
         if self._exiting:
-            raise SystemExit(0)  # SIGTERM came while the cell ran, and the shell took it for the cell's own
+            raise SystemExit(0)  # SIGTERM arrived while the cell ran; the shell has taken it for the cell's own exit
         self._tell_names()
         if outcome.failure is not None:
             self.fail(self.main, message.id, outcome.failure, shell.last_error)
@@ -386,14 +394,14 @@ class Rank(ActorServer):
         try:
             with self.main.user_code():
                 value = self._applier.call(message.payload, frames)
-        except BaseException as error:  # the border of the process: whatever a function raises is its outcome
+        except BaseException as error:  # any error of the function is its outcome
             failure = error
         if self._exiting:
             raise SystemExit(0)
         self._tell_names()
         if failure is not None:
             self.fail(self.main, message.id, failure, failure)
-            failure = None  # its frames hold this one
+            failure = None  # its traceback refers to this frame
         else:
             self.reply(message.id, value, output=True)
 
@@ -405,13 +413,13 @@ class Rank(ActorServer):
         self.reply(message.id)
 
     def _tell_names(self) -> None:
-        """Say what has changed in the namespace; before the answer, so that who has that can complete it."""
+        """Report changes in the namespace, before the answer, so that completions after the answer include them."""
         if self._names is None:
             self._names = NameTracker(self.shell.hidden)
         try:
             news = self._names.news(self.shell.namespace)
-        except Exception:  # nothing that is found there may fail a cell
-            _log.exception("what has changed in the namespace is not known")
+        except Exception:  # no object of the user may make a cell fail
+            _log.exception("could not determine the changes in the namespace")
             return
         if news is not None:
             self.driver.submit(pack(news))
@@ -419,7 +427,7 @@ class Rank(ActorServer):
     def _pull(self, message: Pull, _: Sequence[Frame]) -> None:
         namespace = self.shell.namespace
         if message.name not in namespace:
-            # Not raised: a traceback would show only our own code.
+            # The error is not raised, because its traceback would show only code of this package.
             self.fail(self.main, message.id, NameError(f"name {message.name!r} is not defined on this rank"))
             return
         with self.main.user_code():
@@ -431,7 +439,7 @@ class Rank(ActorServer):
             return
         self.reply(message.id, output=True)
 
-    # -- with the baton held
+    # -- on the I/O thread
 
     def _on_item(self, item: RankItem) -> None:
         if isinstance(item, Packed):
@@ -452,11 +460,11 @@ class Rank(ActorServer):
         except WireError as error:
             bad = describe(error)
             if peer == CONTROLLER:
-                for id in salvage_ids(parts):  # who waits for an answer must not wait for ever
+                for id in salvage_ids(parts):  # a process that waits for an answer must not wait forever
                     self.send_answer_now(id, pack(Failed(id, bad)))
 
     def _hear_peer(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
-        """Take what another rank says; what one may not say is dropped."""
+        """Handle a message of another rank; messages that ranks may not send are dropped."""
         if isinstance(message, Hello):
             self.peers.admit(peer, message)
         elif not self.peers.is_admitted(peer):
@@ -467,7 +475,7 @@ class Rank(ActorServer):
             self._route(message, frames)
 
     def fence(self, message: Barrier, peer: Peer) -> None:
-        """Answer, when all is sent to ``peer`` that is to be: what a new process in an old place must be sent, too."""
+        """Answer when all messages for ``peer`` are sent, including those that a replacement of another process gets."""
         self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
 
     def _route(self, message: Message, frames: Sequence[Frame]) -> None:
@@ -487,7 +495,7 @@ class Rank(ActorServer):
             self._ledger.forget(message.id)
 
     def _attach(self, message: Attach, _: Sequence[Frame]) -> None:
-        """Tell a new controller who we are, and what the last one did not hear."""
+        """Send a new controller the hello of this rank, and everything that the last one did not receive."""
         if self._ledger is None or message.token != self._token or message.epoch <= self._epoch:
             return
         self._epoch = message.epoch
@@ -502,9 +510,9 @@ class Rank(ActorServer):
         self.peers.controller_is_new()
         for tell in self.at_new_controller:
             tell({one.id for one in owed})
-        self.gone(Process(CONTROLLER_PROC, 0))  # the one before
+        self.gone(Process(CONTROLLER_PROC, 0))  # the previous controller
 
-    # -- looking into the namespace, whatever runs
+    # -- completion and inspection, whatever runs
 
     def _complete(self, message: Complete, _: Sequence[Frame]) -> None:
         payload, frames = dump(self._completions(message), "names")
@@ -522,12 +530,12 @@ class Rank(ActorServer):
             return list(inspection.attributes(value, private=message.wanted == "private attributes"))
         except LookupError:  # the expression means nothing here
             return None
-        except Exception:  # of the user's types; Tab then has nothing to offer
-            _log.exception("the completions of %r are not known", message.expression)
+        except Exception:  # raised by the user's types; Tab then offers nothing
+            _log.exception("could not complete %r", message.expression)
             return None
 
     def _inspect(self, message: Inspect, _: Sequence[Frame]) -> None:
-        # Source is read from files, which may take long.
+        # On another thread, because reading the source from a file may take long.
         threading.Thread(target=self._describe, args=[message], name="monarch-inspect", daemon=True).start()
 
     def _describe(self, message: Inspect) -> None:
@@ -536,8 +544,8 @@ class Rank(ActorServer):
             told = inspection.about(value, source=message.source)
         except LookupError:  # the expression means nothing here
             told = None
-        except Exception:  # of the user's types; Shift-Tab then has nothing to show
-            _log.exception("the description of %r is not known", message.expression)
+        except Exception:  # raised by the user's types; Shift-Tab then shows nothing
+            _log.exception("could not describe %r", message.expression)
             told = None
         payload, frames = dump(told, "a description")
         self.send_answer(message.id, pack(Result(message.id, payload), frames))
@@ -545,26 +553,26 @@ class Rank(ActorServer):
     # -- interrupts
 
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
-        """Raise KeyboardInterrupt in what an executor runs for a request."""
+        """Raise KeyboardInterrupt in the code that an executor runs for a request."""
         if executor is self.main:
             self._strike_main(id, abort)
         else:
             super().strike(executor, id, abort)
 
     def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
-        """Abort the process group in a while, if the request waits in a collective."""
+        """Abort the process group after a grace period, if the request still waits in a collective."""
         later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._abort_collective, executor, id, abort)
 
     def _strike_main(self, id: int, insist: bool) -> None:
-        """Signal the main thread until the signal has been seen: one that comes just before a system call is not."""
+        """Signal the main thread until its handler has run: a signal just before a system call does not interrupt the call."""
         handler = behind_shields(signal.getsignal(signal.SIGINT))
         if self.main.current != id or self.main.struck == id:
             return
-        if handler != self._on_sigint and callable(handler) and not insist:  # the cell's own, which is called once
+        if handler != self._on_sigint and callable(handler) and not insist:  # of the cell: it is called once
             self.main.struck = id
             signal.pthread_kill(self.main.thread_id, signal.SIGINT)
             return
-        # Where the cell has set SIG_IGN or SIG_DFL, or does not heed its own handler, ours has a signal of its own.
+        # If the cell has set SIG_IGN or SIG_DFL, or goes on after its own handler, another signal reaches our handler.
         number = signal.SIGINT if handler == self._on_sigint else STRIKE_SIGNAL
         signal.pthread_kill(self.main.thread_id, number)
         later(STRIKE_EVERY_S, self._strike_main, id, insist)
@@ -576,15 +584,15 @@ class Rank(ActorServer):
             self.group.abort()
 
     def _pending_s(self) -> float:
-        """Age of the oldest pending collective in seconds; 0 if there is none, or if that is not known."""
+        """Return the age of the oldest pending collective in seconds; 0 if there is none, or if it is unknown."""
         try:
             return 0.0 if self.group is None else self.group.pending_s()
         except Exception:  # torch does not promise the interface of its recorder
-            _log.exception("whether a collective is pending is not known")
+            _log.exception("could not determine whether a collective is pending")
             return 0.0
 
     def _look(self, message: GetStacks, _: Sequence[Frame]) -> None:
-        """Say what this rank does now; on the thread that drives the socket, so that it needs none of those that work."""
+        """Answer with what this rank does now, on the thread that drives the socket, so that it needs no busy thread."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
         unknown = ""
@@ -593,8 +601,8 @@ class Rank(ActorServer):
                 collectives, reached = self.group.pending()
             except Exception as error:  # torch does not promise the interface of its recorder
                 unknown = f"{type(error).__name__}: {error}"
-                if unknown != self._unknown:  # views ask once a second
-                    _log.exception("the pending collectives are not known")
+                if unknown != self._unknown:  # views send `GetStacks` once a second
+                    _log.exception("could not read the pending collectives")
             self._unknown = unknown
         payload, frames = dump(Doing(self.activities(), collectives, reached, unknown), "what the rank does")
         self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
@@ -607,7 +615,7 @@ class Rank(ActorServer):
         pending_s = self._pending_s() if at_work else 0.0
         if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
             for executor in at_work:
-                executor.released = message.id  # first of all: what it raises from now on comes of that
+                executor.released = message.id  # first: errors from now on are consequences of the release
         if loops is not None:
             loops.lose(message.id, f"{message.mesh}[{dead}]")
         if group is not None and at_work and dead >= 0:
@@ -618,7 +626,7 @@ class Rank(ActorServer):
     @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
-        if self._forking.is_now:  # Python swallows what is raised now; the signal comes again (`_strike_main`)
+        if self._forking.is_now:  # Python swallows exceptions now; `_strike_main` sends the signal again
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
             main.struck = main.current

@@ -1,14 +1,15 @@
-"""The standard streams of a rank: line-buffered on file descriptors 1 and 2, with marks between what it writes.
+"""The standard streams of a rank: line-buffered on file descriptors 1 and 2, with marks in the output.
 
-Output and answers of a rank travel on different connections. A mark, written where a cell ends, tells the reader of the stream
-that it has read all output from before: including that of native code and child processes, which Python cannot
-count, and that of an interrupted ``print``, of which any part may be written.
+Output and answers of a rank travel on different connections. A mark at the end of a cell tells the reader of the stream that it
+has read all earlier output. This includes output of native code and of child processes, which Python cannot count, and the
+output of an interrupted ``print``, of which any part may be written.
 
-Child processes that a cell has left running keep its pipes. A rank that has children when a cell starts puts new pipes in
-place of its own, and writes into the old ones where the new ones are; the agent opens these through ``/proc``. From then on
-all that comes from the old pipes belongs to the children. A cell without such children pays one system call. To count bytes
-instead of setting marks would miss what native code writes, and to send answers through the agent would cost each call a
-hop.
+Child processes that a cell has left running keep its pipes. If a rank has children when a cell starts, it replaces its pipes
+with new ones, and writes a mark into the old pipes that says where the new ones are; the agent opens these through ``/proc``.
+From then on all output in the old pipes belongs to the children. A cell without such children costs one system call.
+
+Two alternatives are worse: counting bytes instead of setting marks would miss the output of native code, and sending answers
+through the agent would cost each call a hop.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class OutputMarks:
         self._numbers = itertools.count(FIRST_MARK, 2)
 
     def set(self, *, display: bool = False) -> tuple[int, int]:
-        """Mark both streams, where a request ends or a display is sent.
+        """Write a mark to both streams, when a request ends or a display is sent.
 
         Returns:
-            The numbers of the marks in stdout and stderr, which only grow. 0 in a fork, which sets no marks: its numbers would
-            repeat those of the rank.
+            The numbers of the marks in stdout and stderr, which only grow. They are 0 in a fork, which writes no marks because
+            its numbers would repeat those of the rank.
         """
         if os.getpid() != self._pid:
             return 0, 0
@@ -66,7 +67,7 @@ class OutputMarks:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Undo the return of a stream to a former pipe, by code that had saved the stream before."""
+        """Redirect a stream to its current pipe, if the user's code has restored it to a former one from a saved copy."""
         for fd, own in enumerate(self._fds, 1):
             with contextlib.suppress(OSError):
                 there = os.fstat(fd)
@@ -74,7 +75,7 @@ class OutputMarks:
                     os.dup2(own, fd)
 
     def _switch(self, request: int) -> None:
-        """Continue with new pipes, and leave the old ones to the child processes that ``request`` left running.
+        """Switch to new pipes, and leave the old ones to the child processes that ``request`` left running.
 
         A mark in the old pipes, which the agent reads, says where the new ones are; the agent opens them through /proc.
         """
@@ -87,17 +88,17 @@ class OutputMarks:
                 os.write(own, mark_bytes(self._secret, switch_mark(request, read_end)))
                 left = os.fstat(own)
                 self._former.add((left.st_dev, left.st_ino))
-                if os.path.samestat(os.fstat(fd), left):  # else the user's code has redirected it
+                if os.path.samestat(os.fstat(fd), left):  # otherwise the user's code has redirected the stream
                     os.dup2(write_end, fd)
                 os.dup2(write_end, own, inheritable=False)
             os.close(write_end)
 
 
 def _close_if_read(read_end: int) -> bool:
-    """Close a pipe's end if the agent has opened it: then the agent has read the mark written to the pipe since."""
+    """Close the read end of a pipe if the agent has opened it: the agent has then read the mark that was written since."""
     unread = array.array("i", [0])
     fcntl.ioctl(read_end, termios.FIONREAD, unread)
-    if unread[0]:  # the next cell started before the answer to the last one was awaited
+    if unread[0]:  # the next cell was sent before the answer to the last one had arrived
         return False
     os.close(read_end)
     return True
