@@ -84,8 +84,8 @@ class ActorHost:
         executor: the mailbox and the thread of the actor.
         actor: the number of the actor.
         cls: the class as it was spawned.
-        is_async: whether the endpoints are async; valid once ``begun`` is set.
-        begun: set when the class is known, or when that failed.
+        is_async: whether the endpoints are async; valid once ``class_known`` is set.
+        class_known: set when the class is known, or when that failed.
         instance: the actor; None before it is made and after it has ended.
         specs: the endpoints.
         about: the name and the location of the actor.
@@ -119,7 +119,7 @@ class ActorHost:
         self.actor = message.actor
         self.cls: type = object
         self.is_async = False
-        self.begun = threading.Event()
+        self.class_known = threading.Event()
         self._turns = itertools.count()
         self._is_renewed = False
         self.instance: Any = None
@@ -355,7 +355,7 @@ class ActorHost:
             linecache.cache[file] = (len(text), None, lines, file)  # checkcache() keeps entries without mtime
         if self.actor_server.broken is not None:
             self.actor_server.fail(executor, message.id, self.die(self.actor_server.broken))
-            self.begun.set()
+            self.class_known.set()
             return
         try:
             with executor.user_code():
@@ -363,7 +363,7 @@ class ActorHost:
                 cls = pickle.loads(message.renewed) if message.renewed else cls
                 self.specs = endpoints_of(cls, frozenset())
                 self.cls, self.is_async = cls, any(spec.is_async for spec in self.specs.values())
-                self.begun.set()
+                self.class_known.set()
             if self.is_async:
                 runner = self._make_runner(self)
                 run_loop(runner.run(message, cls, args, kwargs), runner.handle_loop_error)
@@ -377,7 +377,7 @@ class ActorHost:
             self.actor_server.reply(message.id)
         except BaseException as error:  # any error in __init__ ends the actor, not the process
             self.actor_server.fail(executor, executor.current, self.die(error))
-            self.begun.set()
+            self.class_known.set()
 
     def make(self, cls: type, args: Any, kwargs: Any) -> None:
         self.instance = cls(*args, **kwargs)

@@ -58,7 +58,7 @@ class Hosted(Protocol):
     actor: int
     cls: type
     is_async: bool
-    begun: threading.Event
+    class_known: threading.Event
 
     @property
     def name(self) -> str: ...
@@ -210,7 +210,7 @@ class Renewal:
         """The actors of this rank. Waits for new actors, which may have to unpickle their class first."""
         hosts = [host for host in list(self._rank.hosted.values()) if not host.ended]
         for host in hosts:
-            host.begun.wait(BEGIN_S)
+            host.class_known.wait(BEGIN_S)
         return hosts
 
     def _check_classes(self, asked: Collection[type], prepared: _Prepared, left: list[str]) -> list[str]:

@@ -600,7 +600,7 @@ def test_ranks_are_in_step_if_they_have_started_as_many_collectives(counts: tupl
     assert over.in_step is in_step
 
 
-STRAYS: list[tuple[bytes, Message]] = [
+FORBIDDEN_MESSAGES: list[tuple[bytes, Message]] = [
     (b"R1", Result(99, Payload())),
     (b"R1", Failed(99, Failure("exception", "E", "m"))),
     (b"R1", Hello(TOKEN, 2, 1, "cpu")),
@@ -624,7 +624,7 @@ STRAYS: list[tuple[bytes, Message]] = [
 
 
 @pytest.mark.parametrize(
-    ("peer", "message"), STRAYS, ids=lambda x: x.decode() if isinstance(x, bytes) else type(x).__name__
+    ("peer", "message"), FORBIDDEN_MESSAGES, ids=lambda x: x.decode() if isinstance(x, bytes) else type(x).__name__
 )
 def test_messages_that_a_peer_may_not_send_are_counted_and_dropped(peer: bytes, message: Message) -> None:
     state = running(2)
