@@ -84,21 +84,21 @@ class ActorServer(ABC):
         self._stopping: list[Executor] = []
         self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
-        self._lender = BufferServer(asker.exports, self.send_answer_now, self.send_answer)
-        self.circles = DeadlockDetector(self)
+        self._buffer_server = BufferServer(asker.exports, self.send_answer_now, self.send_answer)
+        self.deadlock_detector = DeadlockDetector(self)
         self.supervisor = Supervisor(self)
         self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
-            ActorEnded: self._hear_of_child,
-            Call: self._hear_call,
-            Barrier: self._hear_fence,
-            Interrupt: self._hear_interrupt,
-            PortSend: self._hear_port,
-            PostMortem: self._hear_post_mortem,
-            Probe: self._hear_probe,
-            Spawn: self._hear_spawn,
-            StopActor: self._hear_stop,
-            StoreCall: self._hear_store_call,
-            **dict.fromkeys(OF_LOANS, self._hear_of_loans),
+            ActorEnded: self._handle_actor_ended,
+            Call: self._handle_call,
+            Barrier: self._handle_barrier,
+            Interrupt: self._handle_interrupt,
+            PortSend: self._handle_port_send,
+            PostMortem: self._handle_post_mortem,
+            Probe: self._handle_probe,
+            Spawn: self._handle_spawn,
+            StopActor: self._handle_stop,
+            StoreCall: self._handle_store_call,
+            **dict.fromkeys(OF_LOANS, self._handle_loans),
         }
 
     # -- for subclasses
@@ -154,7 +154,11 @@ class ActorServer(ABC):
 
     def linger(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
-        pauses = [pause for pause in (self.circles.linger(wait), warn_if_slow(self.asker, wait)) if pause is not None]
+        pauses = [
+            pause
+            for pause in (self.deadlock_detector.linger(wait), warn_if_slow(self.asker, wait))
+            if pause is not None
+        ]
         return min(pauses, default=None)
 
     def activities(self) -> tuple[Activity, ...]:
@@ -221,14 +225,14 @@ class ActorServer(ABC):
         handle(message, frames, peer)
         return True
 
-    def _hear_call(self, message: Call, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_call(self, message: Call, frames: Sequence[Frame], peer: Peer) -> None:
         executor = self.actors.get(message.actor)
         if executor is not None:
             executor.post(message, frames)
         else:
             self.call_unknown(message, frames)
 
-    def _hear_spawn(self, message: Spawn, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_spawn(self, message: Spawn, frames: Sequence[Frame], peer: Peer) -> None:
         executor = self.actors[message.actor] = Executor(self, f"actor {message.name}")
         self.supervisor.hosts(message.actor, _process(peer))
         self.begin(message, executor)
@@ -236,7 +240,7 @@ class ActorServer(ABC):
         for early, parts in self._early.pop(message.actor, ()):
             self.hear(early, parts, peer)
 
-    def _hear_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
         if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
             self.call_unknown(message, frames)  # the `Spawn` may still be on its way from another process
             return
@@ -249,45 +253,45 @@ class ActorServer(ABC):
         elif message.id:
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
-    def _hear_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
         self.asker.stores.forget(message.id)
         self._interrupt(message.id, message.abort)
 
-    def _hear_store_call(self, message: StoreCall, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_store_call(self, message: StoreCall, frames: Sequence[Frame], peer: Peer) -> None:
         for id, packed in self.asker.stores.hear(message):
             self.send_answer_now(id, packed)
 
-    def _hear_port(self, message: PortSend, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_port_send(self, message: PortSend, frames: Sequence[Frame], peer: Peer) -> None:
         self.asker.ports.hear(message, frames)
 
-    def _hear_of_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
-        self._lender.hear(message, frames)
+    def _handle_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+        self._buffer_server.hear(message, frames)
         if isinstance(message, OpenLoan):  # memory that is opened for a process stays open until the process ends
             self.watch(_process(peer))
 
-    def _hear_of_child(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_actor_ended(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
         self.supervisor.child_ended(message, _process(peer))
 
-    def _hear_fence(self, message: Barrier, frames: Sequence[Frame], peer: Peer) -> None:
-        self.fence(message, peer)
+    def _handle_barrier(self, message: Barrier, frames: Sequence[Frame], peer: Peer) -> None:
+        self.answer_barrier(message, peer)
 
-    def _hear_probe(self, message: Probe, frames: Sequence[Frame], peer: Peer) -> None:
-        self.circles.hear(message)
+    def _handle_probe(self, message: Probe, frames: Sequence[Frame], peer: Peer) -> None:
+        self.deadlock_detector.hear(message)
 
-    def _hear_post_mortem(self, message: PostMortem, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_post_mortem(self, message: PostMortem, frames: Sequence[Frame], peer: Peer) -> None:
         at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
         if executors := at or self.executors():
             executors[0].post(message, frames)
         else:  # no executor here has a failure
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
-    def fence(self, message: Barrier, peer: Peer) -> None:
+    def answer_barrier(self, message: Barrier, peer: Peer) -> None:
         """Answer a barrier at once, because all earlier messages for ``peer`` have been sent."""
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def gone(self, process: Process) -> None:
         """Handle the end of a watched process; for the I/O thread."""
-        self._lender.gone(process.proc)
+        self._buffer_server.gone(process.proc)
 
     def end_actor(self, actor: int, reason: str) -> None:
         """End an actor, and interrupt what it runs, because its owner is gone; for the I/O thread."""
@@ -307,9 +311,9 @@ class ActorServer(ABC):
 
     def note_death(self, actor: int, failure: Failure) -> None:
         """Note the death of an actor. The last ones keep their threads, for a post-mortem; earlier ones only their failure."""
-        self.asker.submit(lambda: self._bury(actor, failure))
+        self.asker.submit(lambda: self._mark_dead(actor, failure))
 
-    def _bury(self, actor: int, failure: Failure) -> None:
+    def _mark_dead(self, actor: int, failure: Failure) -> None:
         if actor in self.actors:
             self._dead[actor] = failure
         while len(self._dead) > _MAX_DEAD:
@@ -339,8 +343,8 @@ class ActorServer(ABC):
         def over(answers: object) -> None:
             pass
 
-        fence = self.asker.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
-        fence.add_done_callback(lambda: self._give_up_early(message.actor))
+        barrier = self.asker.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
+        barrier.add_done_callback(lambda: self._give_up_early(message.actor))
 
     def _give_up_early(self, actor: int) -> None:
         """Answer the kept messages for an actor: everything that its maker has sent has arrived, without its `Spawn`."""
@@ -366,17 +370,17 @@ class ActorServer(ABC):
             timeout_s: The time for each actor, in seconds; None for no limit.
         """
         threads: list[threading.Thread | None] = []
-        told = threading.Event()
+        collected = threading.Event()
 
-        def tell() -> None:
+        def collect() -> None:
             self.is_retiring = True
             threads.extend(executor.retire() for executor in self.executors() if executor.retire is not None)
-            told.set()
+            collected.set()
 
-        self._lender.close()
+        self._buffer_server.close()
         if self.actors:
-            submit(tell)
-            told.wait(timeout_s)
+            submit(collect)
+            collected.wait(timeout_s)
         for thread in threads:
             if thread is not None and thread is not threading.current_thread():
                 thread.join(timeout_s)
@@ -398,10 +402,10 @@ class ActorServer(ABC):
                 executor.struck = 0
                 if self.debugger is None or not self.debugger.interrupt(id):
                     self.strike(executor, id, abort)
-                    self.after_strike(executor, id, abort)
+                    self.after_interrupt(executor, id, abort)
                 return
 
-    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:  # noqa: B027
+    def after_interrupt(self, executor: Executor, id: int, abort: bool) -> None:  # noqa: B027
         """Act on code that an interrupt alone may not stop."""
 
 

@@ -103,8 +103,8 @@ _log = logging.getLogger(__name__)
 COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
 RELEASE_AFTER_S = 1.0
-STRIKE_EVERY_S = 0.05
-STRIKE_SIGNAL = signal.SIGRTMIN + 7
+INTERRUPT_EVERY_S = 0.05
+INTERRUPT_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
 _FROM_RANKS = (Run, Apply, Push, Pull, Ping, GetStacks, Release)
@@ -192,13 +192,13 @@ class Rank(ActorServer):
         self._out_of_band: dict[type[Message], Handler] = {
             Attach: self._attach,
             Complete: self._complete,
-            Failed: self._hear_answer,
+            Failed: self._handle_answer,
             Forget: self._forget,
             Inspect: self._inspect,
-            GetStacks: self._look,
-            ProcessStatus: self._hear_news,
+            GetStacks: self._get_stacks,
+            ProcessStatus: self._handle_process_status,
             Release: self._release,
-            Result: self._hear_answer,
+            Result: self._handle_answer,
         }
         self._from_ranks: set[type[Message]] = set(_FROM_RANKS)
         self.at_new_controller: list[Callable[[Collection[int]], None]] = []
@@ -212,11 +212,11 @@ class Rank(ActorServer):
         self._cell = 0
         self.rewind: Rewind | None = None  # of the cell
         self._token = token
-        self._ledger = ReplayLog(spec.record) if spec.record else None
+        self._replay_log = ReplayLog(spec.record) if spec.record else None
         self._epoch = 0
         self._exiting = False
         self._cleans_up = False
-        self._unborn: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
+        self._waiting_spawns: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
 
     def use_shell(self, make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell]) -> None:
         """Set the function that makes the shell, which is called for the first cell."""
@@ -253,7 +253,7 @@ class Rank(ActorServer):
         """
         self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
-        signal.signal(STRIKE_SIGNAL, self._on_sigint)
+        signal.signal(INTERRUPT_SIGNAL, self._on_sigint)
         signal.signal(signal.SIGTERM, self._on_sigterm)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
@@ -279,20 +279,20 @@ class Rank(ActorServer):
             if self._exiting:
                 raise
             failure = describe(error)
-            said = f"{failure.message} (raised by the bootstrap of this process)"
-            self.broken = dataclasses.replace(failure, message=said)
-        self.driver.submit(self._let_live)
+            text = f"{failure.message} (raised by the bootstrap of this process)"
+            self.broken = dataclasses.replace(failure, message=text)
+        self.driver.submit(self._start_waiting_actors)
 
     def begin(self, message: Spawn, executor: Executor) -> None:
         """Start an actor once the bootstrap has returned."""
-        if self._unborn is None:
+        if self._waiting_spawns is None:
             super().begin(message, executor)
         else:
-            self._unborn.append((message, executor))
+            self._waiting_spawns.append((message, executor))
 
-    def _let_live(self) -> None:
-        unborn, self._unborn = self._unborn or [], None
-        for message, executor in unborn:
+    def _start_waiting_actors(self) -> None:
+        waiting, self._waiting_spawns = self._waiting_spawns or [], None
+        for message, executor in waiting:
             self.begin(message, executor)
 
     # -- answers
@@ -302,8 +302,8 @@ class Rank(ActorServer):
         if made_by(id) != CONTROLLER_PROC:
             self.driver.submit(lambda: self.peers.send_answer(id, packed))
             return
-        if self._ledger is not None:
-            self._ledger.answered(id, packed)
+        if self._replay_log is not None:
+            self._replay_log.answered(id, packed)
         self.driver.submit(packed)
 
     def note_cleanup(self) -> None:
@@ -317,8 +317,8 @@ class Rank(ActorServer):
         if made_by(id) != CONTROLLER_PROC:
             self.peers.send_answer(id, packed)
             return
-        if self._ledger is not None:
-            self._ledger.answered(id, packed)
+        if self._replay_log is not None:
+            self._replay_log.answered(id, packed)
         self.driver.send(CONTROLLER, packed)
 
     def submit(self, function: Callable[[], None]) -> None:
@@ -336,7 +336,7 @@ class Rank(ActorServer):
 
     def is_detached(self) -> bool:
         """Whether there is no controller now, but there may be another one later."""
-        return self._ledger is not None and self._ledger.is_detached
+        return self._replay_log is not None and self._replay_log.is_detached
 
     @property
     def is_in_cell(self) -> bool:
@@ -360,7 +360,7 @@ class Rank(ActorServer):
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))
-        if self._ledger is None or not self._ledger.displayed(packed):
+        if self._replay_log is None or not self._replay_log.displayed(packed):
             self.driver.submit(packed)
 
     # -- handlers of the main executor
@@ -378,7 +378,7 @@ class Rank(ActorServer):
             self.main.came_back(shell.last_error)
         if self._exiting:
             raise SystemExit(0)  # SIGTERM arrived while the cell ran; the shell has taken it for the cell's own exit
-        self._tell_names()
+        self._report_names()
         if outcome.failure is not None:
             self.fail(self.main, message.id, outcome.failure, shell.last_error)
         else:
@@ -398,7 +398,7 @@ class Rank(ActorServer):
             failure = error
         if self._exiting:
             raise SystemExit(0)
-        self._tell_names()
+        self._report_names()
         if failure is not None:
             self.fail(self.main, message.id, failure, failure)
             failure = None  # its traceback refers to this frame
@@ -409,10 +409,10 @@ class Rank(ActorServer):
         namespace = self.shell.namespace
         with self.main.user_code():
             namespace[message.name] = load(message.payload, frames)
-        self._tell_names()
+        self._report_names()
         self.reply(message.id)
 
-    def _tell_names(self) -> None:
+    def _report_names(self) -> None:
         """Report changes in the namespace, before the answer, so that completions after the answer include them."""
         if self._names is None:
             self._names = NameTracker(self.shell.hidden)
@@ -451,10 +451,10 @@ class Rank(ActorServer):
         try:
             for message, frames in split(parts):
                 if peer != CONTROLLER:
-                    self._hear_peer(message, frames, peer)
+                    self._handle_from_rank(message, frames, peer)
                     continue
-                if self._ledger is not None:
-                    self._ledger.take(message)
+                if self._replay_log is not None:
+                    self._replay_log.take(message)
                 if not self.hear(message, frames, peer):
                     self._route(message, frames)
         except WireError as error:
@@ -463,7 +463,7 @@ class Rank(ActorServer):
                 for id in salvage_ids(parts):  # a process that waits for an answer must not wait forever
                     self.send_answer_now(id, pack(Failed(id, bad)))
 
-    def _hear_peer(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_from_rank(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
         """Handle a message of another rank; messages that ranks may not send are dropped."""
         if isinstance(message, Hello):
             self.peers.admit(peer, message)
@@ -474,7 +474,7 @@ class Rank(ActorServer):
         elif not self.hear(message, frames, peer) and type(message) in self._from_ranks:
             self._route(message, frames)
 
-    def fence(self, message: Barrier, peer: Peer) -> None:
+    def answer_barrier(self, message: Barrier, peer: Peer) -> None:
         """Answer when all messages for ``peer`` are sent, including those that a replacement of another process gets."""
         self.peers.when_met(peer, lambda: self.send_answer_now(message.id, pack(Result(message.id, Payload()))))
 
@@ -484,22 +484,22 @@ class Rank(ActorServer):
         elif (handle := self._out_of_band.get(type(message))) is not None:
             handle(message, frames)
 
-    def _hear_answer(self, message: Result | Failed, frames: Sequence[Frame]) -> None:
+    def _handle_answer(self, message: Result | Failed, frames: Sequence[Frame]) -> None:
         self.peers.answered(CONTROLLER, message, frames)
 
-    def _hear_news(self, message: ProcessStatus, _: Sequence[Frame]) -> None:
+    def _handle_process_status(self, message: ProcessStatus, _: Sequence[Frame]) -> None:
         self.peers.hear_news(message)
 
     def _forget(self, message: Forget, _: Sequence[Frame]) -> None:
-        if self._ledger is not None:
-            self._ledger.forget(message.id)
+        if self._replay_log is not None:
+            self._replay_log.forget(message.id)
 
     def _attach(self, message: Attach, _: Sequence[Frame]) -> None:
         """Send a new controller the hello of this rank, and everything that the last one did not receive."""
-        if self._ledger is None or message.token != self._token or message.epoch <= self._epoch:
+        if self._replay_log is None or message.token != self._token or message.epoch <= self._epoch:
             return
         self._epoch = message.epoch
-        owed, missed = self._ledger.attach()
+        owed, missed = self._replay_log.attach()
         self.driver.send(CONTROLLER, pack(replace(self.hello, owed=owed)))
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
@@ -508,8 +508,8 @@ class Rank(ActorServer):
         if self._cleans_up:
             self.driver.send(CONTROLLER, pack(CleansUp()))
         self.peers.controller_is_new()
-        for tell in self.at_new_controller:
-            tell({one.id for one in owed})
+        for notify in self.at_new_controller:
+            notify({one.id for one in owed})
         self.gone(Process(CONTROLLER_PROC, 0))  # the previous controller
 
     # -- completion and inspection, whatever runs
@@ -541,13 +541,13 @@ class Rank(ActorServer):
     def _describe(self, message: Inspect) -> None:
         try:
             value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
-            told = inspection.about(value, source=message.source)
+            description = inspection.about(value, source=message.source)
         except LookupError:  # the expression means nothing here
-            told = None
+            description = None
         except Exception:  # raised by the user's types; Shift-Tab then shows nothing
             _log.exception("could not describe %r", message.expression)
-            told = None
-        payload, frames = dump(told, "a description")
+            description = None
+        payload, frames = dump(description, "a description")
         self.send_answer(message.id, pack(Result(message.id, payload), frames))
 
     # -- interrupts
@@ -555,15 +555,15 @@ class Rank(ActorServer):
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
         """Raise KeyboardInterrupt in the code that an executor runs for a request."""
         if executor is self.main:
-            self._strike_main(id, abort)
+            self._interrupt_main(id, abort)
         else:
             super().strike(executor, id, abort)
 
-    def after_strike(self, executor: Executor, id: int, abort: bool) -> None:
+    def after_interrupt(self, executor: Executor, id: int, abort: bool) -> None:
         """Abort the process group after a grace period, if the request still waits in a collective."""
         later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._abort_collective, executor, id, abort)
 
-    def _strike_main(self, id: int, insist: bool) -> None:
+    def _interrupt_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until its handler has run: a signal just before a system call does not interrupt the call."""
         handler = behind_shields(signal.getsignal(signal.SIGINT))
         if self.main.current != id or self.main.struck == id:
@@ -573,9 +573,9 @@ class Rank(ActorServer):
             signal.pthread_kill(self.main.thread_id, signal.SIGINT)
             return
         # If the cell has set SIG_IGN or SIG_DFL, or goes on after its own handler, another signal reaches our handler.
-        number = signal.SIGINT if handler == self._on_sigint else STRIKE_SIGNAL
+        number = signal.SIGINT if handler == self._on_sigint else INTERRUPT_SIGNAL
         signal.pthread_kill(self.main.thread_id, number)
-        later(STRIKE_EVERY_S, self._strike_main, id, insist)
+        later(INTERRUPT_EVERY_S, self._interrupt_main, id, insist)
 
     def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
         if executor.current != id or self.group is None:
@@ -591,7 +591,7 @@ class Rank(ActorServer):
             _log.exception("could not determine whether a collective is pending")
             return 0.0
 
-    def _look(self, message: GetStacks, _: Sequence[Frame]) -> None:
+    def _get_stacks(self, message: GetStacks, _: Sequence[Frame]) -> None:
         """Answer with what this rank does now, on the thread that drives the socket, so that it needs no busy thread."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
@@ -626,7 +626,7 @@ class Rank(ActorServer):
     @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
-        if self._forking.is_now:  # Python swallows exceptions now; `_strike_main` sends the signal again
+        if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
             main.struck = main.current
