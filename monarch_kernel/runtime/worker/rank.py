@@ -46,7 +46,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -54,18 +53,16 @@ from typing import Any, NoReturn, Protocol
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, PeerTransport
 from monarch_kernel.net.transport.driver import Driver, behind_shields
 from monarch_kernel.net.transport.forks import Forking, in_forks
-from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, load, pack, replace, salvage_ids, split
+from monarch_kernel.net.wire.codec import Frame, Packed, WireError, load, pack, replace, salvage_ids, split
 from monarch_kernel.net.wire.messages import (
     Apply,
     Attach,
     Barrier,
     CleansUp,
-    Complete,
     Failed,
     Forget,
     GetStacks,
     Hello,
-    Inspect,
     Message,
     Payload,
     Ping,
@@ -81,28 +78,25 @@ from monarch_kernel.net.wire.messages import (
     Spawn,
     Unhandled,
 )
-from monarch_kernel.runtime.diagnostics import inspection
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.namespace import NameTracker
-from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
 from monarch_kernel.runtime.host.processes import await_end, die_with_parent, has_children
-from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.worker.actor_server import ActorServer, later
 from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
+from monarch_kernel.runtime.worker.collective_aborts import CollectiveAborts, Group
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
-__all__ = ["Group", "Rank", "RankItem", "Shell"]
+__all__ = ["Rank", "RankItem", "Shell"]
 
 _log = logging.getLogger(__name__)
 
 COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
-RELEASE_AFTER_S = 1.0
 INTERRUPT_EVERY_S = 0.05
 INTERRUPT_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
@@ -112,30 +106,6 @@ _FROM_RANKS = (Run, Apply, Push, Pull, Ping, GetStacks, Release)
 
 Handler = Callable[[Any, Sequence[Frame]], None]
 """Handles a message and its frames."""
-
-
-class Group(Protocol):
-    """The part of the rank's default process group that interrupts use."""
-
-    def waits(self, thread: int) -> bool:
-        """Whether a thread (its `threading.get_ident`) is in a call of torch.distributed, or waits for one to end."""
-        ...
-
-    def pending_s(self) -> float:
-        """Return the age of the oldest pending collective in seconds; 0 if there is none."""
-        ...
-
-    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
-        """Return the pending collectives, and the number of the last collective that was started in each process group."""
-        ...
-
-    def abort(self, dead: int | None = None) -> None:
-        """Make pending collectives raise, or only those with a dead rank; the group is unusable from then on."""
-        ...
-
-    def collectives(self) -> int:
-        """Return the number of collectives started so far; -1 without a group, -2 if it was aborted."""
-        ...
 
 
 class Shell(Protocol):
@@ -181,6 +151,7 @@ class Rank(ActorServer):
         self.peers.on_linger = self.linger
         self.peers.supervisor = self.supervisor
         self.group: Group | None = None
+        self._aborts = CollectiveAborts(self)
         self.main = Executor(self, "main")
         self.main.handlers |= {
             Run: self._run_cell,
@@ -191,14 +162,12 @@ class Rank(ActorServer):
         }
         self._out_of_band: dict[type[Message], Handler] = {
             Attach: self._attach,
-            Complete: self._complete,
-            Failed: self._handle_answer,
+            Failed: lambda message, frames: self.peers.answered(CONTROLLER, message, frames),
             Forget: self._forget,
-            Inspect: self._inspect,
-            GetStacks: self._get_stacks,
-            ProcessStatus: self._handle_process_status,
-            Release: self._release,
-            Result: self._handle_answer,
+            GetStacks: self._aborts.get_stacks,
+            ProcessStatus: lambda message, frames: self.peers.hear_news(message),
+            Release: self._aborts.release,
+            Result: lambda message, frames: self.peers.answered(CONTROLLER, message, frames),
         }
         self._from_ranks: set[type[Message]] = set(_FROM_RANKS)
         self.at_new_controller: list[Callable[[Collection[int]], None]] = []
@@ -207,7 +176,6 @@ class Rank(ActorServer):
         self._names: NameTracker | None = None
         self._make_shell: Callable[[Callable[[dict[str, Any], dict[str, Any]], None]], Shell] | None = None
         self._output_marks = marks
-        self._unknown = ""  # why the last `GetStacks` could not find the pending collectives
         self._last_cell = 0
         self._cell = 0
         self.rewind: Rewind | None = None  # of the cell
@@ -229,6 +197,11 @@ class Rank(ActorServer):
             assert self._make_shell is not None
             self._shell = self._make_shell(self._publish)
         return self._shell
+
+    @property
+    def namespace(self) -> tuple[dict[str, Any], frozenset[str]]:
+        """The namespace of cells, and the names in it that are not the user's; empty before the first cell."""
+        return ({}, frozenset()) if self._shell is None else (self._shell.namespace, self._shell.hidden)
 
     def extend(
         self, handlers: Mapping[type[Message], Handler], *, on_main: bool = False, from_ranks: bool = False
@@ -484,12 +457,6 @@ class Rank(ActorServer):
         elif (handle := self._out_of_band.get(type(message))) is not None:
             handle(message, frames)
 
-    def _handle_answer(self, message: Result | Failed, frames: Sequence[Frame]) -> None:
-        self.peers.answered(CONTROLLER, message, frames)
-
-    def _handle_process_status(self, message: ProcessStatus, _: Sequence[Frame]) -> None:
-        self.peers.hear_news(message)
-
     def _forget(self, message: Forget, _: Sequence[Frame]) -> None:
         if self._replay_log is not None:
             self._replay_log.forget(message.id)
@@ -512,44 +479,6 @@ class Rank(ActorServer):
             notify({one.id for one in owed})
         self.gone(Process(CONTROLLER_PROC, 0))  # the previous controller
 
-    # -- completion and inspection, whatever runs
-
-    def _complete(self, message: Complete, _: Sequence[Frame]) -> None:
-        payload, frames = dump(self._completions(message), "names")
-        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
-
-    def _completions(self, message: Complete) -> list[tuple[Any, str]] | None:
-        try:
-            if message.wanted == "names":
-                return inspection.names(self._shell.namespace, self._shell.hidden) if self._shell else []
-            value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
-            if message.wanted == "keys":
-                return list(inspection.keys(value))
-            if message.wanted == "arguments":
-                return list(inspection.arguments(value))
-            return list(inspection.attributes(value, private=message.wanted == "private attributes"))
-        except LookupError:  # the expression means nothing here
-            return None
-        except Exception:  # raised by the user's types; Tab then offers nothing
-            _log.exception("could not complete %r", message.expression)
-            return None
-
-    def _inspect(self, message: Inspect, _: Sequence[Frame]) -> None:
-        # On another thread, because reading the source from a file may take long.
-        threading.Thread(target=self._describe, args=[message], name="monarch-inspect", daemon=True).start()
-
-    def _describe(self, message: Inspect) -> None:
-        try:
-            value = inspection.find(message.expression, self._shell.namespace if self._shell else {}, message.imports)
-            description = inspection.about(value, source=message.source)
-        except LookupError:  # the expression means nothing here
-            description = None
-        except Exception:  # raised by the user's types; Shift-Tab then shows nothing
-            _log.exception("could not describe %r", message.expression)
-            description = None
-        payload, frames = dump(description, "a description")
-        self.send_answer(message.id, pack(Result(message.id, payload), frames))
-
     # -- interrupts
 
     def strike(self, executor: Executor, id: int, abort: bool) -> None:
@@ -561,7 +490,7 @@ class Rank(ActorServer):
 
     def after_interrupt(self, executor: Executor, id: int, abort: bool) -> None:
         """Abort the process group after a grace period, if the request still waits in a collective."""
-        later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._abort_collective, executor, id, abort)
+        later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._aborts.abort, executor, id, abort)
 
     def _interrupt_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until its handler has run: a signal just before a system call does not interrupt the call."""
@@ -576,52 +505,6 @@ class Rank(ActorServer):
         number = signal.SIGINT if handler == self._on_sigint else INTERRUPT_SIGNAL
         signal.pthread_kill(self.main.thread_id, number)
         later(INTERRUPT_EVERY_S, self._interrupt_main, id, insist)
-
-    def _abort_collective(self, executor: Executor, id: int, abort: bool) -> None:
-        if executor.current != id or self.group is None:
-            return
-        if abort or self._pending_s() > 0 or self.group.waits(executor.thread_id):
-            self.group.abort()
-
-    def _pending_s(self) -> float:
-        """Return the age of the oldest pending collective in seconds; 0 if there is none, or if it is unknown."""
-        try:
-            return 0.0 if self.group is None else self.group.pending_s()
-        except Exception:  # torch does not promise the interface of its recorder
-            _log.exception("could not determine whether a collective is pending")
-            return 0.0
-
-    def _get_stacks(self, message: GetStacks, _: Sequence[Frame]) -> None:
-        """Answer with what this rank does now, on the thread that drives the socket, so that it needs no busy thread."""
-        collectives: tuple[Collective, ...] = ()
-        reached: dict[str, int] = {}
-        unknown = ""
-        if self.group is not None:
-            try:
-                collectives, reached = self.group.pending()
-            except Exception as error:  # torch does not promise the interface of its recorder
-                unknown = f"{type(error).__name__}: {error}"
-                if unknown != self._unknown:  # views send `GetStacks` once a second
-                    _log.exception("could not read the pending collectives")
-            self._unknown = unknown
-        payload, frames = dump(Doing(self.activities(), collectives, reached, unknown), "what the rank does")
-        self.send_answer_now(message.id, pack(Result(message.id, payload), frames))
-
-    def _release(self, message: Release, _: Sequence[Frame]) -> None:
-        group, dead = self.group, message.dead if message.mesh == self.spec.mesh else -1
-        loops = HOME.loops if dead >= 0 else None
-        ends = loops is not None and loops.ends_with_a_death(message.id)
-        at_work = [executor for executor in self.executors() if executor.current == message.id]
-        pending_s = self._pending_s() if at_work else 0.0
-        if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
-            for executor in at_work:
-                executor.released = message.id  # first: errors from now on are consequences of the release
-        if loops is not None:
-            loops.lose(message.id, f"{message.mesh}[{dead}]")
-        if group is not None and at_work and dead >= 0:
-            group.abort(dead)
-        elif group is not None and pending_s > RELEASE_AFTER_S:
-            group.abort()
 
     @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:

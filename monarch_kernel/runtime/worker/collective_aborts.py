@@ -1,0 +1,125 @@
+"""Collectives of a rank that have not ended: what the rank reports about them, and when it aborts them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
+from monarch_kernel.net.wire.messages import GetStacks, RankSpec, Release, Result
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.worker.executor import Executor
+
+__all__ = ["CollectiveAborts", "Group"]
+
+_log = logging.getLogger(__name__)
+
+RELEASE_AFTER_S = 1.0
+
+
+class Group(Protocol):
+    """The part of the rank's default process group that interrupts use."""
+
+    def waits(self, thread: int) -> bool:
+        """Whether a thread (its `threading.get_ident`) is in a call of torch.distributed, or waits for one to end."""
+        ...
+
+    def pending_s(self) -> float:
+        """Return the age of the oldest pending collective in seconds; 0 if there is none."""
+        ...
+
+    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Return the pending collectives, and the number of the last collective that was started in each process group."""
+        ...
+
+    def abort(self, dead: int | None = None) -> None:
+        """Make pending collectives raise, or only those with a dead rank; the group is unusable from then on."""
+        ...
+
+    def collectives(self) -> int:
+        """Return the number of collectives started so far; -1 without a group, -2 if it was aborted."""
+        ...
+
+
+class Owner(Protocol):
+    """The part of a rank that this module uses."""
+
+    spec: RankSpec
+    group: Group | None
+
+    def executors(self) -> list[Executor]:
+        """Return all executors: that of the main thread, and those of the actors."""
+        ...
+
+    def activities(self) -> tuple[Activity, ...]:
+        """Return what the executors do now."""
+        ...
+
+    def send_answer_now(self, id: int, packed: Packed) -> None:
+        """Send an answer to the process that made the request; for the I/O thread."""
+        ...
+
+
+class CollectiveAborts:
+    """Aborts the process group where code waits for a collective that may never end; for the I/O thread.
+
+    Args:
+        rank: The rank.
+    """
+
+    def __init__(self, rank: Owner) -> None:
+        self._rank = rank
+        self._unknown = ""  # why the last `GetStacks` could not find the pending collectives
+
+    def abort(self, executor: Executor, id: int, insist: bool) -> None:
+        """Abort the group if an executor still runs a request, and waits in a collective, or always with ``insist``."""
+        group = self._rank.group
+        if executor.current != id or group is None:
+            return
+        if insist or self._pending_s() > 0 or group.waits(executor.thread_id):
+            group.abort()
+
+    def get_stacks(self, message: GetStacks, _: Sequence[Frame]) -> None:
+        """Answer with what this rank does now, on the thread that drives the socket, so that it needs no busy thread."""
+        collectives: tuple[Collective, ...] = ()
+        reached: dict[str, int] = {}
+        unknown = ""
+        if self._rank.group is not None:
+            try:
+                collectives, reached = self._rank.group.pending()
+            except Exception as error:  # torch does not promise the interface of its recorder
+                unknown = f"{type(error).__name__}: {error}"
+                if unknown != self._unknown:  # views send `GetStacks` once a second
+                    _log.exception("could not read the pending collectives")
+            self._unknown = unknown
+        doing = Doing(self._rank.activities(), collectives, reached, unknown)
+        payload, frames = dump(doing, "what the rank does")
+        self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
+
+    def release(self, message: Release, _: Sequence[Frame]) -> None:
+        """Leave the collectives of a request that a rank has failed, or that has lost a rank."""
+        group, dead = self._rank.group, message.dead if message.mesh == self._rank.spec.mesh else -1
+        loops = HOME.loops if dead >= 0 else None
+        ends = loops is not None and loops.ends_with_a_death(message.id)
+        at_work = [executor for executor in self._rank.executors() if executor.current == message.id]
+        pending_s = self._pending_s() if at_work else 0.0
+        if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
+            for executor in at_work:
+                executor.released = message.id  # first: errors from now on are consequences of the release
+        if loops is not None:
+            loops.lose(message.id, f"{message.mesh}[{dead}]")
+        if group is not None and at_work and dead >= 0:
+            group.abort(dead)
+        elif group is not None and pending_s > RELEASE_AFTER_S:
+            group.abort()
+
+    def _pending_s(self) -> float:
+        """Return the age of the oldest pending collective in seconds; 0 if there is none, or if it is unknown."""
+        group = self._rank.group
+        try:
+            return 0.0 if group is None else group.pending_s()
+        except Exception:  # torch does not promise the interface of its recorder
+            _log.exception("could not determine whether a collective is pending")
+            return 0.0
