@@ -83,4 +83,4 @@ class ProcEditor(ProcHandle):
         """
         sources = self.sources(what)
         place = Target(self._asker, self.procs, self._region, self._as_spawned, self.name)
-        return sync_modules(place, sources, self._runtime.extension(EditingExtension).modules if here else None)
+        return sync_modules(place, sources, self.runtime.extension(EditingExtension).modules if here else None)

@@ -40,7 +40,7 @@ class ProcHandle(Handle, Shaped):
         self.name = name
 
     @property
-    def _runtime(self) -> Runtime:
+    def runtime(self) -> Runtime:
         """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
         if not isinstance(self._asker, Runtime):
             raise RuntimeError(

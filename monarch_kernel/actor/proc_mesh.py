@@ -97,7 +97,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             return CellResult(read_value(answer), answer.bundle)
 
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
-        return self._runtime.request(
+        return self.runtime.request(
             self.procs,
             lambda id: pack(Run(id, code, cell, want_value, rewind)),
             note,
@@ -123,7 +123,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             lambda answer: CellResult(read_value(answer), answer.bundle),
             self._as_spawned,
         )
-        return self._runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
+        return self.runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:
         """Run code in the namespace of every rank, and return the value of its last expression."""
@@ -243,7 +243,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         Args:
             abort: whether to abort the process groups of ranks that do not stop otherwise.
         """
-        self._runtime.interrupt_ranks(self.procs, abort=abort)
+        self.runtime.interrupt_ranks(self.procs, abort=abort)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End the processes. Processes that take longer than ``grace_s`` seconds are killed.
@@ -263,13 +263,13 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
             return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:
-            LoopControl(self._runtime).write(self.name, None)
+            LoopControl(self.runtime).write(self.name, None)
         finish = gather(self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self._as_spawned)
 
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
 
-        return self._runtime.stop_ranks(self.procs, reason, stopped, grace_s)
+        return self.runtime.stop_ranks(self.procs, reason, stopped, grace_s)
 
     def heal(self) -> Future[tuple[int, ...]]:
         """Replace each rank that has died by a new process, which makes the actors of the rank again.
@@ -315,7 +315,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
                 )
             return tuple(sorted(places[proc] for proc in healing.replaced))
 
-        runtime = self._runtime
+        runtime = self.runtime
         gone = runtime.fleet.gone(self.procs)
         hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"

@@ -49,27 +49,27 @@ class ProcObserver(ProcHandle):
             read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
             return dict(zip(self.ranks, read, strict=True))
 
-        return self._runtime.ask(self.procs, lambda id: pack(GetStacks(id)), finish)
+        return self.runtime.ask(self.procs, lambda id: pack(GetStacks(id)), finish)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
         finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._runtime.request(
+        return self.runtime.request(
             self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
         )
 
     def stops(self) -> list[StopEvent]:
         """List the code that is stopped in the debugger on these ranks, in the order of the ranks."""
-        return DebugPrompts(self._runtime).stops(self.procs)
+        return DebugPrompts(self.runtime).stops(self.procs)
 
     def incarnations(self) -> tuple[int, ...]:
         """Return for each rank the number of processes that it had before the current one, or before the last one."""
-        return self._runtime.queries.incarnations(self.procs)
+        return self.runtime.queries.incarnations(self.procs)
 
     @property
     def loops(self) -> list[LiveLoop]:
         """The running loops (`live.loop`) of the ranks, and the last finished ones, in the order in which they started."""
-        return [LiveLoop(self._runtime, key) for key in LoopControl(self._runtime).keys(self.procs)]
+        return [LiveLoop(self.runtime, key) for key in LoopControl(self.runtime).keys(self.procs)]
 
     @property
     def loop(self) -> LiveLoop:
@@ -105,21 +105,21 @@ class ProcObserver(ProcHandle):
                 f"TensorBoard needs the loops of a whole mesh: call {self.name}.tensorboard() without an index"
             )
         journal = None if folder is None else TensorBoardJournal(folder, self.name)
-        LoopControl(self._runtime).write(self.name, journal)
+        LoopControl(self.runtime).write(self.name, journal)
         return None if journal is None else journal.folder
 
     def throughput(self) -> list[tuple[float, float]]:
         """Return (received, sent) bytes per second of all ranks together, for each of the last seconds, oldest first."""
-        return TrafficControl(self._runtime).throughput(self.procs)
+        return TrafficControl(self.runtime).throughput(self.procs)
 
     def last_failures(self) -> dict[int, Failure]:
         """Return flat rank -> its last failure, or how it died, for ranks where nothing has succeeded since."""
-        found = zip(self.ranks, self._runtime.queries.failures(self.procs))
+        found = zip(self.ranks, self.runtime.queries.failures(self.procs))
         return {rank: failure for rank, failure in found if failure is not None}
 
     def names(self) -> dict[int, dict[str, str]]:
         """Return flat rank -> name that cells have defined there -> its kind. This sends no request to the ranks."""
-        return dict(zip(self.ranks, self._runtime.queries.names(self.procs)))
+        return dict(zip(self.ranks, self.runtime.queries.names(self.procs)))
 
     def look(self, rank: int, make: Callable[[int], Complete | Inspect | ListErrors]) -> Future[Any]:
         """Ask one rank about its namespace, or about the errors it keeps. It answers at once, whatever it runs.
@@ -132,7 +132,7 @@ class ProcObserver(ProcHandle):
         def read(answers: Sequence[Answer]) -> Any:
             return None if isinstance(answers[0], Failure) else read_value(answers[0])
 
-        return self._runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
+        return self.runtime.ask((self._base[rank],), lambda id: pack(make(id)), read)
 
     def logs(self) -> dict[int, list[LogRecord]]:
         """Return flat rank -> the end of its log: some megabytes for ranks on this machine, one for ranks on other hosts.
@@ -155,8 +155,8 @@ class ProcObserver(ProcHandle):
                 GIL. For ranks that do not answer, the table has their last report, from a quarter of a second ago or earlier.
         """
         name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
-        return TrafficControl(self._runtime).table(self.procs, name, timeout_s)
+        return TrafficControl(self.runtime).table(self.procs, name, timeout_s)
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""
-        return self._runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)
+        return self.runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)

@@ -238,11 +238,11 @@ async def _is_async() -> None:
 def test_a_misuse_of_map_is_refused_before_anything_is_sent(
     procs: ProcMesh, function: Any, values: list[Any], error: type[Exception], says: str
 ) -> None:
-    before = next(procs._runtime._ids)
+    before = next(procs.runtime._ids)
     with pytest.raises(error) as caught:
         procs.map(function, *values)
     assert says in str(caught.value)
-    assert next(procs._runtime._ids) == before + 1
+    assert next(procs.runtime._ids) == before + 1
 
 
 def test_a_result_that_cannot_be_sent_is_an_error(procs: ProcMesh) -> None:

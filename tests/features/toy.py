@@ -105,7 +105,7 @@ class Voter:
 
 def vote(mesh: ProcMesh, text: str) -> dict[int, str]:
     """Ask all ranks to vote; returns their votes by rank."""
-    runtime: Any = mesh._runtime
+    runtime: Any = mesh.runtime
     runtime.ask(mesh.procs, lambda id: pack(AskForVote(id, text)), len).get(LONG_S)
     return dict(sorted(runtime.extension(Votes).votes.items()))
 
@@ -113,7 +113,7 @@ def vote(mesh: ProcMesh, text: str) -> dict[int, str]:
 def main() -> None:
     """Vote on two ranks."""
     mesh = this_host().spawn_procs({"ranks": 2}, device="cpu", bootstrap=_import)
-    runtime: Any = mesh._runtime
+    runtime: Any = mesh.runtime
     votes = runtime.extension(Votes)
     try:
         mesh.initialized.get(LONG_S)

@@ -251,7 +251,7 @@ class RemoteCell:
         """Describe the effect of the interrupt so far."""
         assert self._progress is not None
         assert self._future is not None
-        answers = self.mesh._runtime.answers(self._future.id)
+        answers = self.mesh.runtime.answers(self._future.id)
         if not answers:  # the cell has just ended
             return f"{self._progress.why}; it has ended on all ranks"
         return describe_interrupt(self._progress, self.mesh.ranks, answers)
@@ -292,7 +292,7 @@ class RemoteCell:
             return []
         if self._future is None or self.stage != "running":
             return list(self.mesh.ranks)
-        answers = self.mesh._runtime.answers(self._future.id)
+        answers = self.mesh.runtime.answers(self._future.id)
         return [rank for rank, answer in zip(self.mesh.ranks, answers, strict=False) if answer is None]
 
     def result(self) -> ValueMesh[CellResult]:

@@ -121,12 +121,12 @@ class MeshInterruptProgress(InterruptProgress):
 
     def __init__(self, whole: ProcMesh, mesh: ProcMesh, *, abort: bool) -> None:
         self._part = mesh
-        self._pending = dict(zip(mesh.ranks, mesh._runtime.queries.pending(mesh.procs), strict=True))
+        self._pending = dict(zip(mesh.ranks, mesh.runtime.queries.pending(mesh.procs), strict=True))
         super().__init__(whole, "interrupted", lambda abort: mesh.interrupt(abort=abort), time.monotonic(), abort=abort)
 
     def stuck(self) -> list[int]:
         """Return the ranks that have not ended all of this work."""
-        now = dict(zip(self._part.ranks, self._part._runtime.queries.pending(self._part.procs), strict=True))
+        now = dict(zip(self._part.ranks, self._part.runtime.queries.pending(self._part.procs), strict=True))
         return [rank for rank, before in self._pending.items() if not set(before).isdisjoint(now[rank])]
 
     def is_over(self) -> bool:

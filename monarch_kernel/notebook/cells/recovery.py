@@ -82,7 +82,7 @@ class Recovery:
         kinds = {failure.kind for failure in error.reports.values()}
         if "lost" not in kinds or not kinds <= {"lost", "released"} or not self._code:
             return False
-        if not self._is_again and not LoopControl(self._mesh._runtime).recovers(request):
+        if not self._is_again and not LoopControl(self._mesh.runtime).recovers(request):
             return False
         if not self._mesh.is_whole:
             self._say(f"{self._mesh.name} is a slice of a mesh: only cells that run on all of its ranks can recover")

@@ -117,7 +117,7 @@ class DetachedMeshes:
     @staticmethod
     def keep(session: DetachedSession, mesh: ProcMesh, options: UpOptions) -> None:
         """Make a mesh that is up outlive this process."""
-        specs = mesh._runtime.queries.specs(mesh.procs)
+        specs = mesh.runtime.queries.specs(mesh.procs)
         recipe = recipe_of(options) if options.hosts else None
         keep_s = options.keep_s
         session.keep(mesh.name, specs, options.gpus, options.device, options.env, keep_s=keep_s, recipe=recipe)
@@ -261,5 +261,5 @@ def show_missed(attached: AttachedMesh, sink: Sink) -> None:
 
 
 def _ranks(mesh: ProcMesh, procs: Sequence[int]) -> list[int]:
-    places = {proc: rank for rank, proc in enumerate(mesh._base)}
+    places = {proc: rank for rank, proc in enumerate(mesh.whole.procs)}
     return sorted(places[proc] for proc in procs)

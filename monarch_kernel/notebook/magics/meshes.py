@@ -118,7 +118,7 @@ class Meshes:
         return iter(self._entries.values())
 
     def _up(self) -> list[ProcMesh]:
-        return [entry.mesh for entry in list(self._entries.values()) if not entry.mesh._runtime.closed]
+        return [entry.mesh for entry in list(self._entries.values()) if not entry.mesh.runtime.closed]
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +134,7 @@ class Meshes:
     def _forget_closed(self) -> None:
         """Remove the meshes of a session that was shut down by ``shutdown_context()``."""
         for name, entry in list(self._entries.items()):
-            if entry.mesh._runtime.closed:
+            if entry.mesh.runtime.closed:
                 del self._entries[name]
         if self._latest not in self._entries:
             self._latest = next(reversed(self._entries), "")
@@ -245,7 +245,7 @@ class Meshes:
 
     def attend_to_stops(self, entry: Entry) -> None:
         """Ask the user when ranks stop in the debugger, also for ranks that have already stopped."""
-        self.debugger.watch(entry.mesh._runtime, self._sink_of)
+        self.debugger.watch(entry.mesh.runtime, self._sink_of)
 
     def attach(self, name: str) -> tuple[Entry, AttachedMesh]:
         """Attach a mesh that outlived its kernel; its name becomes a variable. The caller calls `attend_to_stops`.
@@ -378,7 +378,7 @@ class Meshes:
         for entry in self._entries.values():
             if entry.mesh.procs == whole.procs:
                 return entry
-        if mesh._runtime.closed or any(death.kind == "stopped" for death in mesh.deaths().values()):
+        if mesh.runtime.closed or any(death.kind == "stopped" for death in mesh.deaths().values()):
             have = ", ".join(self._entries) or "none"
             raise UsageProblem(f"{selector}: mesh {mesh.name!r} is down; available: {have}")
         if mesh.name in self._entries:

@@ -246,10 +246,10 @@ class RemoteNames:
             for rank in _best_ranks(mesh, expression)[:2]:
                 futures[rank] = mesh.look(rank, make)
                 futures[rank].add_done_callback(waiter.set)
-                if mesh._runtime.wait(waiter, SECOND_AFTER_S):
+                if mesh.runtime.wait(waiter, SECOND_AFTER_S):
                     break
             if futures:
-                mesh._runtime.wait(waiter, max(0.0, deadline - time.monotonic()))
+                mesh.runtime.wait(waiter, max(0.0, deadline - time.monotonic()))
             return next(((rank, future.get(0)) for rank, future in futures.items() if future.done()), None)
         except MonarchError:  # the mesh, or the session, has just ended
             return None

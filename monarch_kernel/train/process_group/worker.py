@@ -109,7 +109,7 @@ class _Forming:
 
     def __init__(self, mesh: ProcMesh) -> None:
         self._mesh = mesh
-        self.asker = mesh._runtime
+        self.asker = mesh.runtime
         self._is_interrupted = False
         self._step: Future[Any]
         self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))

@@ -43,7 +43,7 @@ def holdings(mesh: ProcMesh) -> Future[Holdings]:
                 found[rank] = {owner - first: [tuple(key) for key in keys] for owner, keys in kept.items()}
         return found
 
-    return mesh._runtime.ask(mesh.procs, lambda id: pack(ListSnapshots(id)), finish)
+    return mesh.runtime.ask(mesh.procs, lambda id: pack(ListSnapshots(id)), finish)
 
 
 def common(ranks: Sequence[int], held: Holdings) -> list[Common]:
@@ -71,7 +71,7 @@ def rewind(mesh: ProcMesh, to: Common, *, is_recovery: bool = False) -> Future[N
             if isinstance(answer, Failure):
                 raise SnapshotError(f"rank {rank} of {mesh.name} did not accept the rollback: {answer.headline()}")
 
-    return mesh._runtime.ask(mesh.procs, lambda id: pack(Rewind(id, to.key, holders, is_recovery)), finish)
+    return mesh.runtime.ask(mesh.procs, lambda id: pack(Rewind(id, to.key, holders, is_recovery)), finish)
 
 
 def roll_back(mesh: ProcMesh, step: int | None = None) -> int:

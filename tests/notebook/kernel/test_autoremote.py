@@ -215,11 +215,11 @@ def test_a_cell_for_both_that_fails_in_the_kernel_fails(two: Notebook) -> None:
 
 
 def test_a_cell_for_both_with_a_syntax_error_is_not_sent(two: Notebook) -> None:
-    before = two.value("next(t._runtime._ids)")
+    before = two.value("next(t.runtime._ids)")
     cell = two.run("%%remote t --local\nx = 1\nif True print(x)")
     assert cell.ename == "SyntaxError"
     assert "line 3" in cell.error
-    assert two.value("next(t._runtime._ids)") == before + 1
+    assert two.value("next(t.runtime._ids)") == before + 1
 
 
 def test_a_cell_may_start_with_comments(two: Notebook) -> None:

@@ -291,10 +291,10 @@ def test_a_usage_error_is_one_line_and_changes_nothing(notebook: Notebook, code:
 
 
 def test_a_cell_with_a_syntax_error_is_not_sent(notebook: Notebook) -> None:
-    before = notebook.value("next(t._runtime._ids)")
+    before = notebook.value("next(t.runtime._ids)")
     cell = notebook.run("%%remote\nleaked = 1\nif True print(leaked)")
     assert "SyntaxError in line 3" in cell.evalue
-    assert notebook.value("next(t._runtime._ids)") == before + 1  # no request was made in between
+    assert notebook.value("next(t.runtime._ids)") == before + 1  # no request was made in between
     assert notebook.ok("%%remote\n'leaked' in globals()").plain == "[0-1] False"
 
 

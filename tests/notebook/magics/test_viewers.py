@@ -28,7 +28,7 @@ def test_a_rank_that_does_not_answer_keeps_its_last_position(procs: ProcMesh, mo
         has_started.set()
         goes_on.wait(LONG_S)
 
-    busy = threading.Thread(target=procs._runtime.submit, args=[hold])
+    busy = threading.Thread(target=procs.runtime.submit, args=[hold])
     try:
         doing.poll(procs)  # sends the query
         busy.start()
