@@ -29,7 +29,6 @@ groups. For that, the agent always sends the zygote the current groups (`OrphanG
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import resource
@@ -37,11 +36,9 @@ import selectors
 import shutil
 import signal
 import socket
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from monarch_kernel.net.hosts.gateway import Gateway
@@ -70,37 +67,29 @@ from monarch_kernel.net.wire.messages import (
     Preload,
     RankSpec,
     ReadClock,
-    Reading,
-    Readings,
     ReadLog,
     StartRanks,
     UseParent,
 )
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
-from monarch_kernel.runtime.host.gpus import GpuMeters
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, own_addresses
-from monarch_kernel.runtime.host.output import OutputStream, fold
+from monarch_kernel.runtime.host.output import OutputStream
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
-    cpu_seconds,
     gpu_ids,
     group_is_alive,
-    rss_nbytes,
 )
+from monarch_kernel.runtime.host.rank_meters import RankMeters
+from monarch_kernel.runtime.host.rank_output import RankOutput, take_output
+from monarch_kernel.runtime.host.rank_process import RankProcess
 from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
 from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.host.zygote import Zygote
 
 __all__ = ["HostAgent"]
 
-OUTPUT_EVERY_S = 0.01
-FEW_RANKS = 8
-FOLD_S = 0.0002
-"""How long output waits for other ranks to write the same, times the number of ranks; not up to `FEW_RANKS` ranks."""
-
-READINGS_EVERY_S = 1.0
 GROUP_GRACE_S = 1.0
 RANK_DESCRIPTORS = 8
 """Descriptors of the agent for one rank: its pipes, those that its cells leave to child processes, its pidfd, its connection.
@@ -119,22 +108,6 @@ CONNECT_S = 60.0
 """How long an agent on another machine tries to connect to the controller."""
 
 _IDLE_S = 0.5
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
-"""Errors of opening or watching a file that may be temporary: no descriptor, no memory or no epoll watch is left."""
-
-
-@dataclass
-class _Rank:
-    spec: RankSpec
-    streams: list[OutputStream]
-    log: RankLog
-    pid: int = 0
-    pidfd: int = -1
-    kill_at: float | None = None
-    rss_nbytes: int = 0
-    cpu_s: float = 0.0
-    stopping: float | None = field(default=None)
-    keeps_log: bool = False
 
 
 class HostAgent:
@@ -151,7 +124,7 @@ class HostAgent:
         self._make_zygote = make_zygote
         self._zygote = None if config.is_idle else make_zygote()  # first, because it takes the longest
         self._selector = selectors.DefaultSelector()
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, RankProcess] = {}
         self._groups: dict[int, float] = {}
         self._zygote_knows_groups = True
         self._zygote_wait_s = 0.0  # before a dead zygote is replaced: it may be unable to start
@@ -167,16 +140,11 @@ class HostAgent:
         self._epoch = 0
         self._leave_at: float | None = None
         self._backlog = OutputBacklog()
-        self._late: list[OutputStream] = []  # streams whose successors can't be opened yet
         self._losses: list[Lost] = []
         self._incarnations: dict[int, int] = {}  # of ranks that replace another one
-        self._output_at = 0.0
-        self._output_due: float | None = None  # when to send the output that was read, at the latest
-        self._holds_output = False  # whether streams have output that was read but not sent
-        self._readings_at = 0.0
-        self._gpus = GpuMeters()
+        self._output = RankOutput(self._ranks, self._selector, self._send)
+        self._meters = RankMeters(self._ranks)
         self._keeper = FdKeeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
-        self._reported_strangers = 0
         self._beat_at = 0.0
         self._interface = interface_to(config.addresses)
         self._born = time.monotonic()
@@ -335,7 +303,7 @@ class HostAgent:
             except ProcessLookupError:  # the new controller has ended already
                 return
             self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
-        self._flush_output(time.monotonic())
+        self._output.flush(time.monotonic())
         self._is_detached = False
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._config.directory, DETACHED))
@@ -372,10 +340,10 @@ class HostAgent:
             for name in ("stdout", "stderr"):
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
                 stream = OutputStream(spec.proc, name, read_end, MarkReader(secret), log)
-                self._selector.register(read_end, selectors.EVENT_READ, partial(self._read, stream))
+                self._output.watch(stream)
                 streams.append(stream)
                 ends.append(write_end)
-            self._ranks[spec.proc] = _Rank(spec, streams, log)
+            self._ranks[spec.proc] = RankProcess(spec, streams, log)
             self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
             theirs.append((ends[0], ends[1]))
         try:
@@ -445,73 +413,6 @@ class HostAgent:
         groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
         self._zygote_knows_groups = self._zygote is None or self._zygote.send_groups(sorted(groups))
 
-    # -- output of ranks
-
-    def _read(self, stream: OutputStream) -> None:
-        if stream.fd < 0:
-            return  # an event earlier in the same turn has ended its rank
-        is_open = stream.read()
-        if stream.successor >= 0:
-            self._follow(stream)
-        if not is_open:
-            self._selector.unregister(stream.fd)
-            os.close(stream.fd)
-            stream.fd = -1
-        now = time.monotonic()
-        nranks = len(self._ranks)
-        due = now + (min(FOLD_S * nranks, OUTPUT_EVERY_S) if nranks > FEW_RANKS else 0.0)
-        if not stream.is_marked:  # else the controller waits for it
-            due = max(due, self._output_at + OUTPUT_EVERY_S)
-        self._output_due = due if self._output_due is None else min(due, self._output_due)
-        if now >= self._output_due and not stream.is_marked:
-            self._flush_output(now)
-
-    def _follow(self, stream: OutputStream) -> None:
-        """Read the pipe that replaces a rank's previous one; the old pipe is still read as long as a process writes to it."""
-        rank = self._ranks[stream.proc]
-        path = f"/proc/{rank.pid}/fd/{stream.successor}"
-        fd = -1
-        try:
-            fd = _open_pipe(path)
-            successor = stream.succeed(fd)
-            self._selector.register(fd, selectors.EVENT_READ, partial(self._read, successor))
-        except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-            if error.errno in _NO_ROOM:  # the rank keeps the pipe open until it is read
-                if stream not in self._late:
-                    print(
-                        f"can't read the output of the rank with pid {rank.pid} yet: {error}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                    self._late.append(stream)
-                return
-            if error.errno not in (errno.ENOENT, errno.ESRCH):  # else the rank has ended
-                print(f"the output of the rank with pid {rank.pid} is lost: {error}", file=sys.stderr, flush=True)
-            stream.successor = -1
-            return
-        stream.successor = -1
-        rank.streams = [each for each in rank.streams if each.fd >= 0 or each.waiting or each in self._late]
-        rank.streams.append(successor)
-
-    def _follow_late(self) -> None:
-        """Try again to read the pipes for which no descriptor was left."""
-        for stream in list(self._late):
-            rank = self._ranks.get(stream.proc)
-            if rank is not None and stream in rank.streams:
-                self._follow(stream)
-            if stream.successor < 0 or rank is None or stream not in rank.streams:
-                self._late.remove(stream)
-
-    def _flush_output(self, now: float) -> None:
-        self._output_due = None
-        written = [chunks for rank in self._ranks.values() if (chunks := list(_take(rank.streams, now)))]
-        if written:
-            self._output_at = now
-            self._send(Output(tuple(fold(written))))
-        self._holds_output = any(stream.waiting for rank in self._ranks.values() for stream in rank.streams)
-
     # -- ending ranks
 
     def _kill(self, procs: Sequence[int], grace_s: float, *, keep_logs: bool = False) -> None:
@@ -528,7 +429,7 @@ class HostAgent:
                 signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
                 rank.kill_at = now + grace_s
 
-    def _ended(self, rank: _Rank) -> None:
+    def _ended(self, rank: RankProcess) -> None:
         # The agent became the parent when the helper that forked the rank ended; until then there is no status to collect.
         try:
             info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
@@ -542,7 +443,7 @@ class HostAgent:
         by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
         self._lost(rank, 0 if by_signal else info.si_status, info.si_status if by_signal else 0, "")
 
-    def _lost(self, rank: _Rank, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
+    def _lost(self, rank: RankProcess, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
         self._zygote_knows_groups = False
@@ -551,16 +452,12 @@ class HostAgent:
         self._gateway.forget(name)
         with contextlib.suppress(OSError):  # the socket at which it listened to other ranks
             os.unlink(os.path.join(self._config.directory, name.decode()))
-        chunks = list(_take(rank.streams, now, last=True))
+        chunks = list(take_output(rank.streams, now, last=True))
         if chunks:
             self._send(Output(tuple(chunks)))
         last_lines = log or tuple(line for stream in rank.streams for line in stream.tail()[-12:])
         self._send(Lost(rank.spec.proc, exit_code, signum, reason, last_lines, rank.rss_nbytes))
-        for stream in rank.streams:
-            if stream.fd >= 0:
-                self._selector.unregister(stream.fd)
-                os.close(stream.fd)
-                stream.fd = -1
+        self._output.close(rank.streams)
         if rank.stopping is None or rank.keeps_log:
             rank.log.close()
             self._logs_of_dead[rank.spec.proc] = rank.log
@@ -576,12 +473,10 @@ class HostAgent:
     # -- time
 
     def _timeout(self) -> float:
-        if self._output_due is not None:
-            return max(0.0, self._output_due - time.monotonic())
-        if self._holds_output:
-            return OUTPUT_EVERY_S
+        if (due_s := self._output.due_in(time.monotonic())) is not None:
+            return due_s
         is_killing = any(rank.kill_at is not None for rank in self._ranks.values())
-        if self._groups or is_killing or self._keeper.is_waiting or self._late:
+        if self._groups or is_killing or self._keeper.is_waiting or self._output.is_late:
             return 0.05
         return min(_IDLE_S, self._config.beat_s)
 
@@ -593,7 +488,11 @@ class HostAgent:
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
             is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
             if is_silent and not self._gateway.has_controller:  # else it only can't send: other code holds its GIL
-                self._log_silence(now - (self._born if heard_at is None else heard_at))
+                if (
+                    self._leave_at is None
+                ):  # the reason, which a live controller reads when it learns of the agent's end
+                    silent_s = now - (self._born if heard_at is None else heard_at)
+                    print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
                 self._controller_ended()
         if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
             self._zygote = self._make_zygote()
@@ -604,13 +503,10 @@ class HostAgent:
         if self._leave_at is not None and (now >= self._leave_at or not (self._has_forked or self._groups)):
             self._end_session()
             return
-        if self._output_due is not None:
-            if now >= self._output_due:
-                self._flush_output(now)
-        elif self._holds_output and now >= self._output_at + OUTPUT_EVERY_S:
-            self._flush_output(now)
-        if now >= self._readings_at + READINGS_EVERY_S:
-            self._read_meters(now)
+        self._output.tick(now)
+        if self._meters.is_due(now):
+            if (readings := self._meters.read(now, self._gateway.strangers)) is not None:
+                self._send(readings)
             if self._is_detached and not os.path.isdir(self._config.directory):
                 self._end_session()  # no controller could ever attach
         if self._is_detached and now >= self._keep_until and self._leave_at is None:
@@ -622,41 +518,13 @@ class HostAgent:
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
             self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
         self._keeper.do_what_is_due(now)
-        self._follow_late()
+        self._output.follow_late()
         for rank in self._ranks.values():
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)
                 rank.kill_at = None
-        for pgid, deadline in list(self._groups.items()):
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-pgid, os.WNOHANG)[0]:  # they are children of the agent now
-                    pass
-            if not group_is_alive(pgid):
-                del self._groups[pgid]
-                self._zygote_knows_groups = False
-            elif now >= deadline:
-                signal_rank(pgid, signal.SIGKILL)
-
-    def _log_silence(self, silent_s: float) -> None:
-        """Log the reason, which a controller that is alive reads when it learns of the agent's end."""
-        if self._leave_at is None:
-            print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
-
-    def _read_meters(self, now: float) -> None:
-        elapsed_s = now - self._readings_at
-        self._readings_at = now
-        readings = []
-        for rank in self._ranks.values():
-            if rank.pid:
-                before, rank.cpu_s = rank.cpu_s, cpu_seconds(rank.pid)
-                rank.rss_nbytes = rss_nbytes(rank.pid)
-                percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
-                gpu = self._gpus.read(rank.spec.env)
-                readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent), *gpu))
-        strangers = self._gateway.strangers
-        if readings or strangers != self._reported_strangers:
-            self._reported_strangers = strangers
-            self._send(Readings(tuple(readings), strangers))
+        if _end_groups(self._groups, now):
+            self._zygote_knows_groups = False
 
     # -- the end
 
@@ -674,11 +542,14 @@ class HostAgent:
             except ChildProcessError:
                 break
             if pid == 0:
-                self._kill_children()
+                _kill_children()
                 time.sleep(0.002)
         self._gateway.close()
         if self._controller_fd >= 0:
             os.close(self._controller_fd)
+        self._remove_directory()
+
+    def _remove_directory(self) -> None:
         has_own = self._config.has_own_directory
         if self._is_time_over and not has_own:
             remove_all_but_kept_files(self._config.directory)
@@ -688,22 +559,27 @@ class HostAgent:
                 with contextlib.suppress(OSError):  # there are other meshes
                     os.rmdir(os.path.dirname(self._config.directory))
 
-    def _kill_children(self) -> None:
-        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
-            for pid in file.read().split():
-                signal_rank(int(pid), signal.SIGKILL)
+
+def _end_groups(groups: dict[int, float], now: float) -> bool:
+    """Forget the process groups that have ended, and kill those whose deadline has passed; return whether any has ended."""
+    ended = []
+    for pgid, deadline in groups.items():
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-pgid, os.WNOHANG)[0]:  # they are children of the agent now
+                pass
+        if not group_is_alive(pgid):
+            ended.append(pgid)
+        elif now >= deadline:
+            signal_rank(pgid, signal.SIGKILL)
+    for pgid in ended:
+        del groups[pgid]
+    return bool(ended)
 
 
-def _take(streams: Sequence[OutputStream], now: float, *, last: bool = False) -> Iterator[OutputChunk]:
-    """Yield the output of a rank's streams that may be shown now, in the order of the marks that the streams share."""
-    left = [stream for stream in streams if stream.waiting]
-    while left:
-        stream = min(left, key=lambda stream: stream.next_mark)
-        chunk = stream.take(now, last=last)
-        if chunk is not None:
-            yield chunk
-        if chunk is None or not stream.waiting:
-            left.remove(stream)
+def _kill_children() -> None:
+    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
+        for pid in file.read().split():
+            signal_rank(int(pid), signal.SIGKILL)
 
 
 def write_detached(directory: str, since: float) -> bool:
@@ -730,22 +606,6 @@ def remove_all_but_kept_files(directory: str) -> None:
         elif entry.name not in KEPT_FILES:
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
-
-
-def _open_pipe(path: str) -> int:
-    """Open the read end of a pipe whose path came from a rank.
-
-    Raises:
-        OSError: the path is not a pipe, belongs to another user, or can't be opened.
-    """
-    there = os.open(path, os.O_PATH | os.O_CLOEXEC)  # opening another kind of file may block, or have a side effect
-    try:
-        status = os.fstat(there)
-        if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
-            raise OSError(errno.EINVAL, "not a pipe of this user", path)
-        return os.open(f"/proc/self/fd/{there}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    finally:
-        os.close(there)
 
 
 def signal_rank(pid: int, signum: int) -> None:
