@@ -88,13 +88,13 @@ class ActorServer(ABC):
         self.deadlock_detector = DeadlockDetector(self)
         self.supervisor = Supervisor(self)
         self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
-            ActorEnded: self._handle_actor_ended,
+            ActorEnded: lambda message, frames, peer: self.supervisor.child_ended(message, _process(peer)),
             Call: self._handle_call,
-            Barrier: self._handle_barrier,
+            Barrier: lambda message, frames, peer: self.answer_barrier(message, peer),
             Interrupt: self._handle_interrupt,
-            PortSend: self._handle_port_send,
+            PortSend: lambda message, frames, peer: self.asker.ports.hear(message, frames),
             PostMortem: self._handle_post_mortem,
-            Probe: self._handle_probe,
+            Probe: lambda message, frames, peer: self.deadlock_detector.hear(message),
             Spawn: self._handle_spawn,
             StopActor: self._handle_stop,
             StoreCall: self._handle_store_call,
@@ -261,22 +261,10 @@ class ActorServer(ABC):
         for id, packed in self.asker.stores.hear(message):
             self.send_answer_now(id, packed)
 
-    def _handle_port_send(self, message: PortSend, frames: Sequence[Frame], peer: Peer) -> None:
-        self.asker.ports.hear(message, frames)
-
     def _handle_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
         self._buffer_server.hear(message, frames)
         if isinstance(message, OpenLoan):  # memory that is opened for a process stays open until the process ends
             self.watch(_process(peer))
-
-    def _handle_actor_ended(self, message: ActorEnded, frames: Sequence[Frame], peer: Peer) -> None:
-        self.supervisor.child_ended(message, _process(peer))
-
-    def _handle_barrier(self, message: Barrier, frames: Sequence[Frame], peer: Peer) -> None:
-        self.answer_barrier(message, peer)
-
-    def _handle_probe(self, message: Probe, frames: Sequence[Frame], peer: Peer) -> None:
-        self.deadlock_detector.hear(message)
 
     def _handle_post_mortem(self, message: PostMortem, frames: Sequence[Frame], peer: Peer) -> None:
         at = [each for each in self.executors() if each.kept and each.kept.request == message.request]
