@@ -61,9 +61,9 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.controller import host_tree as placing
 from monarch_kernel.runtime.controller import output_order
 from monarch_kernel.runtime.controller.runtime import Runtime
-from monarch_kernel.runtime.host.agent import FOLD_S as FOLD_OUTPUT_S
-from monarch_kernel.runtime.host.agent import OUTPUT_EVERY_S
 from monarch_kernel.runtime.host.output import fold
+from monarch_kernel.runtime.host.rank_output import FOLD_S as FOLD_OUTPUT_S
+from monarch_kernel.runtime.host.rank_output import OUTPUT_EVERY_S
 
 __all__ = ["Simulation", "simulate"]
 
