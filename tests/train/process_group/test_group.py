@@ -502,9 +502,11 @@ def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait
         with bar.below(5, "the end"):
             error = store.form(mesh).exception(LONG_S)
         assert isinstance(error, SupervisionError)
-        kinds = {point.rank: report.kind for point, report in error.reports.items()}
-        assert kinds.pop(dead) == "lost"
-        assert set(kinds.values()) <= {"released"}
+        reports = {point.rank: report for point, report in error.reports.items()}
+        assert reports.pop(dead).kind == "lost"
+        # A rank whose connection the listener of the dead one refuses raises by itself, if that comes before its release.
+        others_kinds = {report.kind for report in reports.values() if "Connection refused" not in report.message}
+        assert others_kinds <= {"released"}
     finally:
         mesh.stop(grace_s=0).get()
 
