@@ -39,6 +39,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import made_by
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.deadlock_detector import DeadlockDetector
 from monarch_kernel.runtime.worker.executor import Debugger, Driving, Executor, Kept
 from monarch_kernel.runtime.worker.slow_requests import warn_if_slow
@@ -211,7 +212,7 @@ class ActorServer(ABC):
     def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
         if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
             return "interrupted"
-        if executor.released == id and failure.etype in {"RuntimeError", "DistBackendError", "DistNetworkError"}:
+        if executor.released == id and failure.etype in TORCH_ERRORS:
             return "released"
         return failure.kind
 

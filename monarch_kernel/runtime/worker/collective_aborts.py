@@ -12,11 +12,13 @@ from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doin
 from monarch_kernel.runtime.rpc.handles import HOME
 from monarch_kernel.runtime.worker.executor import Executor
 
-__all__ = ["CollectiveAborts", "Group"]
+__all__ = ["TORCH_ERRORS", "CollectiveAborts", "Group"]
 
 _log = logging.getLogger(__name__)
 
 RELEASE_AFTER_S = 1.0
+TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"})
+"""Names of the exceptions that a collective raises when it is aborted, or when a peer is gone."""
 
 
 class Group(Protocol):

@@ -46,6 +46,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -53,23 +54,25 @@ from typing import Any, NamedTuple
 from monarch_kernel import live
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import ValueMesh
-from monarch_kernel.errors import MeshDownError, RemoteError
+from monarch_kernel.errors import Failure, MeshDownError, RemoteError
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, pack
 from monarch_kernel.net.wire.messages import FormGroup, HostStore
 from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.runtime.host.connection_holder import FdHolder
 from monarch_kernel.runtime.host.network import address_of, interfaces
+from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.actor_server import later
+from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
 from monarch_kernel.train.process_group import collective_counts
 from monarch_kernel.train.process_group.collective_counts import CollectiveMeter
 
-__all__ = ["GroupStore", "RankGroup"]
+__all__ = ["GroupStore", "RankGroup", "blame_deaths"]
 
 _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
@@ -127,7 +130,11 @@ class _Forming:
         store, address, port = self._step.get(0)
         mesh = self._mesh
         message = partial(FormGroup, proc=mesh.procs[0], store=store, address=address, port=port)
-        finish = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
+        values = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
+
+        def finish(answers: Sequence[Answer]) -> ValueMesh[None]:
+            return values(blame_deaths(answers))
+
         try:
             self._step = self.asker.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
         except MeshDownError as error:
@@ -155,6 +162,22 @@ class _Forming:
 
     def linger(self, wait: Wait) -> float | None:
         return None
+
+
+def blame_deaths(answers: Sequence[Answer]) -> Sequence[Answer]:
+    """Mark the errors of torch as consequences (``released``) if another rank died while the group was formed.
+
+    A rank may learn of the death first from gloo, because the dead rank's listener refuses its connection, or a rank that is
+    already released closes one. Its answer is then an exception, and its release comes too late.
+    """
+    if not any(isinstance(answer, Failure) and answer.kind == "lost" for answer in answers):
+        return answers
+    return [
+        replace(answer, kind="released")
+        if isinstance(answer, Failure) and answer.kind == "exception" and answer.etype in TORCH_ERRORS
+        else answer
+        for answer in answers
+    ]
 
 
 def _what(mesh: ProcMesh) -> str:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,14 @@ import psutil
 import pytest
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, endpoint, this_host
-from monarch_kernel.errors import RemoteError
+from monarch_kernel.errors import Failure, RemoteError
+from monarch_kernel.net.wire.messages import Payload
 from monarch_kernel.notebook.view.stacks import stacks_text
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.host.connection_holder import HOLD_S
 from monarch_kernel.runtime.host.processes import start_ticks
-from monarch_kernel.train.process_group.worker import GroupStore, RankGroup, _copy, _sockets
+from monarch_kernel.runtime.rpc.answers import Value
+from monarch_kernel.train.process_group.worker import GroupStore, RankGroup, _copy, _sockets, blame_deaths
 from tests.support.ranks import wait_until_in_collective
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
@@ -480,6 +483,20 @@ x.tolist(), said
     assert group.run(wait).get(LONG_S).values()[1] == ([1.0, 1.0], ["a"])
 
 
+def test_errors_of_torch_are_consequences_of_a_death_while_the_group_is_formed() -> None:
+    dead = Failure("lost", "RankDied", "killed by SIGKILL")
+    refused = Failure("exception", "RuntimeError", "Gloo connectFullMesh failed: Connection refused")
+    other = Failure("exception", "KeyError", "'x'")
+    formed = Value(Payload(), (), {})
+    assert list(blame_deaths([refused, other, formed])) == [refused, other, formed]
+    assert list(blame_deaths([refused, dead, other, formed])) == [
+        replace(refused, kind="released"),
+        dead,
+        other,
+        formed,
+    ]
+
+
 DIE_IN_THE_WINDOW = """
 import gc, signal
 from monarch_kernel.runtime.worker.store import StoreClient
@@ -502,11 +519,9 @@ def test_a_death_between_the_addresses_and_the_connections_frees_ranks_that_wait
         with bar.below(5, "the end"):
             error = store.form(mesh).exception(LONG_S)
         assert isinstance(error, SupervisionError)
-        reports = {point.rank: report for point, report in error.reports.items()}
-        assert reports.pop(dead).kind == "lost"
-        # A rank whose connection the listener of the dead one refuses raises by itself, if that comes before its release.
-        others_kinds = {report.kind for report in reports.values() if "Connection refused" not in report.message}
-        assert others_kinds <= {"released"}
+        kinds = {point.rank: report.kind for point, report in error.reports.items()}
+        assert kinds.pop(dead) == "lost"
+        assert set(kinds.values()) <= {"released"}
     finally:
         mesh.stop(grace_s=0).get()
 
