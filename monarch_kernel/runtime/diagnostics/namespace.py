@@ -3,8 +3,8 @@
 Before it answers a cell or a push, a rank sends `Names`: the names and kinds that have changed, and nothing if none has.
 The controller keeps them, bounded, until the rank ends. So completion needs no question to a rank, and a `NameError` can
 say where the name is. `Complete` and `Inspect` are questions, not work: a rank that answers one is not *running*, keeps its
-last error, and later requests do not wait for it. The thread that drives the socket answers them, and looks into dictionaries only
-(`runtime.diagnostics.inspection`).
+last error, and later requests do not wait for it. The thread that drives the socket answers them, and looks into
+dictionaries only (`runtime.diagnostics.inspection`).
 """
 
 from __future__ import annotations
