@@ -90,7 +90,7 @@ class Reader(Actor):
         for name in ("network", "messages"):
             path = client_here().paths[name]
             for what, is_write in (("read from", False), ("written into", True)):
-                carry = partial(path.carry, buffer._loan, memory_of(into), is_write=is_write)
+                carry = partial(path.carry, buffer._handle, memory_of(into), is_write=is_write)
                 found[f"{what} another host, by {name}"] = rates(carry, buffer.nbytes, repeat)
         return found
 

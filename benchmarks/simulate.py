@@ -171,7 +171,7 @@ class Agent:
 
     def _handle(self, neighbour: int, parts: list[Frame]) -> int:
         to_ranks = 0
-        for _, _, receivers, frames in self.relay.hear(neighbour, parts):
+        for _, _, receivers, frames in self.relay.receive(neighbour, parts):
             if receivers == [self._name]:
                 for message, _ in split(frames):
                     self._handle_own(message)
@@ -379,7 +379,7 @@ class ControllerEnd:
             _, neighbour, parts = self._inbox.popleft()
             self.clock += self._sim.costs.tcp_s
             self.sockets_s += self._sim.costs.tcp_s
-            for _, senders, _, frames in self._relay.hear(neighbour, parts):
+            for _, senders, _, frames in self._relay.receive(neighbour, parts):
                 self._arrived.extend((sender, frames) for sender in senders)
             if not self._arrived:
                 return self.recv()
@@ -420,7 +420,7 @@ class ControllerEnd:
     def dial(self, host: int, address: str) -> None:
         """Do nothing, since agents connect to the controller."""
 
-    def heard(self) -> set[int]:
+    def active_hosts(self) -> set[int]:
         """All hosts, since the real clock says nothing about them."""
         return set(self._sim.agents)
 

@@ -62,7 +62,7 @@ steps = 0
 def turn(now):
     for i, record in enumerate(records):
         k = (i * 7 + steps) % 3
-        record.owed = {{steps: "cell [5]"}} if k == 0 else {{}}
+        record.open_requests = {{steps: "cell [5]"}} if k == 0 else {{}}
         record.busy_since = now
         record.last_error = "RuntimeError: no" if k == 1 else ""
     return []

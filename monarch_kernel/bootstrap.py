@@ -119,7 +119,7 @@ def run_rank(
     from monarch_kernel.base.mesh import Extent, Region
     from monarch_kernel.net.hosts.zmq import ZmqRank
     from monarch_kernel.net.transport.base import rank_peer
-    from monarch_kernel.runtime.rpc.handles import HOME
+    from monarch_kernel.runtime.rpc.handles import PROCESS
     from monarch_kernel.runtime.worker.environment import settle
     from monarch_kernel.runtime.worker.extensions import install_all
     from monarch_kernel.runtime.worker.rank import Rank
@@ -141,16 +141,16 @@ def run_rank(
         if is_light:
             from monarch_kernel.runtime.worker.light_shell import LightShell
 
-            return LightShell(group.namespace(), publish, rank.main.own_code, rank.main.raise_if_struck)
+            return LightShell(group.namespace(), publish, rank.main.own_code, rank.main.raise_if_interrupted)
         from monarch_kernel.runtime.worker.cell_shell import CellShell
 
-        return CellShell(group.namespace(), publish, raise_if_struck=rank.main.raise_if_struck)
+        return CellShell(group.namespace(), publish, raise_if_interrupted=rank.main.raise_if_interrupted)
 
     rank.use_shell(make_shell)
     extent = Extent(dict(spec.axes))
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
-    HOME.asker, HOME.place = rank.peers, mesh.process(spec.rank)
+    PROCESS.client, PROCESS.proc = rank.peers, mesh.process(spec.rank)
     install_all(rank)
     host_actors(rank, spec.rank, mesh)
     rank.serve(helper)

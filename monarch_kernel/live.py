@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from monarch_kernel.features.live.knobs import bounds_text
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.net.wire.messages import Knob
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 
 __all__ = ["knob", "log", "loop", "peak", "snapshot"]
 
@@ -65,9 +65,9 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
         raise ValueError(
             f"live.loop({steps}): more steps than a loop can count; use live.loop() for a loop without end"
         )
-    if HOME.loops is None:
+    if PROCESS.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
-    numbers: Iterator[int] = HOME.loops.begin(steps, recovers=on_failure == "recover")
+    numbers: Iterator[int] = PROCESS.loops.begin(steps, recovers=on_failure == "recover")
     return numbers
 
 
@@ -98,9 +98,9 @@ def snapshot(*, every: int = 10, keep: int = 2, **things: Any) -> int | None:
             raise TypeError(f"live.snapshot({name}={number!r}): pass an integer")
         if number < least:
             raise ValueError(f"live.snapshot({name}={number}): at least {least}")
-    if HOME.loops is None or HOME.loops.snapshots is None:
+    if PROCESS.loops is None or PROCESS.loops.snapshots is None:
         return None
-    step: int | None = HOME.loops.snapshots.begin(things, every, keep)
+    step: int | None = PROCESS.loops.snapshots.begin(things, every, keep)
     return step
 
 
@@ -128,7 +128,7 @@ def knob(name: str, value: T, low: float | None = None, high: float | None = Non
         _check_bounds(name, value, low, high)
     if not name:
         raise ValueError(f"live.knob({name!r}): a knob needs a name")
-    if HOME.loops is None:
+    if PROCESS.loops is None:
         return value
     plain = float(value) if isinstance(value, float) else value  # NumPy's float64 is a subclass of float
     current: T = _here(f"live.knob({name!r})").knob(Knob(name, plain, low, high))
@@ -164,7 +164,7 @@ def log(**values: Any) -> None:
     for name in PER_SECOND:
         if isinstance(done := values.get(name), Real) and done < 0:
             raise ValueError(f"live.log({name}={done}): the count of this rank in this step must be 0 or more")
-    if HOME.loops is not None:
+    if PROCESS.loops is not None:
         _here("live.log()").log(values)
 
 
@@ -178,12 +178,12 @@ def peak(flops: float) -> None:
     """
     if not isinstance(flops, Real) or isinstance(flops, bool) or not 0 < flops < 1e30:
         raise ValueError(f"live.peak({flops!r}): pass the device's operations per second, such as 989e12")
-    if HOME.loops is not None:
-        HOME.loops.peak = float(flops)
+    if PROCESS.loops is not None:
+        PROCESS.loops.peak = float(flops)
 
 
 def _here(what: str) -> Any:
-    found = HOME.loops.current
+    found = PROCESS.loops.current
     if found is None:
         raise RuntimeError(f"{what} works only inside `for step in live.loop(...)`")
     return found

@@ -18,7 +18,7 @@ from monarch_kernel.actor.channels import client_here
 from monarch_kernel.actor.context import context
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.devices import settle
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, memory_of, view_of
 from monarch_kernel.net.memory.leases import Lease, Lent
 from monarch_kernel.net.memory.paths import Transfer
@@ -53,46 +53,46 @@ class Buffer(Handle):
     """
 
     def __init__(self, thing: Any) -> None:
-        asker = client_here()
+        client = client_here()
         memory = memory_of(thing)
         settle(memory)
-        loan = asker.exports.lend(memory, context().actor_instance.actor_id)
-        ending = weakref.finalize(self, asker.exports.end, loan.lease)
+        loan = client.exports.lend(memory, context().actor_instance.actor_id)
+        ending = weakref.finalize(self, client.exports.end, loan.lease)
         ending.atexit = False
-        self._settle(asker, loan, ending)
+        self._settle(client, loan, ending)
 
-    def _settle(self, asker: Client, loan: Loan, ending: Any = None) -> None:
-        self._asker = asker
-        self._loan = loan
+    def _settle(self, client: Client, loan: BufferHandle, ending: Any = None) -> None:
+        self._client = client
+        self._handle = loan
         self._ending = ending  # ends the loan with this handle, unless the handle is sent
         self._whole: Buffer | None = None
 
     def __repr__(self) -> str:
-        layout = self._loan.layout
-        where = f" on {self._loan.device}" if self._loan.device else ""
-        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)}{where} of process {self._loan.proc}>"
+        layout = self._handle.layout
+        where = f" on {self._handle.device}" if self._handle.device else ""
+        return f"<{type(self).__name__} {layout.dtype}{list(layout.shape)}{where} of process {self._handle.proc}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         ending = (self._whole or self)._ending
         if ending is not None:
             ending.detach()
-        proc, lent, lease, *rest = self._loan
+        proc, lent, lease, *rest = self._handle
         return _open, (type(self), proc, tuple(lent), tuple(lease), *rest)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the axes, as for a tensor."""
-        return self._loan.layout.shape
+        return self._handle.layout.shape
 
     @property
     def dtype(self) -> str:
         """Name of the elements' type, as torch and NumPy call it."""
-        return self._loan.layout.dtype
+        return self._handle.layout.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self._loan.layout.nbytes
+        return self._handle.layout.nbytes
 
     def __len__(self) -> int:
         if not self.shape:
@@ -104,9 +104,9 @@ class Buffer(Handle):
         if not isinstance(part, slice) or part.step not in (None, 1):
             raise TypeError(f"a part of a buffer is buf[start:stop], not {part!r}")
         start, stop, _ = part.indices(len(self))
-        layout, offset = self._loan.layout.rows(start, max(start, stop))
+        layout, offset = self._handle.layout.rows(start, max(start, stop))
         other: Buffer = object.__new__(type(self))
-        other._settle(self._asker, self._loan._replace(layout=layout, address=self._loan.address + offset))
+        other._settle(self._client, self._handle._replace(layout=layout, address=self._handle.address + offset))
         other._whole = self._whole or self
         return other
 
@@ -128,17 +128,17 @@ class Buffer(Handle):
         return self._begin(self._memory(src, is_write=True), is_write=True)
 
     def _begin(self, here: Memory, *, is_write: bool) -> Future[Transfer]:
-        return carry(self._asker, self._loan, here, is_write=is_write, keeper=self._whole or self)
+        return carry(self._client, self._handle, here, is_write=is_write, keeper=self._whole or self)
 
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
         """Return the memory of the other end, if it fits."""
         here = memory_of(thing)
         settle(here)
-        ours, theirs = here.layout, self._loan.layout
+        ours, theirs = here.layout, self._handle.layout
         what = "src" if is_write else "dst"
         if not is_write and here.is_readonly:
             raise TypeError("dst is read-only: pass writable memory")
-        if is_write and self._loan.is_readonly:
+        if is_write and self._handle.is_readonly:
             raise TypeError("the memory of the buffer is read-only")
         if (theirs if is_write else ours).overlaps:
             which = "the buffer" if is_write else "dst"
@@ -160,8 +160,8 @@ class Buffer(Handle):
 
     def drop(self) -> Future[bool]:
         """End the loan: the memory is released after the last transfer. The result is False if the loan had ended."""
-        loan = self._loan
-        asker = self._asker
+        loan = self._handle
+        client = self._client
 
         def finish(answers: Sequence[Answer]) -> bool:
             (answer,) = answers
@@ -169,7 +169,7 @@ class Buffer(Handle):
                 return False
             return bool(load(answer.payload, answer.frames))
 
-        return asker.request(
+        return client.request(
             (loan.proc,),
             lambda id: pack(EndLoan(id, loan.lent.cookie, *loan.lease)),
             "dropping a buffer",
@@ -213,7 +213,7 @@ class RDMAAction:
 
 def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, *rest: Any) -> Buffer:
     buffer: Buffer = object.__new__(kind)
-    buffer._settle(client_here(), Loan(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
+    buffer._settle(client_here(), BufferHandle(proc, Lent(*lent), Lease(*lease), base, at, Layout(*layout), *rest))
     return buffer
 
 

@@ -22,7 +22,7 @@ from monarch_kernel.actor.host_mesh import (
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import Extent, Point, ValueMesh
 from monarch_kernel.errors import ActorError, MeshFailure, SupervisionError
-from monarch_kernel.runtime.controller.unhandled import show_fault
+from monarch_kernel.runtime.controller.unhandled import show_failure
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = [
@@ -57,7 +57,7 @@ __all__ = [
     "unhandled_fault_hook",
 ]
 
-unhandled_fault_hook: FaultHook = show_fault
+unhandled_fault_hook: FaultHook = show_failure
 """The function that is called with each failure that no actor handles. Assign another function to replace it.
 
 Calls come one at a time, on a separate thread. The default writes to stderr. In a notebook, the default shows the failure in

@@ -26,7 +26,7 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future, as_they_come
 from monarch_kernel.runtime.rpc.gather import gather, read_value
-from monarch_kernel.runtime.rpc.handles import Handle, opener
+from monarch_kernel.runtime.rpc.handles import Handle, client_for_unpickling
 
 __all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors"]
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 class Procs(Protocol):
     """The part of a mesh of processes that a mesh of actors on it uses."""
 
-    _asker: Client
+    _client: Client
     _base: Sequence[int]
 
 
@@ -55,11 +55,11 @@ class ActorMesh(Handle, Shaped):
         spawned_on: Region | None = None,
     ) -> None:
         self._proc_mesh = procs
-        self._asker = procs._asker
+        self._client = procs._client
         self._spawned_on = spawned_on or region
         self._region = region
         self._actor = actor
-        self._interface = interface_of(self._asker.shared, actor, cls, endpoints)
+        self._interface = interface_of(self._client.shared, actor, cls, endpoints)
         self._interface.handles.add(self)
         self._initialized: Future[bool] | None = None
         self.name = name
@@ -116,8 +116,8 @@ class ActorMesh(Handle, Shaped):
                 now, renewed = sources_of(known.cls), pickle_class(known.cls)
             return pack(Spawn(id, self._actor, self.name, region, payload, now, owner, part, renewed), frames)
 
-        self._asker.spawned(self._actor, self.name, owner, self._procs, self)
-        self._initialized = self._asker.request(
+        self._client.spawned(self._actor, self.name, owner, self._procs, self)
+        self._initialized = self._client.request(
             self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)
         )
 
@@ -141,7 +141,7 @@ class ActorMesh(Handle, Shaped):
             finish(answers)
             return True
 
-        return self._asker.request(
+        return self._client.request(
             self._procs,
             lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
             f"{self.name}.__init__",
@@ -150,8 +150,8 @@ class ActorMesh(Handle, Shaped):
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stop the actors. Later calls raise. An actor on a rank that is dead, or dies meanwhile, counts as stopped."""
-        asker, extent = self._asker, self.extent
-        dead = asker.deaths(self._procs)
+        client, extent = self._client, self.extent
+        dead = client.deaths(self._procs)
         living = {i: proc for i, proc in enumerate(self._procs) if proc not in dead}
         procs = tuple(living.values())
 
@@ -164,12 +164,12 @@ class ActorMesh(Handle, Shaped):
             if failed:
                 raise ActorError(f"stopping {self.name}", failed)
 
-        asker.stopped(self._actor, self._procs)
-        asker.forget_spawn(self._actor, self._procs)
+        client.stopped(self._actor, self._procs)
+        client.forget_spawn(self._actor, self._procs)
         note = f"{self.name}.stop"
-        future = asker.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
+        future = client.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
         # If a rank dies just before the request, the request goes to no rank at all; this message still stops the others.
-        future.add_done_callback(lambda: asker.tell(procs, pack(StopActor(0, self._actor, reason))))
+        future.add_done_callback(lambda: client.tell(procs, pack(StopActor(0, self._actor, reason))))
         return future
 
     def reload(self, cls: type | None = None) -> Reloaded:
@@ -190,7 +190,7 @@ class ActorMesh(Handle, Shaped):
         new = class_now(known, self.name) if cls is None else cls
         key = key_of(known) if isinstance(known, type) else (new.__module__, known)
         base = Extent({"ranks": len(self._proc_mesh._base)})
-        place = Target(self._asker, self._procs, self._region, base, getattr(self._proc_mesh, "name", self.name))
+        place = Target(self._client, self._procs, self._region, base, getattr(self._proc_mesh, "name", self.name))
         return reload_classes(place, [(new, key)], RESERVED)
 
 
@@ -225,7 +225,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call the endpoint on every rank. The result has the shape of the mesh."""
         mesh = self._mesh
-        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
+        return mesh._client.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of the only actor of a mesh."""
@@ -235,7 +235,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
                 f"{self._note}.call_one() needs a mesh of one actor, but this one has {len(mesh._procs)}: {mesh.extent}; "
                 "slice it, or use .call()"
             )
-        return mesh._asker.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
+        return mesh._client.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
 
     def _finish_one(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -254,7 +254,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
             raise (SupervisionError if gone else ActorError)(f"{self._note}() failed on {mesh.name}", {point: answer})
 
         rank = one.ranks[index]
-        return mesh._asker.request((mesh._procs[index],), make, self._note, finish, rank)
+        return mesh._client.request((mesh._procs[index],), make, self._note, finish, rank)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of one actor, chosen at random."""
@@ -269,7 +269,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call the endpoint on every rank without an answer."""
         mesh = self._mesh
-        mesh._asker.tell(mesh._procs, self._make(args, kwargs)(0))
+        mesh._client.tell(mesh._procs, self._make(args, kwargs)(0))
 
 
 class PlainMethod:
@@ -291,8 +291,8 @@ class PlainMethod:
 class _ReceivedProcs:
     """The processes of a mesh of actors that this process received as an argument or a result."""
 
-    def __init__(self, asker: Client, procs: Sequence[int]) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, procs: Sequence[int]) -> None:
+        self._client = client
         self._base = procs
 
 
@@ -301,7 +301,7 @@ Places = Sequence[tuple[int, int]]
 
 
 def living_actors(
-    asker: Client, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
+    client: Client, message: Spawn, living: Places, cls: type[Actor], endpoints: dict[str, EndpointSpec]
 ) -> ActorMesh | None:
     """Return the mesh of the surviving actors, for the ``__restore__`` of a replacement; None if there are none."""
     if not living:
@@ -312,7 +312,7 @@ def living_actors(
     )  # -1 stands for ranks that are not in the region, which nothing reads
     region = Region(Extent({"ranks": len(places)}), tuple(places))
     spawned_on = Region.unpack(message.region)
-    return ActorMesh(_ReceivedProcs(asker, procs), region, message.name, message.actor, cls, endpoints, spawned_on)
+    return ActorMesh(_ReceivedProcs(client, procs), region, message.name, message.actor, cls, endpoints, spawned_on)
 
 
 def _open_actors(
@@ -327,7 +327,7 @@ def _open_actors(
     """Make the mesh of actors that this process received as an argument or a result."""
     endpoints = {spec.name: spec for spec in map(from_outline, outlines)}
     spawned_on = region if region == spawned_on else spawned_on
-    return ActorMesh(_ReceivedProcs(opener(), procs), region, name, actor, kind, endpoints, spawned_on)
+    return ActorMesh(_ReceivedProcs(client_for_unpickling(), procs), region, name, actor, kind, endpoints, spawned_on)
 
 
 RESERVED = frozenset(

@@ -95,10 +95,10 @@ def send(
     places = range(len(mesh._procs)) if selection == "all" else (random.randrange(len(mesh._procs)),)
     make = endpoint._make(args, kwargs)
     if port is None:
-        mesh._asker.tell([mesh._procs[place] for place in places], make(0))
+        mesh._client.tell([mesh._procs[place] for place in places], make(0))
         return
     for place in places:
-        answer = mesh._asker.request((mesh._procs[place],), make, endpoint._note, _first)
+        answer = mesh._client.request((mesh._procs[place],), make, endpoint._note, _first)
         answer.add_done_callback(functools.partial(_pass_on, answer, port))
 
 
@@ -158,7 +158,7 @@ class Accumulator(Generic[P, R, A]):
                 raise (SupervisionError if gone else ActorError)(what, reports, results)
             return value
 
-        folded: Future[A] = Future(_CombinedOwner(mesh._asker, calls), mesh._asker.new_number(), fold)
+        folded: Future[A] = Future(_CombinedOwner(mesh._client, calls), mesh._client.new_number(), fold)
 
         def arrive(call: Future[R]) -> None:
             arrived.append(call)
@@ -173,12 +173,12 @@ class Accumulator(Generic[P, R, A]):
 class _CombinedOwner:
     """Owner of a future that combines several futures."""
 
-    def __init__(self, asker: Client, parts: Sequence[Future[Any]]) -> None:
-        self.asker = asker
+    def __init__(self, client: Client, parts: Sequence[Future[Any]]) -> None:
+        self.client = client
         self._parts = parts
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self.asker.wait(waiter, timeout_s)
+        return self.client.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         for part in self._parts:
@@ -189,8 +189,8 @@ class _CombinedOwner:
             part.cancel()
 
     def attend(self, future: Future[Any]) -> None:
-        self.asker.attend(future)
+        self.client.attend(future)
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         wait.future = next((part for part in self._parts if not part.done()), wait.future)
-        return self.asker.linger(wait)
+        return self.client.on_slow_wait(wait)

@@ -19,8 +19,8 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import read_value
-from monarch_kernel.runtime.rpc.handles import HOME, Handle, opened_by
-from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.handles import PROCESS, Handle, opened_by
+from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.waits import WARN_AFTER_S, Wait
 
 __all__ = ["Channel", "Port", "PortReceiver", "client_here", "open_port"]
@@ -37,19 +37,19 @@ else:
 
 def client_here() -> Client:
     """Return the client that sends the requests of this code: that of the rank, or of the session of the program."""
-    asker: Client | None = opened_by() or HOME.asker
-    if asker is None:
+    client: Client | None = opened_by() or PROCESS.client
+    if client is None:
         runtime = current_session().runtime
         runtime.host_actors()
         return runtime
-    return asker
+    return client
 
 
 class Port(Handle, Generic[T]):
     """The sending end of a channel. It can be passed to any process, as an argument or inside of one."""
 
-    def __init__(self, asker: Client, number: int) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, number: int) -> None:
+        self._client = client
         self._number = number
 
     def __repr__(self) -> str:
@@ -71,11 +71,11 @@ class Port(Handle, Generic[T]):
             PayloadError: the value can't be pickled.
         """
         payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})")
-        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, payload), frames))
+        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, payload), frames))
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which the receiver's future raises."""
-        self._asker.tell((made_by(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
+        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
 
     def pass_on(self, answer: Answer) -> None:
         """Send the answer to a request without unpickling it."""
@@ -83,14 +83,14 @@ class Port(Handle, Generic[T]):
             packed = pack(PortSend(self._number, Payload(), answer))
         else:
             packed = pack(PortSend(self._number, answer.payload), tuple(answer.frames))
-        self._asker.tell((made_by(self._number),), packed)
+        self._client.tell((origin_of(self._number),), packed)
 
 
 class PortReceiver(Generic[T]):
     """The receiving end of a channel, which gives values in the order of arrival."""
 
-    def __init__(self, asker: Client, number: int) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, number: int) -> None:
+        self._client = client
         self._number = number
         self._lock = threading.Lock()
         self._arrived: deque[Answer] = deque()
@@ -102,8 +102,8 @@ class PortReceiver(Generic[T]):
             if receiver is not None:
                 receiver._take(answer)
 
-        asker.ports.open(number, take)
-        weakref.finalize(self, asker.ports.close, number)
+        client.ports.open(number, take)
+        weakref.finalize(self, client.ports.close, number)
 
     def __repr__(self) -> str:
         return f"<PortReceiver {self._number:#x}, {len(self._arrived)} arrived>"
@@ -117,7 +117,7 @@ class PortReceiver(Generic[T]):
         A future that is cancelled, or whose wait is interrupted, takes no value: the value goes to the next future. A future
         whose ``get(timeout)`` timed out takes no value until it is used again.
         """
-        future: _NextValue[T] = _NextValue(_Receiving(self), self._asker.new_number(), self._read)
+        future: _NextValue[T] = _NextValue(_Receiving(self), self._client.new_number(), self._read)
         with self._lock:
             if not self._arrived:
                 self._waiting.append(future)
@@ -242,10 +242,10 @@ class _Receiving:
 
     def __init__(self, receiver: PortReceiver[Any]) -> None:
         self.receiver = receiver
-        self.asker = receiver._asker
+        self.client = receiver._client
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self.asker.wait(waiter, timeout_s)
+        return self.client.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         self.receiver._withdraw(id)
@@ -254,10 +254,10 @@ class _Receiving:
         self.receiver._withdraw(id)
 
     def attend(self, future: Future[Any]) -> None:
-        self.asker.attend(future)
+        self.client.attend(future)
 
-    def linger(self, wait: Wait) -> float | None:
-        return self.asker.linger(wait)
+    def on_slow_wait(self, wait: Wait) -> float | None:
+        return self.client.on_slow_wait(wait)
 
 
 class Channel(Generic[T]):
@@ -266,9 +266,9 @@ class Channel(Generic[T]):
     @classmethod
     def open(cls) -> tuple[Port[T], PortReceiver[T]]:
         """Open a channel, and return its port, which can go to other processes, and its receiver, which stays here."""
-        asker = client_here()
-        number = asker.new_number()
-        return Port(asker, number), PortReceiver(asker, number)
+        client = client_here()
+        number = client.new_number()
+        return Port(client, number), PortReceiver(client, number)
 
 
 def open_port(number: int) -> Port[Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_kernel.base.mesh import Extent, Point
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 
 __all__ = [
     "ActorInstance",
@@ -116,7 +116,7 @@ def _run_in(context: Context, function: Callable[..., Any], /, *args: Any, **kwa
 
 def _of_process() -> Context:
     """Return the context of code outside of actors; on a rank, it holds the rank's point in its mesh."""
-    place = HOME.place
+    place = PROCESS.proc
     if place is None:
         return _ROOT
     whole, (rank,) = place.whole, place.ranks

@@ -55,7 +55,7 @@ class Interface:
             for name in self.removed & vars(handle).keys():
                 del vars(handle)[name]
 
-    def hear(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
+    def update(self, kind: str, outlines: Iterable[tuple[Any, ...]]) -> None:
         """Use the endpoints of a class that has changed in another process. A class that this process has is kept."""
         self.change(
             self.cls if isinstance(self.cls, type) else kind, {spec.name: spec for spec in map(from_outline, outlines)}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from monarch_kernel.errors import MeshFailure
-from monarch_kernel.runtime.controller.unhandled import show_fault
+from monarch_kernel.runtime.controller.unhandled import show_failure
 
 __all__ = ["FaultHook", "call_fault_hook"]
 
@@ -26,4 +26,4 @@ def call_fault_hook(failure: MeshFailure) -> None:
         where = error.__traceback__.tb_next if error.__traceback__ is not None else None
         text = "".join(traceback.format_exception(type(error), error, where))
         sys.stderr.write(f"unhandled_fault_hook failed:\n{text}It was called with this failure:\n")
-        show_fault(failure)
+        show_failure(failure)

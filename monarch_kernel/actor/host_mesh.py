@@ -34,7 +34,7 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import check_type, gather
-from monarch_kernel.runtime.rpc.handles import HOME, Handle, opener
+from monarch_kernel.runtime.rpc.handles import PROCESS, Handle, client_for_unpickling
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = [
@@ -70,13 +70,13 @@ class HostMesh(Handle, Shaped):
     """Hosts of a session. They start processes.
 
     Args:
-        asker: sends the requests.
+        client: sends the requests.
         region: the hosts that the mesh includes.
         hosts: numbers of all hosts. A negative number stands for the host of that process, which only the program knows.
     """
 
-    def __init__(self, asker: Client, region: Region, hosts: Sequence[int]) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, region: Region, hosts: Sequence[int]) -> None:
+        self._client = client
         self._region = region
         self._hosts = hosts
 
@@ -84,7 +84,7 @@ class HostMesh(Handle, Shaped):
         return f"<HostMesh {self.extent}>"
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._asker, region, self._hosts)
+        return HostMesh(self._client, region, self._hosts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_hosts, (self._region, tuple(self._hosts))
@@ -92,7 +92,7 @@ class HostMesh(Handle, Shaped):
     @property
     def _session(self) -> Session:
         """The session of the program. It raises in other processes, which can't do what needs the session."""
-        session = getattr(self._asker, "session", None)
+        session = getattr(self._client, "session", None)
         if not isinstance(session, Session):
             raise RuntimeError("only the program that has the hosts can do this; a rank can call spawn_procs() on them")
         return session
@@ -142,7 +142,7 @@ class HostMesh(Handle, Shaped):
         if per_host is not None and not isinstance(per_host, Mapping):
             raise TypeError(f"per_host must map names of axes to sizes, such as {{'gpus': 4}}, not {per_host!r}")
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
-        if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
+        if not isinstance(self._client, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
             options |= {
                 "axes": axes,
@@ -150,7 +150,7 @@ class HostMesh(Handle, Shaped):
                 "restart_within_s": restart_within_s,
                 "backoff_s": backoff_s,
             }
-            owner = _program(self._asker).spawn("processes", Processes)
+            owner = _program(self._client).spawn("processes", Processes)
             try:
                 return cast(ProcMesh, _rethrow(owner.start.call_one(self, per_host, bootstrap, options)))
             except Exception:
@@ -227,8 +227,8 @@ class HostMesh(Handle, Shaped):
         """Return lines of help for hosts that did not come up: their versions, and the addresses that agents connect to."""
         lines = list(self.compare().table)
         session, numbers = self._session, self._numbers
-        unheard = [view.number for view in session.runtime.fleet.views(numbers) if view.is_unheard]
-        addresses = session.addresses_for(unheard[0]) if unheard else ()
+        silent = [view.number for view in session.runtime.fleet.views(numbers) if view.is_silent]
+        addresses = session.addresses_for(silent[0]) if silent else ()
         if addresses:
             lines.append(
                 f"agents connect to this machine at {' or '.join(addresses)}: check that the hosts can reach it, "
@@ -330,7 +330,7 @@ def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
 
 def this_proc() -> ProcMesh:
     """Return the process of the caller as a mesh without axes: the rank that runs the code, or the program itself."""
-    return cast(ProcMesh, HOME.place) if HOME.place is not None else serve_ranks(current_session())
+    return cast(ProcMesh, PROCESS.proc) if PROCESS.proc is not None else serve_ranks(current_session())
 
 
 def serve_ranks(session: Session) -> ProcMesh:
@@ -358,10 +358,10 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
     endpoints_of(cls, RESERVED)
     assert isinstance(cls, type)
     check_constructor(cls, args, kwargs)
-    asker = client_here()
-    if isinstance(asker, Runtime):
-        serve_ranks(asker.session)
-    future = directory_of(asker).get_or_spawn.call_one(_program(asker), name, cls, args, kwargs)
+    client = client_here()
+    if isinstance(client, Runtime):
+        serve_ranks(client.session)
+    future = directory_of(client).get_or_spawn.call_one(_program(client), name, cls, args, kwargs)
     return cast("Future[A]", future.read_with(partial(_as_if_here, future.finish)))
 
 
@@ -374,9 +374,9 @@ def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Ans
         raise (cause if isinstance(cause, MonarchError) else error) from None
 
 
-def _program(asker: Client) -> ProcMesh:
+def _program(client: Client) -> ProcMesh:
     """Return the process of the program as a mesh that uses this client."""
-    return ProcMesh(asker, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
+    return ProcMesh(client, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
 
 
 def _rethrow(future: Future[Any]) -> Any:
@@ -389,16 +389,16 @@ def _rethrow(future: Future[Any]) -> Any:
 
 def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
     """Make the mesh of hosts that this process received as an argument or a result."""
-    asker = opener()
-    if isinstance(asker, Runtime):
-        hosts = [host if host > 0 else asker.session.host_of(-host) for host in hosts]
-    return HostMesh(asker, region, hosts)
+    client = client_for_unpickling()
+    if isinstance(client, Runtime):
+        hosts = [host if host > 0 else client.session.host_of(-host) for host in hosts]
+    return HostMesh(client, region, hosts)
 
 
 def this_host() -> HostMesh:
     """Return the machine of the caller as a mesh of one host without axes."""
-    if HOME.asker is not None:
-        return HostMesh(HOME.asker, Region.whole(Extent()), (-HOME.place.procs[0],))
+    if PROCESS.client is not None:
+        return HostMesh(PROCESS.client, Region.whole(Extent()), (-PROCESS.proc.procs[0],))
     session = current_session()
     serve_ranks(session)
     return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),))
@@ -431,7 +431,7 @@ def allocate(
         raise ValueError(
             f"lost_after_s must be at least {LEAST_SILENCE_S}, not {lost_after_s}: hosts send a heartbeat four times a second"
         )
-    if HOME.asker is not None:
+    if PROCESS.client is not None:
         raise RuntimeError(
             "only the program can allocate hosts, not a rank; a rank can call spawn_procs() on the hosts of the program"
         )

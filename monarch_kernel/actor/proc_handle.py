@@ -21,7 +21,7 @@ class ProcHandle(Handle, Shaped):
 
     def __init__(
         self,
-        asker: Client,
+        client: Client,
         region: Region,
         procs: Sequence[int],
         name: str,
@@ -29,10 +29,10 @@ class ProcHandle(Handle, Shaped):
         extent: Extent,
         session: Session | None = None,
     ) -> None:
-        self._asker = asker
+        self._client = client
         self._session = session
-        if isinstance(asker, Runtime):
-            asker.faults.tell = call_fault_hook
+        if isinstance(client, Runtime):
+            client.unhandled.tell = call_fault_hook
         self._region = region
         self._base = procs
         self._started_at = started_at
@@ -42,11 +42,11 @@ class ProcHandle(Handle, Shaped):
     @property
     def runtime(self) -> Runtime:
         """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
-        if not isinstance(self._asker, Runtime):
+        if not isinstance(self._client, Runtime):
             raise RuntimeError(
                 f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
             )
-        return self._asker
+        return self._client
 
     @cached_property
     def procs(self) -> tuple[int, ...]:
@@ -65,5 +65,5 @@ class ProcHandle(Handle, Shaped):
 
     def deaths(self) -> dict[int, Failure]:
         """Return flat rank -> how it ended, for the ranks that are dead or stopped."""
-        found = self._asker.deaths(self.procs)
+        found = self._client.deaths(self.procs)
         return {rank: found[proc] for rank, proc in zip(self.ranks, self.procs) if proc in found}

@@ -30,7 +30,7 @@ from monarch_kernel.runtime.controller.runtime import Listener, Runtime
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import CellResult, check_name, check_type, gather, read_value
-from monarch_kernel.runtime.rpc.handles import opener
+from monarch_kernel.runtime.rpc.handles import client_for_unpickling
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = ["ProcMesh", "check_constructor"]
@@ -47,7 +47,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         return f"<ProcMesh {self.name} {self.extent}>"
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._asker, region, self._base, self.name, self._started_at, self._as_spawned, self._session)
+        return ProcMesh(self._client, region, self._base, self.name, self._started_at, self._as_spawned, self._session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_procs, (self._region, tuple(self._base), self.name, self._as_spawned)
@@ -70,7 +70,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             finish(answers)
             return True
 
-        return self._asker.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
+        return self._client.request(self.procs, lambda id: pack(Ping(id)), "ping", up, quiet=True)
 
     def run_cell(
         self,
@@ -129,7 +129,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         """Run code in the namespace of every rank, and return the value of its last expression."""
         check_type("code", code, str)
         finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._asker.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
+        return self._client.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
 
     def __getitem__(self, key: Any) -> Any:
         """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` are slices.
@@ -149,7 +149,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         finish = gather(
             self._region, f"pulling {key!r} from {self.name} failed", RemoteError, read_value, self._as_spawned
         )
-        return self._asker.request(
+        return self._client.request(
             self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish, quiet=True
         ).get()
 
@@ -172,7 +172,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         finish = gather(
             self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self._as_spawned
         )
-        self._asker.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
+        self._client.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
 
     def __delitem__(self, key: str) -> None:
         """Refuse to delete a variable, which only code on the ranks can do.
@@ -205,7 +205,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         make = apply_messages(function, given, self.ranks)
         note = f"{getattr(function, '__name__', 'a function')}()"
         finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
-        return self._asker.request(self.procs, make, note, finish)
+        return self._client.request(self.procs, make, note, finish)
 
     def broadcast(self, name: str, value: Any) -> None:
         """Assign the same value to a variable on all ranks; the same as ``mesh[name] = value``.
@@ -232,7 +232,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
-        mesh = ActorMesh(self, self._region, name, self._asker.new_number(), cls, endpoints)
+        mesh = ActorMesh(self, self._region, name, self._client.new_number(), cls, endpoints)
         # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
         mesh.announce(payload, frames)
         return cast(A, mesh)
@@ -260,8 +260,8 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             raise ValueError(
                 "the program's own process can't be stopped; ranks can, and shutdown_context() ends the session"
             )
-        if not isinstance(self._asker, Runtime):  # on a rank: only the program ends processes
-            return cast("Future[None]", directory_of(self._asker).stop_procs.call_one(self, reason, grace_s))
+        if not isinstance(self._client, Runtime):  # on a rank: only the program ends processes
+            return cast("Future[None]", directory_of(self._client).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:
             LoopControl(self.runtime).write(self.name, None)
         finish = gather(self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self._as_spawned)
@@ -295,8 +295,8 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         """Replace the dead processes; with a grace time, replace the living ones, too."""
         if grace_s is not None and CONTROLLER_PROC in self.procs:
             raise ValueError("the program's own process can't be restarted; ranks can")
-        if not isinstance(self._asker, Runtime):  # on a rank: only the program starts processes
-            return cast("Future[tuple[int, ...]]", directory_of(self._asker).replace_procs.call_one(self, grace_s))
+        if not isinstance(self._client, Runtime):  # on a rank: only the program starts processes
+            return cast("Future[tuple[int, ...]]", directory_of(self._client).replace_procs.call_one(self, grace_s))
         what = f"healing {self.name}"
         places = {proc: rank for rank, proc in zip(self.ranks, self.procs)}
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
@@ -341,4 +341,4 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent) -> ProcMesh:
     """Make the mesh that this process received as an argument or a result."""
-    return ProcMesh(opener(), region, procs, name, time.monotonic(), extent)
+    return ProcMesh(client_for_unpickling(), region, procs, name, time.monotonic(), extent)

@@ -66,7 +66,7 @@ class _Directory(Actor):
 
 def _lives(mesh: Any) -> bool:
     """Whether an actor of this process has not ended. This sends no request to the actor, which may be busy."""
-    hosted = mesh._asker.actor_server.hosted.get(mesh._actor)
+    hosted = mesh._client.actor_server.hosted.get(mesh._actor)
     return hosted is not None and not hosted.ended
 
 
@@ -98,15 +98,15 @@ class Processes(Actor):
 class _ProgramProcs:
     """The program's own process, as the handle of the directory needs it."""
 
-    def __init__(self, asker: Client) -> None:
-        self._asker = asker
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._base: Sequence[int] = (CONTROLLER_PROC,)
 
 
-def directory_of(asker: Client) -> Any:
+def directory_of(client: Client) -> Any:
     """Return a handle of the directory that uses this client."""
     endpoints: dict[str, EndpointSpec] = endpoints_of(_Directory, RESERVED)
-    return ActorMesh(_ProgramProcs(asker), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)
+    return ActorMesh(_ProgramProcs(client), Region.whole(Extent()), _NAME, DIRECTORY, _Directory, endpoints)
 
 
 def spawn_of() -> tuple[Spawn, Any]:

@@ -27,14 +27,14 @@ class Target(NamedTuple):
     """The processes that an edit applies to.
 
     Attributes:
-        asker: sends the requests.
+        client: sends the requests.
         procs: the processes.
         region: their ranks.
         base: the extent of the mesh of processes as spawned.
         name: the name of that mesh.
     """
 
-    asker: Client
+    client: Client
     procs: Sequence[int]
     region: Region
     base: Extent
@@ -86,7 +86,7 @@ def reload_classes(
     what = ", ".join([*(cls.__qualname__ for cls, _ in asked), *names]) or "all classes"
     payload, frames = dump(dump_classes(classes), f"class {what}")
     these = tuple(names)
-    edit = target.asker.new_number()
+    edit = target.client.new_number()
     previews = _prepare(target, edit, f"reload({what})", lambda id: pack(Reload(id, edit, payload, these), frames))
     outlines = {actor: plain for preview in previews for actor, plain in preview.outlines.items()}
     actors = _ranks_by_name((rank, tuple(each.actors.values())) for rank, each in zip(target.region.ranks, previews))
@@ -99,7 +99,7 @@ def reload_classes(
     try:
         _conclude(target, edit, f"{what} was reloaded on {target.name}, but __reload__ failed")
     finally:  # the class has changed even if a hook failed
-        _update_handles(target.asker, outlines, {key or key_of(cls): cls for cls, key in classes})
+        _update_handles(target.client, outlines, {key or key_of(cls): cls for cls, key in classes})
     left = tuple(dict.fromkeys(why for preview in previews for why in preview.left))
     return Reloaded(target.name, actors, changes, left)
 
@@ -131,7 +131,7 @@ def _prepare(target: Target, edit: int, what: str, make: Any) -> Sequence[EditPr
         EditError: a rank refused the edit.
     """
     finish = gather(target.region, f"{what} failed on {target.name}", RemoteError, read_value, target.base)
-    future = target.asker.request(target.procs, make, what, finish)
+    future = target.client.request(target.procs, make, what, finish)
     try:
         previews: Sequence[EditPreview] = future.get().values()
         reasons: dict[str, list[int]] = {}
@@ -161,7 +161,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
         RanksError: a module failed on a rank, and nothing has changed; or hooks of actors failed.
     """
     check_syntax(sources)
-    edit = target.asker.new_number()
+    edit = target.client.new_number()
     modules = tuple(sources)
     previews = _prepare(target, edit, "sync()", lambda id: pack(Sync(id, edit, modules)))
     here = None
@@ -185,7 +185,7 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
                 here.classes.become()
             changed.update(here.edited, here.dependents)
         outlines = {actor: plain for preview in previews for actor, plain in preview.outlines.items()}
-        _update_handles_of_modules(target.asker, outlines, changed)
+        _update_handles_of_modules(target.client, outlines, changed)
     by_rank = list(zip(target.region.ranks, (preview.modules for preview in previews)))
     edited = _ranks_by_name((rank, each.edited) for rank, each in by_rank)
     dependents = _ranks_by_name((rank, each.dependents) for rank, each in by_rank)
@@ -210,10 +210,10 @@ def _ranks_by_name(found: Iterable[tuple[int, Sequence[str]]]) -> dict[str, tupl
     return {name: tuple(these) for name, these in ranks.items()}
 
 
-def _update_handles_of_modules(asker: Client, outlines: Mapping[int, Any], changed: set[str]) -> None:
+def _update_handles_of_modules(client: Client, outlines: Mapping[int, Any], changed: set[str]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of modules."""
     for actor, plain in outlines.items():
-        interface: Interface | None = asker.shared.get(actor)
+        interface: Interface | None = client.shared.get(actor)
         kind = "" if interface is None else interface.kind
         if interface is not None:
             known = interface.cls
@@ -221,11 +221,11 @@ def _update_handles_of_modules(asker: Client, outlines: Mapping[int, Any], chang
                 interface.change(known, endpoints_of(known, frozenset()))
             else:
                 interface.change(known, {spec.name: spec for spec in map(from_outline, plain)})
-        asker.tell_all(pack(Reshaped(actor, kind, plain)))
+        client.tell_all(pack(Reshaped(actor, kind, plain)))
 
 
 def _forget(target: Target, edit: int) -> None:
-    target.asker.tell(target.procs, pack(Conclude(0, edit, False)))
+    target.client.tell(target.procs, pack(Conclude(0, edit, False)))
 
 
 def _conclude(target: Target, edit: int, failed: str) -> None:
@@ -234,7 +234,7 @@ def _conclude(target: Target, edit: int, failed: str) -> None:
     def make(id: int) -> Packed:
         return pack(Conclude(id, edit, True))
 
-    target.asker.request(target.procs, make, "__reload__", finish).get()
+    target.client.request(target.procs, make, "__reload__", finish).get()
 
 
 def _no_match(what: str, classes: Sequence[object], target: Target, previews: Sequence[EditPreview]) -> str:
@@ -245,15 +245,15 @@ def _no_match(what: str, classes: Sequence[object], target: Target, previews: Se
     return f"nothing on {target.name} uses a class named {what}{have}"
 
 
-def _update_handles(asker: Client, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
+def _update_handles(client: Client, outlines: dict[int, Any], becomes: Mapping[Key, type]) -> None:
     """Update the endpoints of handles, here and in all other processes, after a reload of classes."""
     for actor, plain in outlines.items():
-        interface: Interface | None = asker.shared.get(actor)
+        interface: Interface | None = client.shared.get(actor)
         kind = ""
         if interface is not None:
             known = interface.cls
             if isinstance(known, str):
-                interface.hear(known, plain)
+                interface.update(known, plain)
             else:
                 replacements = {base: becomes[key_of(base)] for base in known.__mro__ if key_of(base) in becomes}
                 endpoints = endpoints_among(known, mro_after(known, replacements), frozenset())
@@ -264,4 +264,4 @@ def _update_handles(asker: Client, outlines: dict[int, Any], becomes: Mapping[Ke
                         replacements.get(known, known), {spec.name: spec for spec in map(from_outline, plain)}
                     )
             kind = interface.kind
-        asker.tell_all(pack(Reshaped(actor, kind, plain)))
+        client.tell_all(pack(Reshaped(actor, kind, plain)))

@@ -97,7 +97,7 @@ class Ranks(NamedTuple):
     """The ranks of a mesh as targets of requests.
 
     Attributes:
-        asker: sends the requests.
+        client: sends the requests.
         procs: the processes.
         ranks: the flat ranks in the mesh as it was spawned.
         region: the region of the mesh.
@@ -105,7 +105,7 @@ class Ranks(NamedTuple):
         name: the name of the mesh.
     """
 
-    asker: Client
+    client: Client
     procs: Sequence[int]
     ranks: Sequence[int]
     region: Region
@@ -116,7 +116,7 @@ class Ranks(NamedTuple):
         """Call a function of this package on each rank, with the rank's value of each sequence."""
         given = [by_rank(self.region, each, note) for each in values]
         finish = gather(self.region, f"{note} failed on {self.name}", RemoteError, read_value, self.base)
-        return self.asker.request(
+        return self.client.request(
             self.procs,
             apply_messages(function, given, self.ranks),
             note,
@@ -142,7 +142,7 @@ class _Loans:
     def __init__(self, source: Ranks, what: str) -> None:
         self._source = source
         self._what = what
-        self._owner = source.asker.new_number()
+        self._owner = source.client.new_number()
         self.leaves: Sequence[Leaves] = ()
 
     def begin(self, names: Mapping[str, str]) -> Side:
@@ -152,10 +152,10 @@ class _Loans:
 
     def abandon(self) -> list[Future[Answer]]:
         """End the loans, and return the answer of each rank."""
-        asker = self._source.asker
+        client = self._source.client
         make = partial(EndLoans, owner=self._owner)
         return [
-            asker.ask((proc,), lambda id: pack(make(id)), lambda answers: answers[0]) for proc in self._source.procs
+            client.ask((proc,), lambda id: pack(make(id)), lambda answers: answers[0]) for proc in self._source.procs
         ]
 
     def end(self) -> None:
@@ -226,19 +226,19 @@ def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> M
     started = time.perf_counter()
     check_name(name)
     memory = memory_of(thing)
-    layout, asker = memory.layout, here.asker
+    layout, client = memory.layout, here.client
     boxes = _boxes(here, layout.shape, axis, dim, name)
-    if isinstance(asker, Runtime):
-        asker.host_actors()  # ranks that have no path to its memory request the data from it
-    owner = asker.new_number()
+    if isinstance(client, Runtime):
+        client.host_actors()  # ranks that have no path to its memory request the data from it
+    owner = client.new_number()
     try:
-        loan = asker.exports.lend(memory, owner)
+        loan = client.exports.lend(memory, owner)
         part = Part(whole(layout.shape), (0,) * len(layout.shape))
         held: Leaves = {"": Held(layout.dtype, layout.shape, (part,), loan, "", kind_of(thing))}
         what = f"scattering {name!r} to {here.name}"
         tallies = _read(here, partial(take, name, [held]), what, _unchanged(here, name), None, boxes, range(len(boxes)))
     finally:
-        asker.exports.end_all_of(owner)
+        client.exports.end_all_of(owner)
     return _moved(tallies, started)
 
 
@@ -249,7 +249,7 @@ def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
     with _lending(there, what) as loans:
         sources = joined(name, loans.begin({name: name}), _places(there, axis)[1], dim)
         try:
-            return take_box(there.asker, sources, _whole(sources))[0]
+            return take_box(there.client, sources, _whole(sources))[0]
         except BufferGoneError:
             deaths = loans.deaths()
             if not deaths:
@@ -354,7 +354,7 @@ def _pairs(names: str | Iterable[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_session(one: Ranks, other: Ranks) -> None:
-    if one.asker is not other.asker:
+    if one.client is not other.client:
         raise ValueError(
             f"meshes {one.name!r} and {other.name!r} belong to different sessions, whose ranks can't reach each other (a mesh "
             "that outlives the notebook has its own session): pull from one, push to the other, or bring up both the same way"

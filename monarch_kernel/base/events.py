@@ -37,7 +37,7 @@ class HostView:
         state: ``lost`` means that it has ended, was given up, or never came up; ``released`` that it was given back.
         why: how it was lost, as text.
         log: the last lines of the log of a lost host.
-        is_unheard: whether it was given up because it never sent anything, although its engine reports no problem.
+        is_silent: whether it was given up because it never sent anything, although its engine reports no problem.
     """
 
     number: int
@@ -45,7 +45,7 @@ class HostView:
     state: HostState
     why: str = ""
     log: tuple[str, ...] = ()
-    is_unheard: bool = False
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class MeshView:
         where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
         age_s: seconds since it was brought up.
         lost_hosts: its lost hosts, by name.
-        strangers: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
+        refused_connections: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
         loops: the loops that its ranks run, without the points of their curves; if they run none, the last one.
     """
 
@@ -208,7 +208,7 @@ class MeshView:
     where: str = "local"
     age_s: float = 0.0
     lost_hosts: tuple[HostView, ...] = ()
-    strangers: tuple[tuple[str, int], ...] = ()
+    refused_connections: tuple[tuple[str, int], ...] = ()
     loops: tuple[LoopView, ...] = ()
 
 

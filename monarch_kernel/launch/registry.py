@@ -21,14 +21,14 @@ from monarch_kernel.launch.base import Launcher, agent_command
 
 __all__ = ["COMMON", "ENGINES", "Engine", "Option", "make_launcher", "plan_text"]
 
-Common = Literal["python", "hosts", "gpus", "occupied", "doubted"]
+Common = Literal["python", "hosts", "gpus", "occupied", "last_resort"]
 
 COMMON: Mapping[Common, str] = {
     "python": "interpreter of the hosts (str); left out if it is that of the notebook",
     "hosts": "the names of the hosts (tuple[str, ...]), if the engine does not choose them",
     "gpus": "GPUs that each host must have (int); left out if none are requested",
     "occupied": "machines, as in `HostHandle.node`, where an earlier launcher has hosts of the same mesh (tuple[str, ...])",
-    "doubted": "machines where an earlier launcher lost hosts, to be used only as a last resort (tuple[str, ...])",
+    "last_resort": "machines where an earlier launcher lost hosts, to be used only as a last resort (tuple[str, ...])",
 }
 """Arguments of every command line that a launcher may take: keyword argument -> its meaning."""
 
@@ -136,7 +136,7 @@ _RAY = Engine(
     "a Ray cluster, also on Kubernetes (KubeRay)",
     "monarch_kernel.launch.ray",
     "RayLauncher",
-    takes=("python", "gpus", "occupied", "doubted"),
+    takes=("python", "gpus", "occupied", "last_resort"),
     extra="ray",
     options=(
         Option(("--address",), "address", "the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
@@ -160,7 +160,7 @@ _SSH = Engine(
     "machines that you can log in to with SSH",
     "monarch_kernel.launch.ssh",
     "SshLauncher",
-    takes=("python", "hosts", "occupied", "doubted"),
+    takes=("python", "hosts", "occupied", "last_resort"),
     extra="ssh",
     options=(
         Option(("--user", "-l"), "user", "log in as", "USER"),

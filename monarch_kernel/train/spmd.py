@@ -37,9 +37,9 @@ class _Rendezvous(Actor):
 
     @endpoint
     def open(self, proc: int, address: str) -> _Meeting:
-        asker = client_here()
-        store = f"environment {asker.new_number()}"
-        asker.stores.open(store)
+        client = client_here()
+        store = f"environment {client.new_number()}"
+        client.stores.open(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family) as free:
             return _Meeting(proc, store, int(free.getsockname()[1]))

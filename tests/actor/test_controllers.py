@@ -67,8 +67,8 @@ def ended(controller: None) -> Iterator[None]:
 
 
 def test_ranks_and_threads_that_ask_at_once_get_the_same_actor(procs: ProcMesh) -> None:
-    asker = procs.spawn("asker", Client)
-    asked = [asker.add.call("shared") for _ in range(3)]
+    client = procs.spawn("client", Client)
+    asked = [client.add.call("shared") for _ in range(3)]
     found: list[int] = []
 
     def ask() -> None:
@@ -121,8 +121,8 @@ def test_a_new_actor_takes_the_name_of_one_that_has_ended(
     with pytest.raises(SupervisionError):
         mortal.add.call_one().get(LONG_S)
     assert get_or_spawn_controller(end, Worker, 50).get(LONG_S).add.call_one().get(LONG_S) == 51
-    asker = procs.slice(r=0).spawn("asker", Client)
-    assert asker.add.call_one(end).get(LONG_S) == 52
+    client = procs.slice(r=0).spawn("client", Client)
+    assert client.add.call_one(end).get(LONG_S) == 52
 
 
 def test_misuse_raises_at_once(procs: ProcMesh) -> None:

@@ -59,18 +59,18 @@ def test_a_broadcast_is_work(procs: ProcMesh, tmp_path: Path) -> None:
 
 def test_a_call_from_another_rank_is_work(procs: ProcMesh, tmp_path: Path) -> None:
     workers: Any = procs.slice(gpus=1).spawn("workers", Worker)
-    asker: Any = procs.slice(gpus=0).spawn("asker", Client)
-    asker.ask.broadcast(workers, str(tmp_path / "go"))
+    client: Any = procs.slice(gpus=0).spawn("client", Client)
+    client.ask.broadcast(workers, str(tmp_path / "go"))
     shown(
         procs,
         "2 busy",
-        "[0] actor asker",
+        "[0] actor client",
         "other.wait_for.call(path).get()",
         "[1] actor workers",
         "wait_until(Path(path).exists, path)",
     )
     (tmp_path / "go").touch()
-    asker.initialized.get(LONG_S)
+    client.initialized.get(LONG_S)
 
 
 def test_an_idle_async_actor_does_nothing(procs: ProcMesh) -> None:

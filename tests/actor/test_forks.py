@@ -69,19 +69,19 @@ class Forks(Actor):
     @endpoint
     def hit(self, number: int, where: str) -> int:
         """Return the exit code of a child that gets a signal, while Python calls its fork hooks or in user code."""
-        strikes = [where]
+        interrupters = [where]
 
-        def strike() -> None:
-            if strikes == ["hooks"]:
+        def interrupt() -> None:
+            if interrupters == ["hooks"]:
                 os.kill(os.getpid(), number)
 
-        os.register_at_fork(after_in_child=strike)
+        os.register_at_fork(after_in_child=interrupt)
         pid = os.fork()
         if pid == 0:
             if where == "code":
                 os.kill(os.getpid(), number)
             return 0
-        strikes.clear()  # fork hooks can't be unregistered
+        interrupters.clear()  # fork hooks can't be unregistered
         return code_of(pid)
 
     @endpoint

@@ -175,7 +175,7 @@ def test_a_waiting_rank_shows_the_warning_as_its_output(
     procs: ProcMesh, capfd: pytest.CaptureFixture[str], go: Path
 ) -> None:
     slow = procs.slice(r=1).spawn("slow", Slow)
-    asking = procs.slice(r=0).spawn("asker", Slow).ask.call_one(slow, str(go))
+    asking = procs.slice(r=0).spawn("client", Slow).ask.call_one(slow, str(go))
     text = ""
 
     def is_shown() -> bool:

@@ -193,7 +193,7 @@ class World:
 def end_waits(rank: Rank, procs: list[int]) -> None:
     """End the waits of a dead process, whose threads live on in this test."""
     for proc in procs:
-        rank.peers.hear_news(ProcessStatus(proc, 0, "", Failure("lost", "RankDied", "we are dead ourselves")))
+        rank.peers.handle_status(ProcessStatus(proc, 0, "", Failure("lost", "RankDied", "we are dead ourselves")))
 
 
 def end_actors(rank: Rank) -> None:

@@ -89,20 +89,20 @@ class Client(Actor):
 
 def test_a_call_reaches_all_ranks_of_a_mesh_including_the_caller(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
-    asker = procs.slice(gpus=1).spawn("asker", Client)
-    pids = asker.ask.call_one(log, "x").get(LONG_S)
+    client = procs.slice(gpus=1).spawn("client", Client)
+    pids = client.ask.call_one(log, "x").get(LONG_S)
     assert isinstance(pids, ValueMesh)
     assert dict(pids.extent) == {"gpus": 3}
     assert list(pids.values()) == list(procs.run("import os; os.getpid()").get(LONG_S).values())
-    assert asker.ask.call_one(log.slice(gpus=slice(1, 3)), "y").get(LONG_S).values() == pids.values()[1:]
+    assert client.ask.call_one(log.slice(gpus=slice(1, 3)), "y").get(LONG_S).values() == pids.values()[1:]
     assert list(log.all.call().get(LONG_S).values()) == [["x"], ["x", "y"], ["x", "y"]]
 
 
 def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) -> None:
     log = procs.spawn("log", Log)
-    asker = procs.slice(gpus=0).spawn("asker", Client)
+    client = procs.slice(gpus=0).spawn("client", Client)
     with pytest.raises(ActorError) as caught:
-        asker.ask_to_fail.call_one(log.slice(gpus=slice(1, 3))).get(LONG_S)
+        client.ask_to_fail.call_one(log.slice(gpus=slice(1, 3))).get(LONG_S)
     inner = caught.value.exception
     assert isinstance(inner, ActorError)
     assert inner.ranks == (0, 1)
@@ -112,7 +112,7 @@ def test_a_failure_names_the_ranks_of_the_mesh_that_was_called(procs: ProcMesh) 
 
 def test_calls_that_arrive_before_the_actor_wait_for_it(procs: ProcMesh) -> None:
     """Rank 0 spawns on rank 2 and returns the handles. Rank 1 and the test call at once; the spawn takes another path."""
-    spawner, other = (procs.slice(gpus=i).spawn("asker", Client) for i in (0, 1))
+    spawner, other = (procs.slice(gpus=i).spawn("client", Client) for i in (0, 1))
     place = procs.slice(gpus=2)
     for _ in range(20):
         logs = spawner.spawn_on.call_one(place, 3).get(LONG_S)
@@ -126,7 +126,7 @@ def test_calls_that_arrive_before_the_actor_wait_for_it(procs: ProcMesh) -> None
 
 
 def test_a_call_of_a_stopped_actor_has_the_reason(procs: ProcMesh) -> None:
-    spawner, other = (procs.slice(gpus=i).spawn("asker", Client) for i in (0, 1))
+    spawner, other = (procs.slice(gpus=i).spawn("client", Client) for i in (0, 1))
     (log,) = spawner.spawn_on.call_one(procs.slice(gpus=2), 1).get(LONG_S)
     log.stop("no longer needed").get(LONG_S)
     assert other.look_and_ask.call_one(log).get(LONG_S)[0] == 1
@@ -135,22 +135,22 @@ def test_a_call_of_a_stopped_actor_has_the_reason(procs: ProcMesh) -> None:
 
 def test_the_death_of_a_rank_fails_the_calls_of_its_peers(procs: ProcMesh, bar: Bar) -> None:
     mine = this_host().spawn_procs({"gpus": 2}, device="cpu")
-    asker = mine.slice(gpus=0).spawn("asker", Client)
+    client = mine.slice(gpus=0).spawn("client", Client)
     log = procs.spawn("log", Log)
     victim = this_host().spawn_procs({"gpus": 2}, device="cpu")
     theirs = victim.spawn("log", Log)
-    assert asker.look_and_ask.call_one(theirs).get(LONG_S)[0] == 0
-    waiting = asker.wait_for.call_one(theirs.slice(gpus=1), 1000.0)
+    assert client.look_and_ask.call_one(theirs).get(LONG_S)[0] == 0
+    waiting = client.wait_for.call_one(theirs.slice(gpus=1), 1000.0)
     victim.spawn("killer", Client).slice(gpus=1).kill_self.broadcast()
     with bar.below(5.0, "the error"), pytest.raises(ActorError) as caught:
         waiting.get(LONG_S)
     assert isinstance(caught.value.exception, SupervisionError)
     assert "SIGKILL" in str(caught.value)
-    failed, (ranks, text) = asker.look_and_ask.call_one(theirs).get(LONG_S)
+    failed, (ranks, text) = client.look_and_ask.call_one(theirs).get(LONG_S)
     assert (failed, ranks) == (1, (1,))
     assert "slice them out" in text
-    assert asker.look_and_ask.call_one(theirs.slice(gpus=0)).get(LONG_S)[0] == 0
-    assert asker.look_and_ask.call_one(log).get(LONG_S)[0] == 0
+    assert client.look_and_ask.call_one(theirs.slice(gpus=0)).get(LONG_S)[0] == 0
+    assert client.look_and_ask.call_one(log).get(LONG_S)[0] == 0
     mine.stop().get(LONG_S)
     victim.stop().get(LONG_S)
 
@@ -213,7 +213,7 @@ def state(pid):
 
 procs = this_host().spawn_procs({'gpus': 2}, env={'CONTROLLER': str(os.getpid())}, device='cpu')
 log = procs.slice(gpus=1).spawn('log', Log)
-future = procs.slice(gpus=0).spawn('asker', Asker).go.call_one(log, sys.argv[1])
+future = procs.slice(gpus=0).spawn('client', Asker).go.call_one(log, sys.argv[1])
 future.get()
 print('over')
 """

@@ -303,9 +303,9 @@ def test_no_port_is_left_open(procs: ProcMesh) -> None:
     class Count(Actor):
         @endpoint
         def count(self) -> int:
-            from monarch_kernel.runtime.rpc.handles import HOME
+            from monarch_kernel.runtime.rpc.handles import PROCESS
 
-            return len(HOME.asker.ports)
+            return len(PROCESS.client.ports)
 
     count = procs.slice(r=0).spawn("count", Count)
     before = count.count.call_one().get(LONG_S)

@@ -139,9 +139,9 @@ def test_an_actor_restores_itself_from_the_others_when_the_one_it_calls_dies(
 def test_a_call_that_arrives_before_the_spawn_waits_for_it(procs: ProcMesh, tmp_path: Path) -> None:
     """Ranks learn of each other in any order: here the rank that spawns learns of the others last."""
     procs.slice(r=0).run(
-        "import threading\nfrom monarch_kernel.runtime.worker.client import WorkerClient\nheard = WorkerClient.hear_news\n"
+        "import threading\nfrom monarch_kernel.runtime.worker.client import WorkerClient\nheard = WorkerClient.handle_status\n"
         "def late(self, news):\n    threading.Timer(0.5, self._driver.submit, [lambda: heard(self, news)]).start()\n"
-        "WorkerClient.hear_news = late"
+        "WorkerClient.handle_status = late"
     ).get(LONG_S)
     host: Any = procs.slice(r=0).spawn("host", Host)
     guest: Any = host.spawn.call_one(procs, "", str(tmp_path / "ends")).get(LONG_S)

@@ -116,9 +116,9 @@ def test_pieces_of_lent_memory_in_messages_are_not_counted_as_values(procs: Proc
     buffer = porters[0].lend.call_one(5 * MIB).get(LONG_S)
     path, into = current_session().runtime.paths["messages"], bytearray(5 * MIB)
     before = procs.traffic()
-    path.carry(buffer._loan, memory_of(into), is_write=False)
+    path.carry(buffer._handle, memory_of(into), is_write=False)
     assert into == b"\x01" * len(into)
-    path.carry(buffer._loan, memory_of(into), is_write=True)
+    path.carry(buffer._handle, memory_of(into), is_write=True)
     assert (procs.traffic() - before).rows == ()  # the code that selects the data path counts them, once
 
 

@@ -201,7 +201,7 @@ def _described(process: psutil.Process) -> str:
 def _with_faults(directory: Path, options: argparse.Namespace, say: Callable[[str], object]) -> Report:
     supply = SUPPLIES[options.on](directory, HOSTS, lost_after_s=options.lost_after)
     try:
-        return Campaign(supply, options.seed, options.lost_after, say).run(options.faults)
+        return Campaign(supply, options.seed, options.lost_after, say).run(options.unhandled)
     finally:
         shutdown_context().get()
         supply.close()

@@ -71,7 +71,7 @@ def test_a_host_that_refuses_connections_is_reached_by_messages(lent: tuple[Mach
     into = np.zeros(LARGE, "u1")
     assert buffer.read_into(into).get(LONG_S).path == "messages"
     assert (into == 7).all()
-    assert not client_here().paths["network"].leads_to(buffer._loan)  # the path remembers the failure
+    assert not client_here().paths["network"].leads_to(buffer._handle)  # the path remembers the failure
     assert second.read.call_one(buffer).get(LONG_S) == "messages"  # also between ranks
     router.ip("rule", "del", "priority", "1")
     other = lends.slice(hosts=1).lend.call_one().get(LONG_S)

@@ -12,7 +12,7 @@ import zmq
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.net.hosts.relay import Relay
 from monarch_kernel.net.wire.codec import Frame, join, pack
-from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
+from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Hop, seal
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, KillRanks, Lost, Readings
 from monarch_kernel.runtime.controller.session import current_session
 from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
@@ -99,21 +99,21 @@ def forged(of: int, to: int, other: int) -> dict[str, list[list[Frame]]]:
     return {
         "no envelope": [[b"garbage"], [os.urandom(500)], [b"\xff" * 5000, b"x"], [b"", b"", b""]],
         "impossible numbers": [
-            envelope(entries=[Entry([Leg(of, to, number, 0, [b"R9"], [C])], 1)], frames=[b"x"])
+            envelope(entries=[Entry([Hop(of, to, number, 0, [b"R9"], [C])], 1)], frames=[b"x"])
             for number in (0, -1, 2**63, 2**64 - 1, 10**9)
         ],
         "pieces without the rest": [
-            envelope(entries=[Entry([Leg(of, to, 1, 0, [b"R9"], [C])], 1, goes_on, is_cut)], frames=[b"x"])
+            envelope(entries=[Entry([Hop(of, to, 1, 0, [b"R9"], [C])], 1, goes_on, is_cut)], frames=[b"x"])
             for goes_on, is_cut in ((False, True), (True, True), (True, False))
         ],
         "missing frames": [
-            envelope(entries=[Entry([Leg(of, to, 1, 0, [b"R9"], [C])], n)], frames=[b"x"]) for n in (0, 2, 9)
+            envelope(entries=[Entry([Hop(of, to, 1, 0, [b"R9"], [C])], n)], frames=[b"x"]) for n in (0, 2, 9)
         ],
         "from unknown hosts": [
-            envelope(entries=[Entry([Leg(9000 + i, to, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
+            envelope(entries=[Entry([Hop(9000 + i, to, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
         ],
         "for unknown hosts": [
-            envelope(entries=[Entry([Leg(of, 9000 + i, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
+            envelope(entries=[Entry([Hop(of, 9000 + i, 1, 0, [b"R9"], [C])], 1)], frames=[b"x"]) for i in range(200)
         ],
         "acknowledgements of unsent messages": [envelope(beats=[Beat(each, to, 0, 0, 2**40)]) for each in (of, other)],
         "too high a count of sent messages": [envelope(beats=[Beat(of, to, 0, 2**40, 0)])],
@@ -121,12 +121,12 @@ def forged(of: int, to: int, other: int) -> dict[str, list[list[Frame]]]:
         "in the name of the controller": [
             envelope(beats=[Beat(0, to, 0, 0, 0, over=True)]),
             envelope(beats=[Beat(0, to, 99, 0, 0)]),
-            envelope(entries=[Entry([Leg(0, to, 1, 99, [C], [b"H%d" % to])], len(word))], frames=word),
+            envelope(entries=[Entry([Hop(0, to, 1, 99, [C], [b"H%d" % to])], len(word))], frames=word),
         ],
         "in the name of a process of another host": [
-            envelope(entries=[Entry([Leg(of, to, 1, 0, [C], [b"H%d" % to])], len(word))], frames=word),
-            envelope(entries=[Entry([Leg(of, to, 2, 0, [b"H%d" % other], [C])], len(word))], frames=word),
-            envelope(entries=[Entry([Leg(of, to, 3, 0, [b"R1", b"R2"], [b"R1", b"R2", b"R3"])], 1)], frames=[b"x"]),
+            envelope(entries=[Entry([Hop(of, to, 1, 0, [C], [b"H%d" % to])], len(word))], frames=word),
+            envelope(entries=[Entry([Hop(of, to, 2, 0, [b"H%d" % other], [C])], len(word))], frames=word),
+            envelope(entries=[Entry([Hop(of, to, 3, 0, [b"R1", b"R2"], [b"R1", b"R2", b"R3"])], 1)], frames=[b"x"]),
         ],
     }
 
@@ -181,4 +181,4 @@ def test_a_host_can_send_only_messages_about_its_own_ranks(mesh: Mesh, forgers: 
     forger.say(*(parts for _, parts in relay.flush()))
     wait_until(lambda: session.runtime.refused > before, "a message to be counted")
     mesh.check()
-    assert all(count < 10**6 for _, count in mesh.procs.view().strangers)
+    assert all(count < 10**6 for _, count in mesh.procs.view().refused_connections)

@@ -50,7 +50,7 @@ class Mesh:
 
     def refused(self) -> int:
         """Number of connections that the controller and the agents have refused."""
-        return sum(count for _, count in self.procs.view().strangers)
+        return sum(count for _, count in self.procs.view().refused_connections)
 
 
 @pytest.fixture

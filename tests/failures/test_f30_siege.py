@@ -76,7 +76,7 @@ class Siege:
 
     def refused(self) -> dict[str, int]:
         """The counts that users see, by port."""
-        return dict(self.procs.view().strangers)
+        return dict(self.procs.view().refused_connections)
 
     def refused_everywhere(self) -> int:
         """The smallest count of refused connections of any port."""

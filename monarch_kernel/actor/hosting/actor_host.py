@@ -140,7 +140,7 @@ class ActorHost:
 
     def _work(self) -> None:
         belongs_to(threading.current_thread(), self.whole)  # for callbacks that other threads schedule on its loop
-        with opened_for(self.actor_server.asker):  # the client of handles that come as arguments
+        with opened_for(self.actor_server.client):  # the client of handles that come as arguments
             self.executor.run()
 
     def context_of(self, region: tuple[Any, ...] | None) -> Context:
@@ -272,7 +272,7 @@ class ActorHost:
     def release(self, why: Failure) -> None:
         """Answer the open requests and end the loans of an actor that has cleaned up."""
         self.responses.end(why)
-        self.actor_server.asker.exports.end_all_of(self.about.actor_id)
+        self.actor_server.client.exports.end_all_of(self.about.actor_id)
 
     def report_cleanup(self, error: BaseException) -> None:
         """Write a failure of ``__cleanup__`` to stderr; the caller already has the failure that ended the actor."""
@@ -286,7 +286,7 @@ class ActorHost:
         executor = self.executor
         if self.instance is not None:  # otherwise the cleanup is already running
             executor.mailbox.clear()
-            executor.strike_all()
+            executor.interrupt_all()
         executor.post(StopActor(0, self.about.actor_id, "the process was stopped"), ())
         return self._thread
 
@@ -370,7 +370,7 @@ class ActorHost:
                 return
             running.set(self.whole)
             with executor.user_code():
-                executor.raise_if_struck()
+                executor.raise_if_interrupted()
                 self.make(cls, args, kwargs)
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
                     raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
@@ -397,14 +397,14 @@ class ActorHost:
         restore = getattr(self.instance, "__restore__", None)
         if message.living is None or restore is None:
             return None
-        asker, living = self.actor_server.asker, message.living
+        client, living = self.actor_server.client, message.living
 
         def attempt() -> Any:
-            return restore(living_actors(asker, message, living, cls, specs))
+            return restore(living_actors(client, message, living, cls, specs))
 
         def fewer_live() -> bool:
             nonlocal living
-            before, deaths = living, asker.deaths([proc for _, proc in living])
+            before, deaths = living, client.deaths([proc for _, proc in living])
             living = tuple(place for place in living if place[1] not in deaths)
             return len(living) < len(before)
 
@@ -445,7 +445,7 @@ class ActorHost:
             if takes_port:
                 args = (self.responses.port(id), *args)
             executor.in_user_code = True
-            executor.raise_if_struck()
+            executor.raise_if_interrupted()
             value = method(*args, **kwargs)
             executor.leave_user_code()
             if id and not takes_port:

@@ -42,7 +42,7 @@ class AsyncRunner:
         running.set(self._host.whole)
         try:
             with executor.user_code():  # from here on, an interrupt cancels the task
-                executor.raise_if_struck()
+                executor.raise_if_interrupted()
                 self._host.make(cls, args, kwargs)
                 restored = self._host.restore(message, cls, self._host.specs)
                 if inspect.isawaitable(restored):
@@ -160,16 +160,16 @@ class AsyncRunner:
         """Register a call for interrupts; this also applies an interrupt that came just before."""
         self._calls[call] = None
         if call.id:
-            self._host.executor.strikes[call.id] = call.strike
+            self._host.executor.interrupters[call.id] = call.interrupt
             if self._host.executor.interrupted == call.id:
-                call.strike()
+                call.interrupt()
 
     def _leave(self, call: AsyncCall) -> bool:
         """Mark a call as answered, and return whether it was open."""
         if call not in self._calls:
             return False
         del self._calls[call]
-        self._host.executor.strikes.pop(call.id, None)
+        self._host.executor.interrupters.pop(call.id, None)
         return True
 
     def _answer(self, call: AsyncCall) -> None:

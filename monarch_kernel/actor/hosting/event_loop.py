@@ -64,7 +64,7 @@ class AsyncCall:
         self.was_interrupted = False
         self._loop = task.get_loop()
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the call. Can be called on any thread."""
         self.was_interrupted = True
         with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -45,7 +45,7 @@ class Responses:
         """Mark a request as answered, and return whether it was open. Of several threads, only one gets True."""
         passed_on = self._open.pop(id, None)
         for number in passed_on or ():
-            self._workplace.asker.ports.close(number)
+            self._workplace.client.ports.close(number)
         return passed_on is not None
 
     def send(self, id: int, value: Any) -> None:
@@ -64,12 +64,12 @@ class Responses:
 
     def hand_on(self, id: int) -> int:
         """Return the number of a port that can go to other processes."""
-        asker = self._workplace.asker
-        number = asker.new_number()
+        client = self._workplace.client
+        number = client.new_number()
         passed_on = self._open.get(id)
         if passed_on is not None:
             passed_on.append(number)
-            asker.ports.open(number, lambda answer: self.pass_on(id, answer))
+            client.ports.open(number, lambda answer: self.pass_on(id, answer))
         return number
 
     def pass_on(self, id: int, answer: Answer) -> None:

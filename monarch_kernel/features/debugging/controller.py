@@ -63,7 +63,7 @@ class DebuggingExtension(Extension):
     def request_ended(self, proc: int, id: int) -> list[Effect]:
         stops = self._stops.get(proc)
         if (
-            stops and id not in self.core.ranks[proc].owed
+            stops and id not in self.core.ranks[proc].open_requests
         ):  # else the caller has cancelled it, and the rank has not ended it yet
             stops.pop(id, None)
         return []
@@ -80,7 +80,7 @@ class DebuggingExtension(Extension):
 
     def _stopped(self, record: RankRecord, message: Stopped, now: float) -> list[Effect]:
         spec, id = record.spec, message.id
-        note = record.owed.get(id)
+        note = record.open_requests.get(id)
         stops = self._stops.setdefault(spec.proc, {})
         known = stops.get(id)
         if note is None or (known is not None and message.turn <= known.turn):
@@ -96,7 +96,7 @@ class DebuggingExtension(Extension):
         return [Halt(id), Tell(stop)]
 
     def _continued(self, record: RankRecord, message: Continued, now: float) -> list[Effect]:
-        if message.id in record.owed:
+        if message.id in record.open_requests:
             self._stops.get(record.spec.proc, {}).pop(message.id, None)
         else:
             self.core.dropped_messages += 1

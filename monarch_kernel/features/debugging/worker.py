@@ -64,7 +64,9 @@ class RankDebugger:
         self._turns = itertools.count(1)
         self._asked: dict[int, _Question] = {}
         rank.debugger = self
-        rank.extend({DebugInput: self._hear, SkipBreakpoint: self._hear, ListErrors: self._list_errors})
+        rank.extend(
+            {DebugInput: self._handle_messages, SkipBreakpoint: self._handle_messages, ListErrors: self._list_errors}
+        )
         rank.at_new_controller.append(self._ask_again)
         builtins.input = _no_input
         getpass.getpass = _no_getpass
@@ -85,7 +87,7 @@ class RankDebugger:
         question.answered.set()
         return True
 
-    def _hear(self, message: DebugInput | SkipBreakpoint, _: Sequence[Frame]) -> None:
+    def _handle_messages(self, message: DebugInput | SkipBreakpoint, _: Sequence[Frame]) -> None:
         """Pass a typed line to the code that waits for it."""
         with self._lock:
             question = self._asked.get(message.id)
@@ -98,7 +100,7 @@ class RankDebugger:
             question.line = message.line
         question.answered.set()
 
-    def _ask_again(self, owed: Collection[int]) -> None:
+    def _ask_again(self, open_requests: Collection[int]) -> None:
         """Report open prompts to a new controller, whose user has not seen them.
 
         A prompt of a request whose answer the new controller does not wait for, such as a post-mortem, ends: it would get no
@@ -106,10 +108,10 @@ class RankDebugger:
         """
         with self._lock:
             asked = {id: question.stopped for id, question in self._asked.items()}
-        for id in asked.keys() - set(owed):
+        for id in asked.keys() - set(open_requests):
             self.interrupt(id)
         for id, stop in asked.items():
-            if id in owed:
+            if id in open_requests:
                 again = Stopped(id, stop.turn, stop.where, stop.text, stop.prompt, begins=True, written=stop.written)
                 self._rank.driver.send(CONTROLLER, pack(again))
 

@@ -172,7 +172,7 @@ class Renewal:
     def _handle_reshaped(self, message: Reshaped, _: Sequence[Frame]) -> None:
         interface = self._rank.peers.shared.get(message.actor)
         if interface is not None:
-            interface.hear(message.kind or interface.kind, message.outlines)
+            interface.update(message.kind or interface.kind, message.outlines)
 
     def _list_modules(self, message: ListModules, _: Sequence[Frame]) -> None:
         self._rank.reply(message.id, [name for name in self._imports.loaded if name in sys.modules])

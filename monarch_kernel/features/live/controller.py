@@ -57,7 +57,7 @@ class LoopExtension(Extension):
             journal.close()
 
     def _started(self, record: RankRecord, message: LoopStarted, now: float) -> list[Effect]:
-        where = record.owed.get(message.request, "")
+        where = record.open_requests.get(message.request, "")
         effects = self.send(self.book.started(record.spec, where, message, now, self.core.owing(message.request)))
         if message.recovers and record.host not in self._ready_to_train:  # so that a replacement starts quickly
             self._ready_to_train.add(record.host)

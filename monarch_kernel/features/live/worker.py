@@ -24,7 +24,7 @@ from monarch_kernel.features.live.pace import Grant, Lease
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, Rewind
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
@@ -449,6 +449,6 @@ def install(rank: Rank) -> None:
     port = Port(
         rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
     )
-    loops = HOME.loops = Loops(port)
-    rank.at_new_controller.append(lambda owed: loops.controller_is_new())
+    loops = PROCESS.loops = Loops(port)
+    rank.at_new_controller.append(lambda open_requests: loops.controller_is_new())
     rank.extend({LoopGrant: loops.granted})

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from monarch_kernel.features.resharding.plan import Box, Part, cut_up, numel, shape_of
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, memory_of
 from monarch_kernel.net.memory.leases import identity
 from monarch_kernel.net.memory.paths import Transfer
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
-    loan: Loan | None = None
+    loan: BufferHandle | None = None
     same: str = ""
     kind: Kind = "tensor"
 
@@ -63,7 +63,7 @@ class Tally(NamedTuple):
 class _Job(NamedTuple):
     """One read: lent memory, the memory to read it into, and the box of ``thing`` if it must be converted."""
 
-    loan: Loan
+    loan: BufferHandle
     to: Memory
     thing: Any = None
     at: tuple[slice, ...] = ()
@@ -76,13 +76,13 @@ class Reading:
     near sources, it prefers those with the least elements to read so far, starting with a different source in each reader.
 
     Args:
-        asker: the client of this process.
+        client: the client of this process.
         sources: for each source, path -> what it holds.
         turn: number of this reader among all readers.
     """
 
-    def __init__(self, asker: Client, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, sources: Sequence[Mapping[str, Held | Plain]], turn: int = 0) -> None:
+        self._client = client
         self._sources = sources
         self._load = [0] * len(sources)
         self._turn = turn % max(1, len(sources))
@@ -109,7 +109,7 @@ class Reading:
         self._seen.add((memory.address, memory.layout))
         jobs: list[_Job] = []
         for part in parts:
-            held: list[tuple[Loan, Part, int]] = []
+            held: list[tuple[BufferHandle, Part, int]] = []
             for source in self._in_order():
                 leaf = self._sources[source].get(path)
                 if isinstance(leaf, Held) and leaf.loan is not None:
@@ -155,7 +155,7 @@ class Reading:
         return Tally(dict(by_path), len(self._tensors), time.perf_counter() - started)
 
     def _carry(self, jobs: Sequence[_Job]) -> list[Transfer]:
-        futures: list[Future[Transfer]] = [carry(self._asker, job.loan, job.to, is_write=False) for job in jobs]
+        futures: list[Future[Transfer]] = [carry(self._client, job.loan, job.to, is_write=False) for job in jobs]
         return together(futures).get(warn_after_s=None) if futures else []
 
     def _convert(self, jobs: Sequence[_Job]) -> list[Transfer]:
@@ -166,7 +166,7 @@ class Reading:
         return transfers
 
 
-def _job(thing: Any, memory: Memory, part: Part, loan: Loan, theirs: Part, box: Box) -> _Job:
+def _job(thing: Any, memory: Memory, part: Part, loan: BufferHandle, theirs: Part, box: Box) -> _Job:
     shape = shape_of(box)
     ours_at, theirs_at = (
         tuple(at + start - first for at, (start, _), (first, _) in zip(each.at, box, each.box))

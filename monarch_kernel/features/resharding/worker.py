@@ -10,7 +10,7 @@ from monarch_kernel.features.resharding.reading import Held, Plain, Reading, Tal
 from monarch_kernel.features.resharding.state_dict import Leaf, Slot, leaves_of
 from monarch_kernel.net.memory.layout import Layout, memory_of
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.functions import APPLIED_IN
 
 __all__ = ["Leaves", "describe", "lend", "read_state", "take", "take_box"]
@@ -30,7 +30,7 @@ def describe(names: Mapping[str, str]) -> Leaves:
 
 def lend(names: Mapping[str, str], owner: int) -> Leaves:
     """Describe the leaves of variables (see `describe`), and lend their memory until all loans of ``owner`` end."""
-    exports = HOME.asker.exports
+    exports = PROCESS.client.exports
     lent: Leaves = {}
     try:
         for path, (leaf, same) in _found(names).items():
@@ -58,7 +58,7 @@ def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -
     there: dict[str, Held | Plain] = {}
     for source in reversed(sources):
         there |= source
-    reading = Reading(HOME.asker, sources, turn)
+    reading = Reading(PROCESS.client, sources, turn)
     for path, (leaf, _) in found.items():
         if isinstance(leaf, Leaf) and path in there:
             reading.want(path, leaf.thing, leaf.memory, leaf.parts)
@@ -72,15 +72,15 @@ def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -
 
 def take(name: str, sources: Sequence[Leaves], box: Box, turn: int) -> Tally:
     """Read a box of the sources' leaf at the empty path into a new tensor or array, and assign it to a variable."""
-    APPLIED_IN.get()[name], tally = take_box(HOME.asker, sources, box, turn)
+    APPLIED_IN.get()[name], tally = take_box(PROCESS.client, sources, box, turn)
     return tally
 
 
-def take_box(asker: Client, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
+def take_box(client: Client, sources: Sequence[Leaves], box: Box, turn: int = 0) -> tuple[Any, Tally]:
     """Read a box of the sources' leaf at the empty path into a new tensor, or a NumPy array if the sources have one."""
     held = next(leaf for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
     thing = new_thing(held.dtype, shape_of(box), held.kind)
-    reading = Reading(asker, sources, turn)
+    reading = Reading(client, sources, turn)
     reading.want("", thing, memory_of(thing), [Part(box, (0,) * len(box))])
     return thing, reading.go()
 

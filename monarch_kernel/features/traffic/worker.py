@@ -34,7 +34,7 @@ class MeterReports:
         self._unread = 0
         self._meters.on_news = self._begin
         rank.extend({ReadMeters: self._asked})
-        rank.at_new_controller.append(lambda owed: self._controller_is_new())
+        rank.at_new_controller.append(lambda open_requests: self._controller_is_new())
 
     def _asked(self, message: ReadMeters, frames: Sequence[Frame]) -> None:
         self._report()

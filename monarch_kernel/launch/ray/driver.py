@@ -171,8 +171,8 @@ class Driver:
                 self._silent_nodes &= {node.id for node in nodes}
                 held = {host.node for host in self._hosts.values() if host.node and not host.is_given_back}
                 taken = frozenset(held | self._silent_nodes | set(self._options.occupied))
-                if not in_numbers(len(wanted), bundle, nodes, doubted := taken | set(self._options.doubted)):
-                    taken = doubted
+                if not in_numbers(len(wanted), bundle, nodes, last_resort := taken | set(self._options.last_resort)):
+                    taken = last_resort
                 impossible = in_numbers(len(wanted), bundle, nodes, taken)
                 if impossible and not self._options.grows:
                     raise _NeverError(impossible)

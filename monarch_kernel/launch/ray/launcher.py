@@ -62,7 +62,7 @@ class RayLauncher:
             machine.
         command: command to run on a host instead of the agent.
         occupied: nodes where an earlier launcher has hosts of the same mesh, and which must not be used.
-        doubted: nodes where an earlier launcher lost hosts, and which are used only as a last resort.
+        last_resort: nodes where an earlier launcher lost hosts, and which are used only as a last resort.
 
     Raises:
         LaunchError: Ray is not installed, or an option is not valid.
@@ -83,7 +83,7 @@ class RayLauncher:
         dials: bool = False,
         command: Sequence[str] = (),
         occupied: Sequence[str] = (),
-        doubted: Sequence[str] = (),
+        last_resort: Sequence[str] = (),
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise LaunchError(f"{_TITLE} is not installed; install it with: pip install 'monarch_kernel[ray]'")
@@ -98,7 +98,7 @@ class RayLauncher:
             runtime_env=dict(runtime_env) if runtime_env else None,
             grows=grows,
             occupied=tuple(occupied),
-            doubted=tuple(doubted),
+            last_resort=tuple(last_resort),
         )
         self._dials = dials
         self._driver: _Driver | None = None

@@ -24,7 +24,7 @@ class Options:
         group: hex id of a placement group of the user.
         places: for each host that the user has room for, the id of a node, and the value of CUDA_VISIBLE_DEVICES there.
         occupied: ids of nodes that must not be used.
-        doubted: ids of nodes to use only as a last resort.
+        last_resort: ids of nodes to use only as a last resort.
     """
 
     address: str
@@ -35,7 +35,7 @@ class Options:
     group: str = ""
     places: tuple[tuple[str, str | None], ...] = ()
     occupied: tuple[str, ...] = ()
-    doubted: tuple[str, ...] = ()
+    last_resort: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Encode as a line of JSON."""

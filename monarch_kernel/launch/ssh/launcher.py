@@ -62,7 +62,7 @@ class SshLauncher:
             always through the SSH connection; ``never``: always directly.
         connect_timeout_s: how long a login may take, in seconds.
         occupied: hosts of the list where an earlier launcher has agents of the same mesh, and which must not be used.
-        doubted: hosts where an earlier launcher lost agents, and which are used last.
+        last_resort: hosts where an earlier launcher lost agents, and which are used last.
 
     Raises:
         LaunchError: the list of hosts can't be read.
@@ -83,7 +83,7 @@ class SshLauncher:
         tunnel: Literal["auto", "always", "never"] = "auto",
         connect_timeout_s: float = 10.0,
         occupied: Sequence[str] = (),
-        doubted: Sequence[str] = (),
+        last_resort: Sequence[str] = (),
     ) -> None:
         if tunnel not in ("auto", "always", "never"):
             raise ValueError(f"tunnel={tunnel!r} is not one of 'auto', 'always', 'never'")
@@ -92,7 +92,7 @@ class SshLauncher:
         self.tunnel: str = tunnel
         self._places = read_hosts(hosts)
         free = [place for place in self._places if str(place) not in occupied]
-        self._free = sorted(free, key=lambda place: str(place) in doubted)  # in the order of use
+        self._free = sorted(free, key=lambda place: str(place) in last_resort)  # in the order of use
         self._hosts: list[SshHost] = []
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None

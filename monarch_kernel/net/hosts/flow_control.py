@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Leg, seal
+from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Hop, seal
 
 __all__ = ["FOLD_DEPTH", "MAX_FOLD_NBYTES", "PIECE_NBYTES", "Outbox", "is_small"]
 
@@ -62,14 +62,14 @@ class Outbox:
         entries, last = self._entries, self._last
         end = self._removed + len(entries)
         if entries and not entry.goes_on and is_small(frames):
-            first = max([self._removed, end - FOLD_DEPTH, *(last.get(leg.source, -1) + 1 for leg in entry.legs)])
+            first = max([self._removed, end - FOLD_DEPTH, *(last.get(hop.source, -1) + 1 for hop in entry.hops)])
             for i in range(end - 1, first - 1, -1):
                 other, theirs = entries[i - self._removed]
                 if len(theirs) == 1 and not other.goes_on and theirs[0] == frames[0]:
-                    other.legs.extend(entry.legs)
-                    last.update((leg.source, i) for leg in entry.legs)
+                    other.hops.extend(entry.hops)
+                    last.update((hop.source, i) for hop in entry.hops)
                     return
-        last.update((leg.source, end) for leg in entry.legs)
+        last.update((hop.source, end) for hop in entry.hops)
         entries.append((entry, frames))
 
     def put_beat(self, beat: Beat) -> None:
@@ -80,18 +80,18 @@ class Outbox:
             beat = Beat(beat.source, beat.target, beat.life, beat.sent, beat.received, True, False, beat.attached)
         self._beats[key] = beat
 
-    def withdraw(self, which: Callable[[Leg], bool]) -> list[tuple[Entry, Sequence[Frame]]]:
+    def withdraw(self, which: Callable[[Hop], bool]) -> list[tuple[Entry, Sequence[Frame]]]:
         """Remove these hops from the waiting entries, and return them in order."""
         taken, entries = [], list(self._entries)
         self._entries.clear()
         self._last.clear()
         self._removed = 0
         for entry, frames in entries:
-            legs = [leg for leg in entry.legs if which(leg)]
-            if legs:
-                taken.append((_with(entry, legs), frames))
-                entry.legs = [leg for leg in entry.legs if not which(leg)]
-            if entry.legs:
+            hops = [hop for hop in entry.hops if which(hop)]
+            if hops:
+                taken.append((_with(entry, hops), frames))
+                entry.hops = [hop for hop in entry.hops if not which(hop)]
+            if entry.hops:
                 self.put(entry, frames)
         return taken
 
@@ -100,7 +100,7 @@ class Outbox:
     def messages(self) -> list[list[Frame]]:
         """Return what may be sent now, as multipart messages."""
         entries = self._entries
-        if len(entries) != 1 or self._beats or len(entries[0][0].legs) > 1 or self._given - self._taken >= self._window:
+        if len(entries) != 1 or self._beats or len(entries[0][0].hops) > 1 or self._given - self._taken >= self._window:
             return list(self._messages())
         ((entry, frames),) = entries  # the usual case
         entries.clear()
@@ -132,11 +132,11 @@ class Outbox:
             entry, frames = self._entries.popleft()
             self._removed += 1
             nbytes_more = sum(len(frame) for frame in frames)
-            while (nnames_more := _nnames(entry)) > MAX_NAMES and len(entry.legs) > 1:
-                half = len(entry.legs) // 2
-                self._entries.appendleft((_with(entry, entry.legs[half:]), frames))
+            while (nnames_more := _nnames(entry)) > MAX_NAMES and len(entry.hops) > 1:
+                half = len(entry.hops) // 2
+                self._entries.appendleft((_with(entry, entry.hops[half:]), frames))
                 self._removed -= 1
-                entry = _with(entry, entry.legs[:half])
+                entry = _with(entry, entry.hops[:half])
             if batch and (nbytes + nbytes_more > PIECE_NBYTES or nnames + nnames_more > MAX_NAMES):
                 yield batch
                 batch, nbytes, nnames = [], 0, 0
@@ -156,7 +156,7 @@ class Outbox:
 
     # -- reports of the neighbour
 
-    def hear(self, given: int, taken: int) -> bool:
+    def acknowledge(self, given: int, taken: int) -> bool:
         """Process the totals that the neighbour reports; returns whether there is something to send to it now."""
         self._received = given
         self._taken = max(self._taken, min(taken, self._given))
@@ -177,11 +177,11 @@ def is_small(frames: Sequence[Frame]) -> bool:
 
 
 def _nnames(entry: Entry) -> int:
-    return sum(2 + len(leg.senders) + len(leg.receivers) for leg in entry.legs)
+    return sum(2 + len(hop.senders) + len(hop.receivers) for hop in entry.hops)
 
 
-def _with(entry: Entry, legs: list[Leg]) -> Entry:
-    return Entry(legs, entry.nframes, entry.goes_on, entry.is_cut)
+def _with(entry: Entry, hops: list[Hop]) -> Entry:
+    return Entry(hops, entry.nframes, entry.goes_on, entry.is_cut)
 
 
 def _between(bounds: tuple[int, int], nbytes: int) -> int:

@@ -76,7 +76,7 @@ class Gateway:
     Attributes:
         name: of the agent itself.
         address: where ranks connect.
-        heard_controller_at: when the controller was last heard of; None if it never was.
+        controller_seen_at: when the controller was last heard of; None if it never was.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Gateway:
     ) -> None:
         self.name = host_peer(host)
         self.address = f"ipc://{directory}/{self.name.decode()}"
-        self.heard_controller_at: float | None = None
+        self.controller_seen_at: float | None = None
         self._watch_fd = watch
         self._addresses = tuple(addresses)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -147,7 +147,7 @@ class Gateway:
 
     def _has_way(self, now: float) -> bool:
         """Whether there is a path to the controller through this host, also for hosts whose messages it forwards."""
-        heard_at = self.heard_controller_at
+        heard_at = self.controller_seen_at
         return self.has_controller or (heard_at is not None and now < heard_at + PARENT_SILENT_S)
 
     @property
@@ -161,7 +161,7 @@ class Gateway:
         return self._relay.dropped + (self._links.refused if self._links else 0)
 
     @property
-    def strangers(self) -> int:
+    def refused_connections(self) -> int:
         """Number of refused connections from clients without the keys."""
         return self._links.refused if self._links else 0
 
@@ -246,7 +246,7 @@ class Gateway:
             is_dialling = self._is_stirred = False
             while left and (received := self._take()) is not None:
                 left -= 1
-                self._hear(*received, now)
+                self._handle_messages(*received, now)
             self._connected()
             if self._may_flush(now):
                 self._flush()  # which stirs: an answer may arrive before we sleep, without a signal of the descriptor
@@ -351,12 +351,12 @@ class Gateway:
                 self._relay.lead(host, host)
             self._relay.beat()
 
-    def _hear(self, neighbour: int, parts: Sequence[Frame], now: float) -> None:
+    def _handle_messages(self, neighbour: int, parts: Sequence[Frame], now: float) -> None:
         if neighbour != self._parent:
             self._heard_at[neighbour] = now
         passed_on = self._relay.passed_on
         try:
-            for source, senders, receivers, frames in self._relay.hear(neighbour, parts):
+            for source, senders, receivers, frames in self._relay.receive(neighbour, parts):
                 senders = [sender for sender in senders if self._may_speak(sender, source)]
                 if len(receivers) > 1:
                     self._expect_answers(receivers, now)
@@ -374,11 +374,11 @@ class Gateway:
             self._relay.dropped += 1
         if neighbour == self._parent and self._relay.passed_on > passed_on:
             self._is_urgent = True  # messages from the parent are not delayed
-        if CONTROLLER_HOST in self._relay.heard:
-            self.heard_controller_at = now
-        if neighbour == self._parent and (CONTROLLER_HOST in self._relay.heard or neighbour in self._relay.attached):
+        if CONTROLLER_HOST in self._relay.active:
+            self.controller_seen_at = now
+        if neighbour == self._parent and (CONTROLLER_HOST in self._relay.active or neighbour in self._relay.attached):
             self._heard_at[neighbour] = now  # a parent without a path is of no use
-        self._relay.heard.clear()
+        self._relay.active.clear()
         self._relay.attached.clear()
 
     def _may_speak(self, sender: Peer, host: int) -> bool:

@@ -7,7 +7,7 @@ Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours
 A message for another host goes to the neighbour through which that host was last heard, or to the default neighbour if it
 never was. So hosts can form any graph: a star, a tree of agents, or pairs that bypass the controller.
 
-A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* (`Leg`) for each
+A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* (`Hop`) for each
 host, and travel once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same
 receiver, are one draft with several senders: that is folding. A sender joins only a draft after its last one, so order per
 sender is kept.
@@ -35,7 +35,7 @@ from typing import NamedTuple
 from monarch_kernel.net.hosts.flow_control import FOLD_DEPTH, PIECE_NBYTES, Outbox, is_small
 from monarch_kernel.net.transport.base import Peer
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.envelope import Beat, Entry, Leg, open_envelope
+from monarch_kernel.net.wire.envelope import Beat, Entry, Hop, open_envelope
 
 __all__ = ["CONTROLLER_HOST", "Delivery", "Relay"]
 
@@ -56,18 +56,18 @@ class Delivery(NamedTuple):
 class _Draft:
     """A message without a number yet, with its senders and receivers for each host."""
 
-    __slots__ = ("frames", "is_small", "legs")
+    __slots__ = ("frames", "hops", "is_small")
 
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = frames
-        self.legs: dict[int, tuple[list[Peer], list[Peer]]] = {}
+        self.hops: dict[int, tuple[list[Peer], list[Peer]]] = {}
         self.is_small = is_small(frames)
 
 
 class _SentMessage(NamedTuple):
     """A sent message that is kept in case it must be sent again."""
 
-    leg: Leg
+    hop: Hop
     frames: Sequence[Frame]
     goes_on: bool
     is_cut: bool
@@ -103,7 +103,7 @@ class Relay:
     Attributes:
         dropped: number of messages that had no path, or came from a host where they do not belong.
         passed_on: number of messages between other hosts that were forwarded.
-        heard: hosts that were heard of since the owner last emptied the set.
+        active: hosts that have sent something since the owner last emptied the set.
         is_given_up: whether the controller has given this host up.
         is_attached: whether there is certainly a path to the controller's process, as this host's beats say.
         attached: hosts that have said so of themselves since the owner last emptied the set.
@@ -117,7 +117,7 @@ class Relay:
         self.default = default
         self.dropped = 0
         self.passed_on = 0
-        self.heard: set[int] = set()
+        self.active: set[int] = set()
         self.is_given_up = False
         self.is_attached = False
         self.attached: set[int] = set()
@@ -140,7 +140,7 @@ class Relay:
         for entry, frames in self._without_path.pop(host, ()):
             self._put(neighbour, entry, frames)
         if former not in (None, neighbour):
-            self._redirect(former, lambda leg: leg.target == host)
+            self._redirect(former, lambda hop: hop.target == host)
 
     def lead_by(self, former: int, neighbour: int) -> None:
         """Send everything that went to one neighbour to another from now on."""
@@ -149,27 +149,27 @@ class Relay:
         for host, way in list(self._paths.items()):
             if way == former:
                 self._paths[host] = neighbour
-        self._redirect(former, lambda leg: True)
+        self._redirect(former, lambda hop: True)
 
-    def _redirect(self, former: int, which: Callable[[Leg], bool]) -> None:
+    def _redirect(self, former: int, which: Callable[[Hop], bool]) -> None:
         """Move messages that wait for a neighbour to their current paths."""
         box = self._outboxes.get(former)
         for entry, frames in box.withdraw(which) if box is not None and box.waits else ():
-            for leg in entry.legs:
-                if (way := self.way(leg.target)) is not None:
-                    self._put(way, Entry([leg], entry.nframes, entry.goes_on, entry.is_cut), frames)
+            for hop in entry.hops:
+                if (way := self.way(hop.target)) is not None:
+                    self._put(way, Entry([hop], entry.nframes, entry.goes_on, entry.is_cut), frames)
 
     def way(self, host: int) -> int | None:
         """Return the neighbour for messages to a host; None if they wait."""
         return self._paths.get(host, self.default)
 
     def give_up(self, host: int) -> None:
-        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
+        """Drop the messages for a lost host; if it sends anything again, it receives the order to end."""
         self._given_up.add(host)
         self._sessions.pop(host, None)
         self._without_path.pop(host, None)
         for box in self._outboxes.values():
-            box.withdraw(lambda leg: leg.target == host)
+            box.withdraw(lambda hop: hop.target == host)
 
     # -- outgoing messages
 
@@ -179,18 +179,18 @@ class Relay:
         if drafts:
             last = drafts[-1]
             if last.frames is frames:  # a broadcast calls this for one receiver after the other
-                leg = last.legs.get(host)
-                if leg is None:
-                    last.legs[host] = [sender], [receiver]
+                hop = last.hops.get(host)
+                if hop is None:
+                    last.hops[host] = [sender], [receiver]
                     self._last[place] = len(drafts) - 1
                     return
-                if leg[0] == [sender] and receiver not in leg[1]:
-                    leg[1].append(receiver)
+                if hop[0] == [sender] and receiver not in hop[1]:
+                    hop[1].append(receiver)
                     return
             elif self._fold(sender, receiver, host, frames):
                 return
         draft = _Draft(frames)
-        draft.legs[host] = [sender], [receiver]
+        draft.hops[host] = [sender], [receiver]
         self._last[place] = len(drafts)
         drafts.append(draft)
 
@@ -202,10 +202,10 @@ class Relay:
         first = max(self._last.get((sender, host), -1) + 1, len(drafts) - FOLD_DEPTH)
         for i in range(len(drafts) - 1, first - 1, -1):
             draft = drafts[i]
-            if draft.is_small and len(draft.legs) == 1 and draft.frames[0] == frames[0]:
-                leg = draft.legs.get(host)
-                if leg is not None and leg[1] == [receiver]:
-                    leg[0].append(sender)
+            if draft.is_small and len(draft.hops) == 1 and draft.frames[0] == frames[0]:
+                hop = draft.hops.get(host)
+                if hop is not None and hop[1] == [receiver]:
+                    hop[0].append(sender)
                     self._last[sender, host] = i
                     return True
         return False
@@ -240,21 +240,21 @@ class Relay:
             pieces = [(draft.frames, False, False)] if draft.is_small else list(_pieces(draft.frames))
             for frames, goes_on, is_cut in pieces:
                 by_neighbour: dict[int, Entry] = {}
-                for host, (senders, receivers) in draft.legs.items():
+                for host, (senders, receivers) in draft.hops.items():
                     if host in self._given_up:
                         continue
                     session = self._session(host)
                     session.sent += 1
-                    leg = Leg(self.host, host, session.sent, session.life, senders, receivers)
-                    session.kept.append(_SentMessage(leg, frames, goes_on, is_cut))
+                    hop = Hop(self.host, host, session.sent, session.life, senders, receivers)
+                    session.kept.append(_SentMessage(hop, frames, goes_on, is_cut))
                     way = self.way(host)
                     if way is None:
-                        entry = Entry([leg], len(frames), goes_on, is_cut)
+                        entry = Entry([hop], len(frames), goes_on, is_cut)
                         self._without_path.setdefault(host, []).append((entry, frames))
                     elif way in by_neighbour:
-                        by_neighbour[way].legs.append(leg)
+                        by_neighbour[way].hops.append(hop)
                     else:
-                        by_neighbour[way] = Entry([leg], len(frames), goes_on, is_cut)
+                        by_neighbour[way] = Entry([hop], len(frames), goes_on, is_cut)
                 for neighbour, entry in by_neighbour.items():
                     self._put(neighbour, entry, frames)
         due, self._due = self._due, set()
@@ -292,7 +292,7 @@ class Relay:
 
     # -- incoming messages
 
-    def hear(self, neighbour: int, parts: Sequence[Frame]) -> Iterator[Delivery]:
+    def receive(self, neighbour: int, parts: Sequence[Frame]) -> Iterator[Delivery]:
         """Process a message of a neighbour: yields what is for this host, and queues what is for others until `flush`.
 
         Raises:
@@ -305,32 +305,32 @@ class Relay:
         box = self._outboxes.get(neighbour)
         if box is None:
             box = self._outboxes[neighbour] = Outbox()
-        if box.hear(envelope.given, envelope.taken):
+        if box.acknowledge(envelope.given, envelope.taken):
             self._due.add(neighbour)
         taken = 1
         for entry in envelope.entries:
             frames = parts[taken : taken + entry.nframes]
             taken += entry.nframes
-            onward: dict[int, list[Leg]] = {}
-            for leg in entry.legs:
-                if leg.source == self.host or leg.source in self._given_up:
-                    self._order_end(leg.source, neighbour)
+            onward: dict[int, list[Hop]] = {}
+            for hop in entry.hops:
+                if hop.source == self.host or hop.source in self._given_up:
+                    self._order_end(hop.source, neighbour)
                     continue
-                if not self._may_come_by(leg.source, neighbour):
+                if not self._may_come_by(hop.source, neighbour):
                     self.dropped += 1
                     continue
-                self._note_heard(leg.source, neighbour)
-                if leg.target != self.host:
-                    way = self.way(leg.target)
+                self._note_active(hop.source, neighbour)
+                if hop.target != self.host:
+                    way = self.way(hop.target)
                     if way is None or way == neighbour:
                         self.dropped += 1
                     else:
-                        onward.setdefault(way, []).append(leg)
-                elif (whole := self._accept(leg, entry, frames)) is not None:
-                    yield Delivery(leg.source, leg.senders, leg.receivers, whole)
-            for way, legs in onward.items():
-                self.passed_on += len(legs)
-                self._put(way, Entry(legs, entry.nframes, entry.goes_on, entry.is_cut), frames)
+                        onward.setdefault(way, []).append(hop)
+                elif (whole := self._accept(hop, entry, frames)) is not None:
+                    yield Delivery(hop.source, hop.senders, hop.receivers, whole)
+            for way, hops in onward.items():
+                self.passed_on += len(hops)
+                self._put(way, Entry(hops, entry.nframes, entry.goes_on, entry.is_cut), frames)
         for beat in envelope.beats:
             if beat.source == self.host or beat.source in self._given_up:
                 self._order_end(beat.source, neighbour)
@@ -338,7 +338,7 @@ class Relay:
             if not self._may_come_by(beat.source, neighbour):
                 self.dropped += 1
                 continue
-            self._note_heard(beat.source, neighbour)
+            self._note_active(beat.source, neighbour)
             if beat.target == self.host:
                 self._handle_beat(beat)
             elif self.way(beat.target) != neighbour:
@@ -352,8 +352,8 @@ class Relay:
             return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
         return self._members is None or host in self._members
 
-    def _note_heard(self, host: int, neighbour: int) -> None:
-        self.heard.add(host)
+    def _note_active(self, host: int, neighbour: int) -> None:
+        self.active.add(host)
         if self._paths.get(host) != neighbour:
             self.lead(host, neighbour)
 
@@ -370,20 +370,20 @@ class Relay:
             return True
         return life == session.life
 
-    def _accept(self, leg: Leg, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
+    def _accept(self, hop: Hop, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
         """Return a message if it is the next one and all of its pieces have arrived."""
-        host = leg.source
-        if not self._is_of_this_life(host, leg.life, self._session(host)):
+        host = hop.source
+        if not self._is_of_this_life(host, hop.life, self._session(host)):
             self.dropped += 1
             return None
         session = self._session(host)
-        if leg.number <= session.received:
+        if hop.number <= session.received:
             return None  # a duplicate
-        if leg.number > session.received + 1:
-            if not session.has_asked or leg.number <= session.latest:  # the requested messages were lost, too
+        if hop.number > session.received + 1:
+            if not session.has_asked or hop.number <= session.latest:  # the requested messages were lost, too
                 session.has_asked = True
                 self._beat(host, again=True)
-            session.latest = leg.number
+            session.latest = hop.number
             return None
         session.received += 1
         session.has_asked = False
@@ -421,13 +421,13 @@ class Relay:
         if beat.received > session.sent:  # it acknowledges a message that was never sent
             self.dropped += 1
             return
-        while session.kept and session.kept[0].leg.number <= beat.received:
+        while session.kept and session.kept[0].hop.number <= beat.received:
             session.kept.popleft()
         if beat.again and (way := self.way(beat.source)) is not None:
             if (box := self._outboxes.get(way)) is not None:
-                box.withdraw(lambda leg: leg.source == self.host and leg.target == beat.source)
+                box.withdraw(lambda hop: hop.source == self.host and hop.target == beat.source)
             for kept in session.kept:
-                self._put(way, Entry([kept.leg], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
+                self._put(way, Entry([kept.hop], len(kept.frames), kept.goes_on, kept.is_cut), kept.frames)
         if beat.sent:
             session.has_asked = False
         if beat.sent > session.received:  # a beat comes after the messages it counts: they are lost

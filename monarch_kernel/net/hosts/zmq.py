@@ -130,13 +130,13 @@ class ZmqRouter(Wakeable):
         self._sharing.discard(peer)
         forget(peer)
 
-    def heard(self) -> set[int]:
-        """Return the hosts that were heard of since the last call."""
-        heard, self._relay.heard = self._relay.heard, set()
-        return heard
+    def active_hosts(self) -> set[int]:
+        """Return the hosts that have sent something since the last call."""
+        active, self._relay.active = self._relay.active, set()
+        return active
 
     def give_up(self, host: int) -> None:
-        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
+        """Drop the messages for a lost host; if it sends anything again, it receives the order to end."""
         self._relay.give_up(host)
 
     @property
@@ -145,7 +145,7 @@ class ZmqRouter(Wakeable):
         return self._relay.dropped + (self._links.refused if self._links else 0)
 
     @property
-    def strangers(self) -> int:
+    def refused_connections(self) -> int:
         """Number of refused connections from clients without the keys."""
         return self._links.refused if self._links else 0
 
@@ -268,7 +268,7 @@ class ZmqRouter(Wakeable):
             self._arrived.append((peer, resolve(parts, peer)))
         else:
             self._neighbours_here.add(home)
-            self._hear(home, parts)
+            self._handle_messages(home, parts)
 
     def _collect_linked(self) -> bool:
         """Read a message of another machine, if there is one."""
@@ -276,7 +276,7 @@ class ZmqRouter(Wakeable):
             return False
         linked = self._recv_linked()
         if linked is not None:
-            self._hear(*linked)
+            self._handle_messages(*linked)
             return True
         # Checking clears the signal also of sockets that are no longer read, which otherwise would be readable forever; of the
         # others it may clear the signal of a message that has just arrived.
@@ -304,9 +304,9 @@ class ZmqRouter(Wakeable):
             self._relay.beat()
         return received
 
-    def _hear(self, neighbour: int, parts: Sequence[Frame]) -> None:
+    def _handle_messages(self, neighbour: int, parts: Sequence[Frame]) -> None:
         try:
-            for source, senders, receivers, frames in self._relay.hear(neighbour, parts):
+            for source, senders, receivers, frames in self._relay.receive(neighbour, parts):
                 for sender in senders:
                     if receivers == [CONTROLLER] and self._homes.get(sender) == source:
                         self._arrived.append((sender, frames))

@@ -11,12 +11,12 @@ from monarch_kernel.net.memory import process_memory
 from monarch_kernel.net.memory.layout import Layout, Memory
 from monarch_kernel.net.memory.leases import Lease, Lent, Table
 
-__all__ = ["ExportTable", "Loan"]
+__all__ = ["BufferHandle", "ExportTable"]
 
 _SWEEP_S = 0.01
 
 
-class Loan(NamedTuple):
+class BufferHandle(NamedTuple):
     """A handle on memory of process ``proc``, which can be sent to other processes.
 
     ``base`` is the address of the whole, if this is a part; ``device`` is the device of the memory, empty for the CPU.
@@ -52,7 +52,7 @@ class ExportTable:
     def __len__(self) -> int:
         return len(self._held) + len(self._ending)
 
-    def lend(self, memory: Memory, owner: int = 0) -> Loan:
+    def lend(self, memory: Memory, owner: int = 0) -> BufferHandle:
         """Lend memory until `end` is called.
 
         Args:
@@ -72,7 +72,7 @@ class ExportTable:
             if owner:
                 self._owned.setdefault(owner, set()).add(lease)
             address, layout, is_readonly, _, device = memory
-            return Loan(self._proc, self._table.lent, lease, address, address, layout, is_readonly, device)
+            return BufferHandle(self._proc, self._table.lent, lease, address, address, layout, is_readonly, device)
 
     def owns(self, cookie: bytes) -> bool:
         """Whether a table belongs to this process, and not to an earlier one with the same number."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from monarch_kernel.net.memory import devices
 from monarch_kernel.net.memory.counters import Meters
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Memory, boxes, matched
 
 __all__ = ["LARGE_SLAB_NBYTES", "SLAB_NBYTES", "DataPath", "DataPaths", "OwnerGone", "PathUnavailable", "Transfer"]
@@ -59,11 +59,11 @@ class DataPath(Protocol):
     takes_devices: bool
     slab_nbytes: int
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         """Whether it can reach the memory, as far as is known without trying."""
         ...
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         """Copy lent memory into memory of this process, on this thread; the other way if ``is_write``.
 
         Args:
@@ -103,11 +103,11 @@ class DataPaths:
         for path in self._paths:
             path.close()
 
-    def are_direct(self, loan: Loan) -> bool:
+    def are_direct(self, loan: BufferHandle) -> bool:
         """Whether the best data path to the memory waits for no other process, as far as is known without trying."""
         return next((path.is_direct for path in self._paths if path.leads_to(loan)), False)
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> Transfer:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> Transfer:
         """Copy by the first data path that can reach the memory; the arguments are those of `DataPath.carry`.
 
         Raises:
@@ -127,7 +127,7 @@ class DataPaths:
                 return Transfer(loan.layout.nbytes, time.perf_counter() - started, path.name)
         raise PathUnavailable("; ".join(why) or "no data path leads to it")
 
-    def _carry(self, path: DataPath, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def _carry(self, path: DataPath, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         """Copy by one data path, and count the bytes."""
         us, owner = self._meters.proc, loan.proc
         source, target = (us, owner) if is_write else (owner, us)
@@ -141,7 +141,7 @@ class DataPaths:
             self._meters.count(source, target, path.name, nbytes, operations=int(not left), seconds=seconds)
 
 
-def _carry(path: DataPath, loan: Loan, here: Memory, is_write: bool) -> None:
+def _carry(path: DataPath, loan: BufferHandle, here: Memory, is_write: bool) -> None:
     """Copy by one data path, staged in CPU memory if necessary."""
     if not here.device or path.takes_devices:
         path.carry(loan, here, is_write=is_write)
@@ -153,7 +153,7 @@ def _carry(path: DataPath, loan: Loan, here: Memory, is_write: bool) -> None:
         devices.store(here, block)
 
 
-def _slabs(loan: Loan, here: Memory, nbytes: int) -> Iterator[tuple[Loan, Memory]]:
+def _slabs(loan: BufferHandle, here: Memory, nbytes: int) -> Iterator[tuple[BufferHandle, Memory]]:
     """Cut a large transfer into parts of at most this size, the same ones at both ends."""
     if loan.layout.nbytes <= nbytes:
         yield loan, here

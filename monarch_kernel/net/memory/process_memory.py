@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.net.memory.layout import paired
-from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.memory.threads import IdleThreads
 
 __all__ = ["Forbidden", "Vanished", "allow", "read", "write"]
 
@@ -27,7 +27,7 @@ SHARED_NBYTES = 8 << 20
 """Two threads copy longer runs, because one does not use the full memory bandwidth."""
 
 _PIECE_NBYTES = 4 << 20
-_helpers = Crew("monarch-copier", 4)
+_helpers = IdleThreads("monarch-copier", 4)
 
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 

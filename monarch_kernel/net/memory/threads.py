@@ -6,10 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ["Crew"]
+__all__ = ["IdleThreads"]
 
 
-class Crew:
+class IdleThreads:
     """Runs submitted functions in order, a few at a time; its threads end when no work is left.
 
     Args:

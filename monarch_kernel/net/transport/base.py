@@ -105,7 +105,7 @@ class HostTransport(Transport, Protocol):
     Attributes:
         meters: counts the frames that it sends.
         refused: number of refused connections and messages.
-        strangers: number of refused connections from clients without the keys.
+        refused_connections: number of refused connections from clients without the keys.
     """
 
     meters: Meters
@@ -116,7 +116,7 @@ class HostTransport(Transport, Protocol):
         ...
 
     @property
-    def strangers(self) -> int:
+    def refused_connections(self) -> int:
         """Number of refused connections from clients without the keys."""
         ...
 
@@ -136,12 +136,12 @@ class HostTransport(Transport, Protocol):
         """Connect to an agent that can't connect to us."""
         ...
 
-    def heard(self) -> set[int]:
-        """Return the hosts that were heard of since the last call."""
+    def active_hosts(self) -> set[int]:
+        """Return the hosts that have sent something since the last call."""
         ...
 
     def give_up(self, host: int) -> None:
-        """Drop the messages for a lost host; if it is heard of again, it receives the order to end."""
+        """Drop the messages for a lost host; if it sends anything again, it receives the order to end."""
         ...
 
 

@@ -90,7 +90,7 @@ class MemoryTransport:
         self._hub = hub
         self._name = name
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
-        self._heard: set[int] = set()
+        self._active: set[int] = set()
         # Released when there is something to read; unlike an Event, a KeyboardInterrupt cannot leave it half set.
         self._signal = threading.Lock()
         self._signal.acquire()
@@ -98,7 +98,7 @@ class MemoryTransport:
     def arrive(self, sender: Peer, parts: list[Frame]) -> None:
         """Receive a message; called by the hub."""
         if sender.startswith(b"H"):
-            self._heard.add(int(sender[1:]))
+            self._active.add(int(sender[1:]))
         self._arrived.append((sender, parts))
         self.wake()
 
@@ -118,7 +118,7 @@ class MemoryTransport:
         return 0
 
     @property
-    def strangers(self) -> int:
+    def refused_connections(self) -> int:
         """Return 0: no client can connect."""
         return 0
 
@@ -134,10 +134,10 @@ class MemoryTransport:
     def forget(self, peer: Peer) -> None:
         """Do nothing: frames are copied."""
 
-    def heard(self) -> set[int]:
-        """Return the hosts that were heard of since the last call."""
-        heard, self._heard = self._heard, set()
-        return heard
+    def active_hosts(self) -> set[int]:
+        """Return the hosts that have sent something since the last call."""
+        active, self._active = self._active, set()
+        return active
 
     def give_up(self, host: int) -> None:
         """Do nothing: the test decides what happens then."""

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Python runs signal handlers in the main thread. Another thread that runs the user's code (that of a subshell of the kernel) is
-interrupted by the code that learns of the signal, with `UserThread.strike`. The effect depends on where the thread is:
+interrupted by the code that learns of the signal, with `UserThread.interrupt`. The effect depends on where the thread is:
 
 - If it holds interrupts back, and counts them (`hold`), the counter is called.
 - If it waits for ranks in `Driver.wait`, which must not be interrupted midway, its wait wakes up, and raises when the state
@@ -54,13 +54,13 @@ class UserThread:
         self._holders: list[Callable[[], object]] = []
         self._shields: list[ThreadShield] = []
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the thread; call this from any other."""
         with self._lock:
             if self._holders:
                 self._holders[-1]()
             elif self._shields:
-                self._shields[-1].strike()
+                self._shields[-1].interrupt()
             elif self._in_user_code:
                 now = time.monotonic()
                 if self._interrupted and now < self._interrupted_at + _BURST_S:
@@ -144,13 +144,13 @@ class ActorThread:
         self._interrupted = False
         self._shields: list[ThreadShield] = []
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the user's code, if the thread runs it; call this from any thread, including this one."""
         with self._lock:
             if not self.in_user_code:
                 return
             if self._shields:
-                self._shields[-1].strike()
+                self._shields[-1].interrupt()
             else:
                 self._interrupted = True
                 _send(self.ident, KeyboardInterrupt)
@@ -237,7 +237,7 @@ class ThreadShield:
         if self._pending and not isinstance(error, KeyboardInterrupt):  # it takes precedence over another error
             raise KeyboardInterrupt
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Record an interrupt, and wake the thread; call this from any other."""
         self._pending = True
         self._wake()

@@ -13,7 +13,7 @@ import msgspec
 
 from monarch_kernel.net.wire.codec import Frame, WireError
 
-__all__ = ["Beat", "Entry", "Envelope", "Leg", "open_envelope", "seal"]
+__all__ = ["Beat", "Entry", "Envelope", "Hop", "open_envelope", "seal"]
 
 MAX_HOST = (1 << 24) - 1
 MAX_NAME_NBYTES = 64
@@ -25,7 +25,7 @@ _Name = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_NAME_NBYTES)]
 _Names = Annotated[list[_Name], msgspec.Meta(min_length=1)]
 
 
-class Leg(msgspec.Struct, array_like=True, gc=False):
+class Hop(msgspec.Struct, array_like=True, gc=False):
     """A message from one host to another, from and to processes there; 0 is the controller's host.
 
     ``number`` counts the messages from ``source`` to ``target``. ``life`` is the epoch: messages of another one are not for
@@ -46,7 +46,7 @@ class Entry(msgspec.Struct, array_like=True, gc=False):
     More pieces follow if ``goes_on``; then the last frame is cut (``is_cut``) if the next piece starts with the rest of it.
     """
 
-    legs: Annotated[list[Leg], msgspec.Meta(min_length=1)]
+    hops: Annotated[list[Hop], msgspec.Meta(min_length=1)]
     nframes: _Number
     goes_on: bool = False
     is_cut: bool = False

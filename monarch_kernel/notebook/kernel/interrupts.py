@@ -178,7 +178,7 @@ class KernelInterrupts:
     def interrupt_subshells(self) -> None:
         """Interrupt what runs in other threads than the main one."""
         for thread in list(self._threads.values()):
-            thread.strike()
+            thread.interrupt()
 
     @contextmanager
     def request(self) -> Iterator[None]:

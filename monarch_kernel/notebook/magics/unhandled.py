@@ -18,7 +18,7 @@ from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.hints import heal_hint
 from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.view.failures import failure_block, failure_line
-from monarch_kernel.runtime.controller.unhandled import show_fault
+from monarch_kernel.runtime.controller.unhandled import show_failure
 
 __all__ = ["UnhandledFailures"]
 
@@ -48,13 +48,13 @@ class UnhandledFailures:
 
     def install(self) -> None:
         """Install the hook, unless the user has set another one."""
-        if monarch_kernel.actor.unhandled_fault_hook is show_fault:
+        if monarch_kernel.actor.unhandled_fault_hook is show_failure:
             monarch_kernel.actor.unhandled_fault_hook = self._hook
 
     def remove(self) -> None:
         """Restore the default hook."""
         if monarch_kernel.actor.unhandled_fault_hook is self._hook:
-            monarch_kernel.actor.unhandled_fault_hook = show_fault
+            monarch_kernel.actor.unhandled_fault_hook = show_failure
 
     def note_shown(self, failure: Failure) -> None:
         """Note that an error of a cell shows this report of a rank."""

@@ -199,10 +199,10 @@ def _lost_hosts(view: MeshView) -> list[str]:
 
 def _refused_connections(view: MeshView) -> list[str]:
     """Format a line that says where connections without the session's keys were refused."""
-    total = sum(count for _, count in view.strangers)
+    total = sum(count for _, count in view.refused_connections)
     if not total:
         return []
-    most = sorted(view.strangers, key=lambda each: -each[1])
+    most = sorted(view.refused_connections, key=lambda each: -each[1])
     named = [f"{count:,} {f'at {name}' if name else 'here'}" for name, count in most[:_MAX_LOST]]
     more = [f"others at {len(most) - _MAX_LOST} more hosts"] if len(most) > _MAX_LOST else []
     what = "1 connection" if total == 1 else f"{total:,} connections"

@@ -12,11 +12,11 @@ from typing import Any
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory import devices
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, matched, paired, runs_of
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.wire.codec import load, pack
-from monarch_kernel.net.wire.messages import CloseLoan, OpenLoan
+from monarch_kernel.net.wire.messages import CloseLoan, OpenBuffer
 from monarch_kernel.runtime.buffers import nixl
 from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.local_paths import Tables
@@ -41,25 +41,25 @@ class _Opened:
     """Requests to owners to open memory, used by both data paths.
 
     Args:
-        asker: sends the requests.
-        way: the field of `OpenLoan`.
+        client: sends the requests.
+        way: the field of `OpenBuffer`.
     """
 
-    def __init__(self, asker: Client, way: str) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, way: str) -> None:
+        self._client = client
         self._way = way
         self._barred: dict[bytes, float] = {}
 
-    def is_barred(self, loan: Loan) -> bool:
+    def is_barred(self, loan: BufferHandle) -> bool:
         """Whether this path failed with this owner a short time ago."""
         return self._barred.get(loan.lent.cookie, 0.0) > time.monotonic()
 
-    def bar(self, loan: Loan, why: object) -> PathUnavailable:
+    def bar(self, loan: BufferHandle, why: object) -> PathUnavailable:
         """Stop trying this path with an owner for a while."""
         self._barred[loan.lent.cookie] = time.monotonic() + BARRED_S
         return PathUnavailable(str(why))
 
-    def ask(self, loan: Loan) -> tuple[int, Any]:
+    def ask(self, loan: BufferHandle) -> tuple[int, Any]:
         """Request that the owner opens the memory; return the id for `close`, and what is needed to access the memory.
 
         Raises:
@@ -70,7 +70,7 @@ class _Opened:
 
         def make(id: int) -> Any:
             opened[:] = [id]
-            return pack(OpenLoan(id, loan.lent.cookie, *loan.lease, self._way))
+            return pack(OpenBuffer(id, loan.lent.cookie, *loan.lease, self._way))
 
         def finish(answers: Sequence[Answer]) -> Any:
             (answer,) = answers
@@ -78,16 +78,16 @@ class _Opened:
                 raise self._refused(loan, answer)
             return load(answer.payload, answer.frames)
 
-        how = self._asker.request((loan.proc,), make, "opening memory", finish, quiet=True).get(warn_after_s=None)
+        how = self._client.request((loan.proc,), make, "opening memory", finish, quiet=True).get(warn_after_s=None)
         return opened[0], how
 
-    def _refused(self, loan: Loan, answer: Failure) -> BaseException:
+    def _refused(self, loan: BufferHandle, answer: Failure) -> BaseException:
         error = error_of(answer)
         return error if isinstance(error, OwnerGone) else self.bar(loan, error)
 
-    def close(self, loan: Loan, opened: int) -> None:
+    def close(self, loan: BufferHandle, opened: int) -> None:
         """Tell the owner that the memory is not used any more."""
-        self._asker.tell((loan.proc,), pack(CloseLoan(opened)))
+        self._client.tell((loan.proc,), pack(CloseLoan(opened)))
 
 
 class CudaPath:
@@ -101,13 +101,13 @@ class CudaPath:
     takes_devices = True
     slab_nbytes = LARGE_SLAB_NBYTES
 
-    def __init__(self, asker: Client, tables: Tables) -> None:
-        self._opening = _Opened(asker, "cuda")
+    def __init__(self, client: Client, tables: Tables) -> None:
+        self._opening = _Opened(client, "cuda")
         self._tables = tables
         # Kept as long as the memory is lent: each opening is one more reference that the owner's allocator counts.
-        self._cache: IdleCache[Loan, Memory] = IdleCache("monarch-opened", float("inf"), self._is_lent)
+        self._cache: IdleCache[BufferHandle, Memory] = IdleCache("monarch-opened", float("inf"), self._is_lent)
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         return (
             bool(loan.device)
             and self._tables.is_local(loan.lent)
@@ -115,7 +115,7 @@ class CudaPath:
             and not self._opening.is_barred(loan)
         )
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         near, far = matched(here.layout, loan.layout)
         ours = here._replace(layout=near)
         key = loan._replace(base=0, address=0, layout=_ANY)  # all of the lent memory, whichever part is requested
@@ -130,7 +130,7 @@ class CudaPath:
                 self._cache.drop(key)
                 raise self._opening.bar(loan, error) from None
 
-    def _is_lent(self, loan: Loan) -> bool:
+    def _is_lent(self, loan: BufferHandle) -> bool:
         try:
             with self._tables.held(loan):
                 return True
@@ -149,14 +149,14 @@ class RdmaPath:
     takes_devices = True
     slab_nbytes = LARGE_SLAB_NBYTES
 
-    def __init__(self, asker: Client, tables: Tables) -> None:
-        self._asker = asker
-        self._opening = _Opened(asker, "rdma")
+    def __init__(self, client: Client, tables: Tables) -> None:
+        self._client = client
+        self._opening = _Opened(client, "rdma")
         self._tables = tables
         self._is_there: bool | None = None
         self._cache: IdleCache[bytes, nixl.Agent] = IdleCache("monarch-opened", KEPT_S)
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         if self._is_there is None:
             self._is_there = nixl.has_hardware() and nixl.is_installed()
         return (
@@ -166,7 +166,7 @@ class RdmaPath:
             and not self._opening.is_barred(loan)
         )
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         near, far = matched(here.layout, loan.layout)
         if near.nbytes and near.nbytes // min(near.run()[0], far.run()[0]) > _RUNS_AT_MOST:
             raise PathUnavailable("its elements are too far apart")

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 
 from monarch_kernel.net.memory import devices, process_memory
-from monarch_kernel.net.memory.exports import ExportTable, Loan
+from monarch_kernel.net.memory.exports import BufferHandle, ExportTable
 from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memory_of, runs_of
 from monarch_kernel.net.memory.leases import Lent, TableOf, identity
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, OwnerGone, PathUnavailable
@@ -33,7 +33,7 @@ class Tables:
         return lent.machine == self._identity
 
     @contextlib.contextmanager
-    def held(self, loan: Loan) -> Iterator[TableOf]:
+    def held(self, loan: BufferHandle) -> Iterator[TableOf]:
         """Keep lent memory in place within a ``with`` block.
 
         Raises:
@@ -75,10 +75,10 @@ class ProcessPath:
         self._tables = tables
         self._lendings = exports
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         return loan.lent.pid == os.getpid() and self._tables.is_local(loan.lent)
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)
         with self._tables.held(loan):
             if loan.device or here.device:
@@ -103,10 +103,10 @@ class MemoryPath:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         return self._tables.is_local(loan.lent) and not loan.device
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         near, far = _matched(loan, here)
         with self._tables.held(loan) as table:
             try:
@@ -121,7 +121,7 @@ class MemoryPath:
         """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
-def _matched(loan: Loan, here: Memory) -> tuple[Place, Place]:
+def _matched(loan: BufferHandle, here: Memory) -> tuple[Place, Place]:
     ours, theirs = matched(here.layout, loan.layout)
     return Place(here.address, ours), Place(loan.address, theirs)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
 from monarch_kernel.net.memory.counters import Piece
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, boxes, copy, matched, memory_of
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
@@ -28,7 +28,7 @@ class MessagesPath:
     """Data path over the connections that calls take.
 
     Args:
-        asker: sends the requests.
+        client: sends the requests.
     """
 
     name = "messages"
@@ -36,13 +36,13 @@ class MessagesPath:
     takes_devices = False
     slab_nbytes = SLAB_NBYTES
 
-    def __init__(self, asker: Client) -> None:
-        self._asker = asker
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         return True
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         ours, theirs = matched(here.layout, loan.layout)
         under_way: deque[Future[None]] = deque()
         # Both are cut into the same pieces, because their shapes are the same.
@@ -58,7 +58,7 @@ class MessagesPath:
     def close(self) -> None:
         """Do nothing: this path keeps nothing open."""
 
-    def _ask(self, loan: Loan, there: Place, here: Place, is_write: bool) -> Future[None]:
+    def _ask(self, loan: BufferHandle, there: Place, here: Place, is_write: bool) -> Future[None]:
         """Send the owner a request to read or write a piece."""
         described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
 
@@ -76,7 +76,7 @@ class MessagesPath:
             if not is_write:
                 copy(here, _packed(answer.frames[0], here.layout))
 
-        return self._asker.request((loan.proc,), make, "transferring bytes", finish, quiet=True)
+        return self._client.request((loan.proc,), make, "transferring bytes", finish, quiet=True)
 
 
 def error_of(failure: Failure) -> BaseException:

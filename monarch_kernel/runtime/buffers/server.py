@@ -11,7 +11,7 @@ from monarch_kernel.net.memory.counters import Piece
 from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.memory.layout import Layout, Memory, Place, copy, memory_of
 from monarch_kernel.net.memory.leases import Lease
-from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, join, pack, split
 from monarch_kernel.net.wire.messages import (
     CloseLoan,
@@ -20,7 +20,7 @@ from monarch_kernel.net.wire.messages import (
     EndStream,
     Failed,
     Message,
-    OpenLoan,
+    OpenBuffer,
     OpenStreams,
     Payload,
     ReadLoan,
@@ -32,7 +32,7 @@ from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.streams import IDLE_S, Stream, StreamError, StreamListener
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.host.network import address_of, own_addresses
-from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.ids import origin_of
 
 __all__ = ["OF_LOANS", "BufferServer"]
 
@@ -41,7 +41,7 @@ KEPT_S = 10.0
 CLOSE_S = 5.0
 """How long `BufferServer.close` waits for work in progress, such as the registration of memory."""
 
-OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenLoan, OpenStreams, ReadLoan, WriteLoan)
+OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenBuffer, OpenStreams, ReadLoan, WriteLoan)
 """The messages that concern loans."""
 
 
@@ -61,22 +61,22 @@ class BufferServer:
         self._answer = answer
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
-        self._crew = Crew("monarch-lender", 1)  # for requests that take some time
+        self._threads = IdleThreads("monarch-lender", 1)  # for requests that take some time
         self._registrations: IdleCache[Lease, nixl.Registration] = IdleCache(
             "monarch-registered", KEPT_S, exports.is_lent
         )
         self._has_opened = False
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
 
-    def hear(self, message: Message, frames: Sequence[Frame]) -> None:
+    def handle(self, message: Message, frames: Sequence[Frame]) -> None:
         """Handle one of `OF_LOANS`."""
         if isinstance(message, OpenStreams):
             self._answer_soon(message.id, lambda: self._invite(message))
-        elif isinstance(message, OpenLoan):
+        elif isinstance(message, OpenBuffer):
             self._has_opened = True
             self._answer_soon(message.id, lambda: self._open(message))
         elif isinstance(message, CloseLoan):
-            self._crew.submit(lambda: self._close(message.opened))
+            self._threads.submit(lambda: self._close(message.opened))
         elif isinstance(message, EndStream):
             self._answer_soon(message.id, lambda: self._end(message))
         else:
@@ -85,19 +85,19 @@ class BufferServer:
 
     def _answer_soon(self, id: int, do: Callable[[], Packed]) -> None:
         try:
-            self._crew.submit(lambda: self._answer_later(id, _answer_of(id, do)))
+            self._threads.submit(lambda: self._answer_later(id, _answer_of(id, do)))
         except RuntimeError as error:  # no thread can be started
             self._answer(id, pack(Failed(id, describe(error))))
 
     def gone(self, proc: int) -> None:
         """Close everything that was opened for a process that has ended."""
         if self._has_opened:
-            self._crew.submit(lambda: self._close_all_of(proc))  # after its earlier requests
+            self._threads.submit(lambda: self._close_all_of(proc))  # after its earlier requests
 
     def close(self) -> None:
         """End all streams, and close everything that was opened."""
         self._listener.close()
-        self._crew.close(CLOSE_S)
+        self._threads.close(CLOSE_S)
         self._opened.clear()
         self._registrations.close()
 
@@ -131,7 +131,7 @@ class BufferServer:
 
     # -- memory that others access without this process
 
-    def _open(self, message: OpenLoan) -> Packed:
+    def _open(self, message: OpenBuffer) -> Packed:
         lease = Lease(message.entry, message.turn)
         memory = self._lendings.whole(message.table, lease)
         if message.way == "cuda":
@@ -150,7 +150,7 @@ class BufferServer:
             self._registrations.give(*self._opened.pop(opened))
 
     def _close_all_of(self, proc: int) -> None:
-        for id in [id for id in self._opened if made_by(id) == proc]:
+        for id in [id for id in self._opened if origin_of(id) == proc]:
             self._close(id)
 
     # -- streams

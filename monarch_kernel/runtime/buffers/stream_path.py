@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Memory, Place, boxes, matched
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone, PathUnavailable
-from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import join, load, pack, split
 from monarch_kernel.net.wire.messages import EndStream, Failed, OpenStreams, Payload, ReadLoan, WriteLoan
 from monarch_kernel.runtime.buffers.local_paths import Tables
@@ -54,7 +54,7 @@ class NetworkPath:
     """Data path over dedicated encrypted streams between two processes, where the machine of the owner can be reached.
 
     Args:
-        asker: sends owners the requests for invitations.
+        client: sends owners the requests for invitations.
         tables: those of this machine, which has better data paths.
     """
 
@@ -63,23 +63,23 @@ class NetworkPath:
     takes_devices = False
     slab_nbytes = SLAB_NBYTES
 
-    def __init__(self, asker: Client, tables: Tables) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, tables: Tables) -> None:
+        self._client = client
         self._tables = tables
-        self._crew = Crew("monarch-stream", _THREADS)
+        self._threads = IdleThreads("monarch-stream", _THREADS)
         self._changed = threading.Condition()
         self._owners: dict[bytes, _Owner] = {}
         self._used: set[Stream] = set()
         self._barred: dict[str, float] = {}
         self._is_tidying = False
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         if self._tables.is_local(loan.lent) or self._barred.get(loan.lent.machine, 0.0) > time.monotonic():
             return False
         owner = self._owners.get(loan.lent.cookie)
         return loan.layout.nbytes >= LEAST_NBYTES or (owner is not None and bool(owner.idle))
 
-    def carry(self, loan: Loan, here: Memory, *, is_write: bool) -> None:
+    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
         ours, theirs = matched(here.layout, loan.layout)
         offset = loan.address - loan.base
         # Both are cut into the same pieces, because their shapes are the same.
@@ -94,7 +94,7 @@ class NetworkPath:
             stream = self._stream(loan, wanted, is_needed=True)
             assert stream is not None
             for _ in range(wanted - 1):
-                self._crew.submit(lambda: self._help(loan, wanted, remaining, is_write))
+                self._threads.submit(lambda: self._help(loan, wanted, remaining, is_write))
             self._transfer_pieces(stream, loan, remaining, is_write)
             remaining.wait()
             if remaining.error is not None:
@@ -115,7 +115,7 @@ class NetworkPath:
 
     # -- pieces
 
-    def _help(self, loan: Loan, wanted: int, remaining: _RemainingPieces, is_write: bool) -> None:
+    def _help(self, loan: BufferHandle, wanted: int, remaining: _RemainingPieces, is_write: bool) -> None:
         if remaining.is_done:
             return
         try:
@@ -125,7 +125,7 @@ class NetworkPath:
         if stream is not None:
             self._transfer_pieces(stream, loan, remaining, is_write)
 
-    def _transfer_pieces(self, stream: Stream, loan: Loan, remaining: _RemainingPieces, is_write: bool) -> None:
+    def _transfer_pieces(self, stream: Stream, loan: BufferHandle, remaining: _RemainingPieces, is_write: bool) -> None:
         """Transfer pieces by a stream until none is left, or the stream breaks."""
         is_good = False
         remaining.enter()
@@ -137,7 +137,7 @@ class NetworkPath:
             self._give_back(stream, loan, is_good)
             remaining.leave()
 
-    def _carry_pieces(self, stream: Stream, loan: Loan, remaining: _RemainingPieces, is_write: bool) -> bool:
+    def _carry_pieces(self, stream: Stream, loan: BufferHandle, remaining: _RemainingPieces, is_write: bool) -> bool:
         under_way: deque[_Piece] = deque()
         try:
             while True:
@@ -156,7 +156,7 @@ class NetworkPath:
 
     # -- streams
 
-    def _stream(self, loan: Loan, wanted: int, *, is_needed: bool) -> Stream | None:
+    def _stream(self, loan: BufferHandle, wanted: int, *, is_needed: bool) -> Stream | None:
         """Return a stream to the owner of a loan; None if there is none and it is not needed (``is_needed``).
 
         Raises:
@@ -183,7 +183,7 @@ class NetworkPath:
                 raise PathUnavailable("its owner accepts no more streams")
         assert owner.invitation is not None
         try:
-            address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._asker.deaths((loan.proc,))))
+            address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._client.deaths((loan.proc,))))
         except StreamError as error:
             self._barred[loan.lent.machine] = time.monotonic() + BARRED_S
             raise PathUnavailable(str(error)) from None
@@ -192,7 +192,7 @@ class NetworkPath:
             self._used.add(stream)
         return stream
 
-    def _give_back(self, stream: Stream, loan: Loan, is_good: bool) -> None:
+    def _give_back(self, stream: Stream, loan: BufferHandle, is_good: bool) -> None:
         """Keep a stream for the next transfer if it still works."""
         with self._changed:
             self._used.discard(stream)
@@ -206,7 +206,7 @@ class NetworkPath:
                 self._is_tidying = True
                 threading.Thread(target=self._tidy, name="monarch-streams", daemon=True).start()
 
-    def _drop_idle(self, loan: Loan) -> None:
+    def _drop_idle(self, loan: BufferHandle) -> None:
         with self._changed:
             self._owners.pop(loan.lent.cookie, _Owner()).close()
 
@@ -221,7 +221,7 @@ class NetworkPath:
                 self._changed.wait(KEPT_S / 4)
             self._is_tidying = False
 
-    def _end(self, stream: Stream, loan: Loan) -> None:
+    def _end(self, stream: Stream, loan: BufferHandle) -> None:
         """Make the owner stop reading from a stream that broke.
 
         Raises:
@@ -234,12 +234,12 @@ class NetworkPath:
                 raise error_of(answer)
 
         stream.hang_up()
-        ask = self._asker.request(
+        ask = self._client.request(
             (loan.proc,), lambda id: pack(EndStream(id, stream.token)), "ending a stream", finish, quiet=True
         )
         ask.get(warn_after_s=None)
 
-    def _invitation(self, loan: Loan, count: int) -> Invitation:
+    def _invitation(self, loan: BufferHandle, count: int) -> Invitation:
         def finish(answers: Sequence[Answer]) -> Invitation:
             (answer,) = answers
             if isinstance(answer, Failure):
@@ -247,7 +247,7 @@ class NetworkPath:
             addresses, port, certificate, tokens = load(answer.payload, answer.frames)
             return Invitation(tuple(addresses), port, certificate, tuple(tokens))
 
-        ask = self._asker.request(
+        ask = self._client.request(
             (loan.proc,), lambda id: pack(OpenStreams(id, count)), "opening streams", finish, quiet=True
         )
         return ask.get(warn_after_s=None)
@@ -265,7 +265,7 @@ class _Piece(NamedTuple):
     there: Place
 
 
-def _request_piece(stream: Stream, loan: Loan, piece: _Piece, is_write: bool) -> None:
+def _request_piece(stream: Stream, loan: BufferHandle, piece: _Piece, is_write: bool) -> None:
     described = (0, loan.lent.cookie, *loan.lease, piece.there.address, *piece.there.layout[1:])
     message = WriteLoan(*described, Payload()) if is_write else ReadLoan(*described)
     stream.send_header(bytes(join([pack(message)])[0]))

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch_kernel.errors import BufferGoneError
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Memory
 from monarch_kernel.net.memory.paths import DataPaths, OwnerGone, Transfer
-from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.runtime.buffers.device_paths import CudaPath, RdmaPath
 from monarch_kernel.runtime.buffers.local_paths import MemoryPath, ProcessPath, Tables
@@ -27,56 +27,58 @@ AT_ONCE_NBYTES = 8 << 20
 
 _THREADS = 4
 
-_crew = Crew("monarch-carrier", _THREADS)
+_threads = IdleThreads("monarch-carrier", _THREADS)
 
 
-def data_paths_of(asker: Client) -> DataPaths:
+def data_paths_of(client: Client) -> DataPaths:
     """Return all data paths of a process, the best first.
 
     Args:
-        asker: sends the requests of the process.
+        client: sends the requests of the process.
     """
     tables = Tables()
     paths = (
-        ProcessPath(tables, asker.exports),
+        ProcessPath(tables, client.exports),
         MemoryPath(tables),
-        CudaPath(asker, tables),
-        RdmaPath(asker, tables),
-        NetworkPath(asker, tables),
-        MessagesPath(asker),
+        CudaPath(client, tables),
+        RdmaPath(client, tables),
+        NetworkPath(client, tables),
+        MessagesPath(client),
     )
-    return DataPaths(paths, asker.meters)
+    return DataPaths(paths, client.meters)
 
 
-def carry(asker: Client, loan: Loan, here: Memory, *, is_write: bool, keeper: object = None) -> Future[Transfer]:
+def carry(
+    client: Client, loan: BufferHandle, here: Memory, *, is_write: bool, keeper: object = None
+) -> Future[Transfer]:
     """Copy lent memory into memory of this process, or the other way if ``is_write``.
 
     Args:
-        asker: the client of this process, which has its data paths.
+        client: the client of this process, which has its data paths.
         loan: the lent memory.
         here: memory of this process, of as many bytes.
         is_write: the direction.
         keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
     """
     future: Future[Transfer] = Future(
-        _Carrying(asker), 0, lambda answers: done[0], note="transferring bytes", procs=(loan.proc,)
+        _Carrying(client), 0, lambda answers: done[0], note="transferring bytes", procs=(loan.proc,)
     )
     done: list[Transfer] = []
 
     def work() -> None:
         try:
-            done.append(asker.paths.carry(loan, here, is_write=is_write))
+            done.append(client.paths.carry(loan, here, is_write=is_write))
         except OwnerGone as error:
-            future.abandon(_gone(asker, loan, str(error)))
+            future.abandon(_gone(client, loan, str(error)))
         except Exception as error:
             future.abandon(error)
         else:
             future.resolve((), True)
 
-    if loan.layout.nbytes <= AT_ONCE_NBYTES and asker.paths.are_direct(loan):
+    if loan.layout.nbytes <= AT_ONCE_NBYTES and client.paths.are_direct(loan):
         work()
     else:
-        _crew.submit(lambda: _work_and_wake(asker, work, keeper))
+        _threads.submit(lambda: _work_and_wake(client, work, keeper))
     return future
 
 
@@ -99,29 +101,29 @@ def together(futures: Sequence[Future[Transfer]]) -> Future[list[Transfer]]:
     return whole
 
 
-def _work_and_wake(asker: Client, work: Callable[[], None], keeper: object) -> None:
+def _work_and_wake(client: Client, work: Callable[[], None], keeper: object) -> None:
     work()
-    asker.submit(_nothing)  # wakes the thread that waits for the future in the transport
+    client.submit(_nothing)  # wakes the thread that waits for the future in the transport
 
 
 def _nothing() -> None:
     pass
 
 
-def _gone(asker: Client, loan: Loan, why: str) -> BufferGoneError:
+def _gone(client: Client, loan: BufferHandle, why: str) -> BufferGoneError:
     """Create the error for the caller. It was never raised, so no frames keep memory or descriptors alive."""
-    death = asker.deaths((loan.proc,)).get(loan.proc)
+    death = client.deaths((loan.proc,)).get(loan.proc)
     return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
 
 
 class _Carrying:
     """Owner of the futures of transfers, which can't be interrupted or cancelled."""
 
-    def __init__(self, asker: Client) -> None:
-        self.asker = asker
+    def __init__(self, client: Client) -> None:
+        self.client = client
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self.asker.wait(waiter, timeout_s)
+        return self.client.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         pass
@@ -130,7 +132,7 @@ class _Carrying:
         pass
 
     def attend(self, future: Future[Any]) -> None:
-        self.asker.attend(future)
+        self.client.attend(future)
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         return None

@@ -16,7 +16,7 @@ from monarch_kernel.net.transport.base import (
 )
 from monarch_kernel.net.wire.messages import Hello, HostHello
 from monarch_kernel.runtime.controller.state import State
-from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
 
 __all__ = ["Admission"]
@@ -61,7 +61,7 @@ class Admission:
 
     def admits_for_actors(self, peer: Peer, message: Any) -> bool:
         """Whether a message about an actor comes from a process with actors, which made an actor of this session."""
-        maker = made_by(getattr(message, "actor", CONTROLLER_PROC))
+        maker = origin_of(getattr(message, "actor", CONTROLLER_PROC))
         if (peer == CONTROLLER or is_rank(peer)) and (maker == CONTROLLER_PROC or maker in self._state.ranks):
             return True
         self.refused += 1

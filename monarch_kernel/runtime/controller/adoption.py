@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from monarch_kernel.net.transport.base import Peer, proc_of
 from monarch_kernel.net.wire.codec import Frame, Packed
-from monarch_kernel.net.wire.messages import Message, Owed
+from monarch_kernel.net.wire.messages import Message, OpenRequest
 
 __all__ = ["Early", "Resumed", "Resumption"]
 
@@ -53,7 +53,7 @@ class Resumption:
         self.is_over = False
         self._ask_at = 0.0
         self._deadline = deadline
-        self._cells: dict[int, list[tuple[int, Owed]]] = {}
+        self._cells: dict[int, list[tuple[int, OpenRequest]]] = {}
         self._early: list[Early] = []
 
     def asks(self, now: float) -> Sequence[Peer]:
@@ -63,12 +63,12 @@ class Resumption:
         self._ask_at = now + (ASK_LATE_EVERY_S if self.is_over else 0.0)
         return tuple(self.waiting)
 
-    def told(self, peer: Peer, owed: Iterable[Owed]) -> None:
+    def reported(self, peer: Peer, open_requests: Iterable[OpenRequest]) -> None:
         """Note which requests a rank has not answered."""
-        for one in owed:
+        for one in open_requests:
             if one.cell is not None:
                 self._cells.setdefault(one.id, []).append((proc_of(peer), one))
-        self.heard(peer)
+        self.settled(peer)
 
     def renamed(self, peer: Peer, new: Peer) -> None:
         """Ask the new incarnation of a rank in place of the former one."""
@@ -76,7 +76,7 @@ class Resumption:
             self.waiting[self.waiting.index(peer)] = new
             self._ask_at = 0.0
 
-    def heard(self, peer: Peer) -> None:
+    def settled(self, peer: Peer) -> None:
         """Note that a peer has answered, or never will."""
         if peer in self.waiting:
             self.waiting.remove(peer)
@@ -95,7 +95,9 @@ class Resumption:
         early, self._early = self._early, []
         cells = []
         for id, reports in sorted(self._cells.items()):
-            owed = reports[0][1]
+            open_requests = reports[0][1]
             procs = tuple(sorted(proc for proc, _ in reports))
-            cells.append(Resumed(id, owed.note, owed.cell or 0, max(one.age_s for _, one in reports), procs))
+            cells.append(
+                Resumed(id, open_requests.note, open_requests.cell or 0, max(one.age_s for _, one in reports), procs)
+            )
         return cells, early

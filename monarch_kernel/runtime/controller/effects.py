@@ -80,7 +80,7 @@ class Route(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Effect: a host is gone; if it is heard of again, it gets a message to end."""
+    """Effect: a host is gone; if it sends anything again, it gets a message to end."""
 
     host: int
 

@@ -24,7 +24,7 @@ from monarch_kernel.net.wire.messages import ReadLog
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.host_compatibility import Comparison, compare
 from monarch_kernel.runtime.controller.state import State
-from monarch_kernel.runtime.controller.views import NOT_HEARD, host_views
+from monarch_kernel.runtime.controller.views import NEVER_CONNECTED, host_views
 from monarch_kernel.runtime.host.logs import LogRecord, log_records
 from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -169,10 +169,10 @@ class Fleet:
         if (handle := self._handles.pop(host, None)) is None:
             return
         record = self._state.hosts.get(host)  # None: just launched
-        has_heard = bool(
+        is_connected = bool(
             record and record.up and (record.end is None or record.end.kind == "stopped")
         )  # that it must end
-        close = partial(handle.close, timeout_s if has_heard else 0.0)
+        close = partial(handle.close, timeout_s if is_connected else 0.0)
         thread = threading.Thread(target=close, name=f"monarch-close-{host}", daemon=True)
         try:
             thread.start()
@@ -312,5 +312,7 @@ class Fleet:
             self._loop.perform(self._state.processes.host_gone(host, reason, log, now))
         else:
             self._loop.perform(
-                self._state.processes.host_gone(host, "the host agent did not come up in time", log, now, NOT_HEARD)
+                self._state.processes.host_gone(
+                    host, "the host agent did not come up in time", log, now, NEVER_CONNECTED
+                )
             )

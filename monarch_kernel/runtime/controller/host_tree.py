@@ -65,25 +65,25 @@ class Hosts(dict[int, HostRecord]):
 
     # -- life
 
-    def expire(self, heard: Container[int], for_s: float) -> list[Expired]:
+    def expire(self, active: Container[int], for_s: float) -> list[Expired]:
         """Give up hosts that have been silent for too long.
 
         Args:
-            heard: The hosts that sent something.
+            active: The hosts that sent something.
             for_s: In the last so many seconds, in which the controller listened.
         """
         effects = []
-        for record in self.listened(heard, for_s):
+        for record in self.listened(active, for_s):
             name = record.hostname or f"host {record.host}"
             why = f"nothing was heard of {name} for {record.silence_s:.1f} s: it has died, or the network to it is cut"
             effects.append(Expired(record.host, reason=why))
         return effects
 
-    def listened(self, heard: Container[int], for_s: float) -> list[HostRecord]:
+    def listened(self, active: Container[int], for_s: float) -> list[HostRecord]:
         """Update how long hosts are silent, after listening for ``for_s`` seconds; return those silent for too long."""
         silent = []
         for record in self.values():
-            if record.host in heard:
+            if record.host in active:
                 record.silence_s = 0.0
             elif record.is_elsewhere and record.up and not record.gone:
                 record.silence_s += for_s

@@ -26,7 +26,7 @@ from monarch_kernel.net.wire.messages import (
     Interrupt,
     ListModules,
     Message,
-    OpenLoan,
+    OpenBuffer,
     OpenStreams,
     Payload,
     Ping,
@@ -47,7 +47,7 @@ from monarch_kernel.net.wire.messages import (
     WriteLoan,
 )
 from monarch_kernel.runtime.controller.effects import Effect
-from monarch_kernel.runtime.controller.unhandled import Faults
+from monarch_kernel.runtime.controller.unhandled import FailureReporter
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.client import Client
@@ -70,7 +70,7 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
         Barrier,
         Interrupt,
         GetStacks,
-        OpenLoan,
+        OpenBuffer,
         OpenStreams,
         Ping,
         PortSend,
@@ -91,7 +91,7 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
 class Owner(Client, Protocol):
     """The part of the runtime that the actors use."""
 
-    faults: Faults
+    unhandled: FailureReporter
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that made the request."""
@@ -139,12 +139,12 @@ class LocalActorServer(ActorServer):
 
     def attend(self) -> None:
         """Report that something the program spawned has failed."""
-        self._runtime.faults.call()
+        self._runtime.unhandled.call()
 
-    def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
+    def handle(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
         """Handle a message about actors; refuse what only ranks can do."""
         if isinstance(message, Unhandled):
-            self._runtime.faults.add(message.failure)
+            self._runtime.unhandled.add(message.failure)
         elif isinstance(message, Ping):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
         elif isinstance(message, GetStacks):
@@ -155,7 +155,7 @@ class LocalActorServer(ActorServer):
             if message.id:
                 self.send_answer_now(message.id, pack(Failed(message.id, describe(RuntimeError(why)))))
         else:
-            return super().hear(message, frames, peer)
+            return super().handle(message, frames, peer)
         return True
 
     def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
@@ -164,8 +164,8 @@ class LocalActorServer(ActorServer):
         if make is None or message.actor in self.actors:
             super().call_unknown(message, frames)
             return
-        super().hear(*make(), CONTROLLER)
-        super().hear(message, frames, CONTROLLER)
+        super().handle(*make(), CONTROLLER)
+        super().handle(message, frames, CONTROLLER)
 
     def close(self) -> None:
         """End the actors and their threads."""

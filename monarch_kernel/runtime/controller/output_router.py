@@ -102,5 +102,8 @@ class OutputRouter:
 
     def _writer(self, record: RankRecord) -> int:
         """Find the request that text of a rank belongs to: its cell, even if actors work beside it; else the oldest."""
-        owed = [id for id in record.owed if not self._requests.is_quiet(id)]
-        return next((id for id in owed if self._requests.is_cell(id)), owed[0] if owed else record.last_request)
+        open_requests = [id for id in record.open_requests if not self._requests.is_quiet(id)]
+        return next(
+            (id for id in open_requests if self._requests.is_cell(id)),
+            open_requests[0] if open_requests else record.last_request,
+        )

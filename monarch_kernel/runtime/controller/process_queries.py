@@ -48,4 +48,4 @@ class ProcessQueries:
     def pending(self, procs: Sequence[int]) -> list[list[int]]:
         """The requests that each process has yet to answer."""
         records = [self._ranks.get(proc) for proc in procs]
-        return [[] if record is None else list(record.owed) for record in records]
+        return [[] if record is None else list(record.open_requests) for record in records]

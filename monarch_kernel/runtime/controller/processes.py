@@ -320,7 +320,7 @@ class Processes:
         asked: bool = False,
     ) -> list[Effect]:
         effects = self._output.end(record, now)  # messages from before its death come first
-        note = next(filter(None, record.owed.values()), "")
+        note = next(filter(None, record.open_requests.values()), "")
         text = f"{what}; it was running {note}" if note and record.up else what
         mesh = self._restarts.get(record.spec.proc)
         record.is_replaced = asked
@@ -338,7 +338,7 @@ class Processes:
         return effects
 
     def _mark_dead(self, record: RankRecord, failure: Failure, now: float, asked: bool) -> list[Effect]:
-        spec, is_reported = record.spec, asked or bool(record.owed or record.watchers)
+        spec, is_reported = record.spec, asked or bool(record.open_requests or record.watchers)
         reported = replace(failure, kind="stopped") if asked else failure
         record.death = failure
         self._requests.dead.add(spec.proc)
@@ -348,7 +348,7 @@ class Processes:
         effects: list[Effect] = self._introductions.announce(record)
         effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, reported, is_reported))
         effects += self._lost(record, now)
-        for id in [*record.owed, *record.asides]:
+        for id in [*record.open_requests, *record.out_of_band]:
             effects += self._answer(id, spec.proc, failure, now)
             if not asked:
                 effects += self._requests.tell_waiting(id, pack(Release(id, spec.mesh, spec.rank)))

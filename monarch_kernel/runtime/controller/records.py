@@ -30,7 +30,7 @@ class HostRecord:
         addresses: Where other hosts can connect to it.
         parent: The host that relays its messages; 0 for none.
         successor: The host that has replaced it; 0 for none.
-        strangers: The number of connections that it has refused.
+        refused_connections: The number of connections that it has refused.
         software: The versions that it runs.
         clock: Its clock compared with the controller's.
         hostname: The name of its machine.
@@ -51,7 +51,7 @@ class HostRecord:
     addresses: tuple[str, ...] = ()
     parent: int = 0
     successor: int = 0
-    strangers: int = 0
+    refused_connections: int = 0
     software: Software | None = None
     clock: Clock | None = None
     hostname: str = ""
@@ -90,7 +90,7 @@ class RankRecord(Recipient):
             decision of the controller.
         is_replaced: Whether another process replaces it, so that its death needs no attention.
         former: The process that it replaces, until that process has ended. Only then does this one start.
-        asides: Requests that it has not answered yet and that do not count as work.
+        out_of_band: Requests that it has not answered yet and that do not count as work.
         names: The names in its namespace, with the kind of each value.
         last_request: The request that it worked on last.
         last_error: The headline of ``failure``; empty if the last request succeeded.
@@ -113,7 +113,7 @@ class RankRecord(Recipient):
     has_ended: bool = False
     is_replaced: bool = False
     former: RankRecord | None = None
-    asides: set[int] = field(default_factory=set)
+    out_of_band: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     last_request: int = 0
     last_error: str = ""
@@ -134,6 +134,6 @@ class RankRecord(Recipient):
             return "stopped" if self.stopping else "dead"
         if not self.up:
             return "starting"
-        if self.owed:
+        if self.open_requests:
             return "running"
         return "failed" if self.last_error else "idle"

@@ -56,12 +56,12 @@ from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActo
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
 from monarch_kernel.runtime.controller.replacement import Replacement
 from monarch_kernel.runtime.controller.state import State
-from monarch_kernel.runtime.controller.unhandled import Faults
+from monarch_kernel.runtime.controller.unhandled import FailureReporter
 from monarch_kernel.runtime.controller.views import mesh_view
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, numbers, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
@@ -93,7 +93,7 @@ class Runtime(ClientBase):
         replacement: Replaces ranks that have died.
         attachment: Attaches to ranks of an earlier controller.
         listeners: Listeners of requests and of the session.
-        faults: Failures that no actor has handled.
+        unhandled: Failures that no actor has handled.
         on_tick: Called many times a second with the time, on the I/O thread.
     """
 
@@ -133,7 +133,7 @@ class Runtime(ClientBase):
         healer = Healer(self._state, self._request_for, supervisor.respawned)
         self.replacement = Replacement(self, self._state, self.fleet, healer)
         self.attachment = Attachment(self, self.wait, self._state, transport, self.fleet, token, epoch)
-        self.faults = Faults(lambda: supervisor.take(PROGRAM))
+        self.unhandled = FailureReporter(lambda: supervisor.take(PROGRAM))
         self._driver.start()
 
     # -- for any thread
@@ -207,7 +207,7 @@ class Runtime(ClientBase):
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send the answer of an actor here to the process that made the request."""
-        self.enter(lambda now: self._state.answer_to(made_by(id), packed))
+        self.enter(lambda now: self._state.answer_to(origin_of(id), packed))
 
     def host_actors(self) -> None:
         """Let this process receive requests, as ranks do, because actors are spawned here."""
@@ -247,9 +247,9 @@ class Runtime(ClientBase):
         """End a request for its caller and interrupt it on its ranks."""
         self.enter(partial(self._state.cancel, id))
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         """Report a wait that lasts, on the thread that waits; return after how many seconds to report it again."""
-        return None if self._closed else self.actor_server.linger(wait)
+        return None if self._closed else self.actor_server.on_slow_wait(wait)
 
     def submit(self, do: Callable[[], object]) -> None:
         """Run a function on the I/O thread, soon; functions of one thread run in order."""
@@ -379,9 +379,9 @@ class Runtime(ClientBase):
             return None if launcher is None else launcher.name
 
         ranks = [self._state.ranks.get(proc) for proc in procs]
-        strangers = self._transport.strangers
+        refused_connections = self._transport.refused_connections
         now = time.monotonic()
-        view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, strangers)
+        view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, refused_connections)
         for extension in self._state.extensions.values():
             view = extension.shown(view, procs, now)
         return view
@@ -414,7 +414,7 @@ class Runtime(ClientBase):
             extension.closed()
         self._abandon_all()
         self.listeners.flush()
-        self.faults.tell_all()
+        self.unhandled.tell_all()
         self._ended.set()
 
     def _await_output(self) -> None:
@@ -453,11 +453,11 @@ class Runtime(ClientBase):
                     return
                 if type(message) in FOR_ACTORS:
                     if self._admission.admits_for_actors(peer, message):
-                        self.actor_server.hear(message, frames, peer)
+                        self.actor_server.handle(message, frames, peer)
                 elif type(message) is ClockRead:
                     note_clock(self._state.hosts.values(), peer, message, time.time())
                 else:
-                    self.perform(self._state.heard(message, frames, peer, now))
+                    self.perform(self._state.handle(message, frames, peer, now))
                     if type(message) is HostHello:
                         self.perform([*read_clock(self._state.hosts.get(message.host), time.time())])
         except WireError:
@@ -489,7 +489,7 @@ class Runtime(ClientBase):
                 supervisor = self.actor_server.supervisor
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
                 if not known and not effect.is_reported and not self._closed:
-                    self.faults.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
+                    self.unhandled.add(MeshFailure(effect.mesh, {effect.rank: effect.death}))
             elif type(effect) is Halt:
                 if (halted := self._futures.get(effect.id)) is not None:
                     halted.halt()
@@ -519,7 +519,7 @@ class Runtime(ClientBase):
         self.listeners.flush()
         listened_s = min(now - self._listened_at, MAX_LISTEN_S)
         self._listened_at = now
-        self.perform([*self._state.hosts.expire(self._transport.heard(), listened_s)])
+        self.perform([*self._state.hosts.expire(self._transport.active_hosts(), listened_s)])
         self.perform(self._state.tick(now))
         self.fleet.look()
         self.on_tick(now)

@@ -149,7 +149,7 @@ class State:
 
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""
-        return [proc for proc, rank in self.ranks.items() if id in rank.owed]
+        return [proc for proc, rank in self.ranks.items() if id in rank.open_requests]
 
     def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
         """Send a message to a rank, if it lives."""
@@ -236,12 +236,12 @@ class State:
         for proc in procs:
             record = self.ranks[proc]
             if record.death is None and record.up:
-                record.asides.add(id)
+                record.out_of_band.add(id)
                 effects.append(Send(record.peer, packed))
             else:
                 absent.append((proc, record.death or Failure("stopped", "NotSent", "the rank is not up yet")))
         for proc, failure in absent:
-            effects += self._answer(id, proc, failure, now, still_owed=True)
+            effects += self._answer(id, proc, failure, now, is_still_open=True)
         return effects
 
     def interrupt_ranks(self, procs: Iterable[int], *, abort: bool = False) -> list[Effect]:
@@ -250,9 +250,9 @@ class State:
         for proc in procs:
             record = self.ranks[proc]
             if record.death is None and record.up:
-                effects += [Send(record.peer, pack(Interrupt(id, abort))) for id in record.owed]
+                effects += [Send(record.peer, pack(Interrupt(id, abort))) for id in record.open_requests]
             elif record.death is None:
-                record.held += [pack(Interrupt(id, abort)) for id in record.owed]
+                record.held += [pack(Interrupt(id, abort)) for id in record.open_requests]
         return effects
 
     def cancel(self, id: int, now: float) -> list[Effect]:
@@ -260,12 +260,12 @@ class State:
         effects: list[Effect] = [*self.requests.interrupt(id)]
         cancelled = Failure("interrupted", "CancelledError", "cancelled by the caller")
         for proc in self.requests.waiting_for(id):
-            effects += self._answer(id, proc, cancelled, now, still_owed=True)
+            effects += self._answer(id, proc, cancelled, now, is_still_open=True)
         return effects
 
     # -- what happens
 
-    def heard(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+    def handle(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         """Handle a message of an authenticated peer; messages that it may not send are counted and dropped."""
         if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
             rank = self._connected.get(peer)
@@ -341,10 +341,10 @@ class State:
             return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
         return self._in_order[type(message)](record, message, now)
 
-    def _answer(self, id: int, proc: int, answer: Answer, now: float, *, still_owed: bool = False) -> list[Effect]:
+    def _answer(self, id: int, proc: int, answer: Answer, now: float, *, is_still_open: bool = False) -> list[Effect]:
         record = self.ranks[proc]
-        record.asides.discard(id)
-        note = None if still_owed else record.owed.pop(id, None)
+        record.out_of_band.discard(id)
+        note = None if is_still_open else record.open_requests.pop(id, None)
         if note is not None:
             record.busy_since = now
         if note is not None and isinstance(answer, Failure) and record.death is None:
@@ -381,7 +381,7 @@ class State:
             effects.append(cell)
         effects.append(Attached(tuple(proc_of(peer) for peer in resumption.waiting if is_rank(peer))))
         for peer, message, frames in early:
-            effects += self.heard(message, frames, peer, now)
+            effects += self.handle(message, frames, peer, now)
         return effects
 
     def _handle_in_order(self, message: Spoken, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
@@ -397,10 +397,10 @@ class State:
         effects: list[Effect] = [Send(peer, packed) for packed in held]
         effects += self._introductions.announce(record)
         if self._resumption is not None:
-            if message.owed:
-                record.owed = {**{one.id: one.note for one in message.owed}, **record.owed}
-                record.busy_since = now - message.owed[0].age_s
-            self._resumption.told(peer, message.owed)
+            if message.open_requests:
+                record.open_requests = {**{one.id: one.note for one in message.open_requests}, **record.open_requests}
+                record.busy_since = now - message.open_requests[0].age_s
+            self._resumption.reported(peer, message.open_requests)
             effects += self._resume(now)
         return effects
 
@@ -424,7 +424,7 @@ class State:
     def _handle_readings(self, message: Readings, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         for reading in message.ranks:
             self.ranks[reading.proc].reading = reading
-        self.hosts[int(peer[1:])].strangers = message.strangers
+        self.hosts[int(peer[1:])].refused_connections = message.refused_connections
         return []
 
     def _handle_cleans_up(self, message: CleansUp, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
@@ -434,7 +434,7 @@ class State:
     def _handle_backlog(self, message: Backlog, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         effects = self._output.catch_up(message)
         if self._resumption is not None:
-            self._resumption.heard(peer)
+            self._resumption.settled(peer)
             effects += self._resume(now)
         return effects
 
@@ -451,7 +451,7 @@ class State:
         """Call the parts that keep something of a process."""
         effects: list[Effect] = []
         if self._resumption is not None:
-            self._resumption.heard(record.peer)
+            self._resumption.settled(record.peer)
             effects += self._resume(now)
         for extension in self.extensions.values():
             effects += extension.process_lost(record.spec.proc)

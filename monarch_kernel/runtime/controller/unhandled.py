@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from monarch_kernel.errors import MeshFailure
 
-__all__ = ["Faults", "show_fault"]
+__all__ = ["FailureReporter", "show_failure"]
 
 _log = logging.getLogger(__name__)
 
@@ -18,13 +18,13 @@ TOGETHER_S = 0.02
 """How long to wait, in seconds, for failures at the same time; they are reported together."""
 
 
-def show_fault(failure: MeshFailure) -> None:
+def show_failure(failure: MeshFailure) -> None:
     """Write an unhandled failure to stderr."""
     sys.stderr.write(f"unhandled failure: {failure.report()}\n")
     sys.stderr.flush()
 
 
-class Faults:
+class FailureReporter:
     """Passes unhandled failures to a handler, one at a time.
 
     The handler may do what the I/O thread must not: take long, and send requests to ranks. Its exceptions are logged.
@@ -37,7 +37,7 @@ class Faults:
     """
 
     def __init__(self, take: Callable[[], MeshFailure | None]) -> None:
-        self.tell: Callable[[MeshFailure], object] = show_fault
+        self.tell: Callable[[MeshFailure], object] = show_failure
         self._take = take
         self._others: deque[MeshFailure] = deque()
         self._lock = threading.Lock()

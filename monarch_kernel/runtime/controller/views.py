@@ -12,9 +12,9 @@ from typing import Any
 from monarch_kernel.base.events import HostState, HostView, MeshView, RankView
 from monarch_kernel.runtime.controller.records import NO_READING, HostRecord, RankRecord
 
-__all__ = ["NOT_HEARD", "host_views", "mesh_view"]
+__all__ = ["NEVER_CONNECTED", "host_views", "mesh_view"]
 
-NOT_HEARD = "HostNotHeard"
+NEVER_CONNECTED = "HostNeverConnected"
 
 
 def host_views(records: Mapping[int, HostRecord], hosts: Sequence[int]) -> tuple[HostView, ...]:
@@ -37,9 +37,9 @@ def _host_view(host: int, record: HostRecord | None) -> HostView:
     end = record.end
     why, log = (end.message, end.last_lines) if end is not None else ("", ())
     is_released = end is not None and end.kind == "stopped"
-    is_unheard = end is not None and end.etype == NOT_HEARD
+    is_silent = end is not None and end.etype == NEVER_CONNECTED
     state: HostState = "released" if is_released else "lost"
-    return HostView(host, record.hostname, state, why, log, is_unheard)
+    return HostView(host, record.hostname, state, why, log, is_silent)
 
 
 def mesh_view(
@@ -50,7 +50,7 @@ def mesh_view(
     engine_of: Callable[[int], str | None],
     now: float,
     age_s: float,
-    strangers: int = 0,
+    refused_connections: int = 0,
 ) -> MeshView:
     """A mesh as it is now.
 
@@ -62,7 +62,7 @@ def mesh_view(
         engine_of: Returns the name of the engine of a host, by the host's number; None for this machine itself.
         now: The time.
         age_s: How long ago the mesh was made, in seconds.
-        strangers: How many connections the controller has refused.
+        refused_connections: How many connections the controller has refused.
     """
     numbers = dict.fromkeys(record.host for record in ranks if record is not None)
     on = {view.number: view for view in host_views(hosts, tuple(numbers))}
@@ -74,8 +74,11 @@ def mesh_view(
             rows.append(_rank_view(rank, point, record, on[record.host].name, now))
     where = _where(on, engine_of)
     if where:  # else no other machine can connect
-        counts = [("", strangers), *((view.name, hosts[host].strangers) for host, view in on.items())]
-        where["strangers"] = tuple((name, count) for name, count in counts if count)
+        counts = [
+            ("", refused_connections),
+            *((view.name, hosts[host].refused_connections) for host, view in on.items()),
+        ]
+        where["refused_connections"] = tuple((name, count) for name, count in counts if count)
     return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **where)
 
 
@@ -87,7 +90,7 @@ def _points(axes: tuple[tuple[str, int], ...]) -> tuple[tuple[tuple[str, int], .
 
 def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord, host: str, now: float) -> RankView:
     state = record.state
-    activity = next(iter(list(record.owed.values())), "") if state == "running" else ""
+    activity = next(iter(list(record.open_requests.values())), "") if state == "running" else ""
     reading = record.reading if record.death is None else NO_READING
     return RankView(
         rank,

@@ -45,8 +45,8 @@ class PreviousLauncher:
             )
         engine = ENGINES[self._recipe.engine]
         if not self._launchers or "occupied" in engine.takes:
-            occupied, doubted = self._used()
-            common = {**self._recipe.common, "occupied": tuple(occupied), "doubted": tuple(doubted)}
+            occupied, last_resort = self._used()
+            common = {**self._recipe.common, "occupied": tuple(occupied), "last_resort": tuple(last_resort)}
             self._launchers.append(make_launcher(engine, self._recipe.options, **common))
         return self._launchers[-1].launch(configs)
 

@@ -484,7 +484,7 @@ class HostAgent:
         if now >= self._beat_at:
             self._beat_at = now + self._config.beat_s
             self._gateway.beat(now)
-            heard_at = self._gateway.heard_controller_at
+            heard_at = self._gateway.controller_seen_at
             silent_until = self._born + CONNECT_S if heard_at is None else heard_at + self._config.grace_s
             is_silent = not self._config.controller_pid and not self._is_detached and now >= silent_until
             if is_silent and not self._gateway.has_controller:  # else it only can't send: other code holds its GIL
@@ -505,7 +505,7 @@ class HostAgent:
             return
         self._output.tick(now)
         if self._meters.is_due(now):
-            if (readings := self._meters.read(now, self._gateway.strangers)) is not None:
+            if (readings := self._meters.read(now, self._gateway.refused_connections)) is not None:
                 self._send(readings)
             if self._is_detached and not os.path.isdir(self._config.directory):
                 self._end_session()  # no controller could ever attach

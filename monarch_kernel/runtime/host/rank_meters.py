@@ -25,18 +25,18 @@ class RankMeters:
         self._ranks = ranks
         self._read_at = 0.0
         self._gpus = GpuMeters()
-        self._reported_strangers = 0
+        self._reported_refusals = 0
 
     def is_due(self, now: float) -> bool:
         """Whether it is time for `read`."""
         return now >= self._read_at + READINGS_EVERY_S
 
-    def read(self, now: float, strangers: int) -> Readings | None:
+    def read(self, now: float, refused_connections: int) -> Readings | None:
         """Read all ranks; return None if there is nothing to report.
 
         Args:
             now: The time.
-            strangers: The number of connections that the host has refused.
+            refused_connections: The number of connections that the host has refused.
         """
         elapsed_s = now - self._read_at
         self._read_at = now
@@ -48,7 +48,7 @@ class RankMeters:
                 percent = 100 * (rank.cpu_s - before) / elapsed_s if before else 0.0
                 gpu = self._gpus.read(rank.spec.env)
                 readings.append(Reading(rank.spec.proc, rank.rss_nbytes, max(0.0, percent), *gpu))
-        if not readings and strangers == self._reported_strangers:
+        if not readings and refused_connections == self._reported_refusals:
             return None
-        self._reported_strangers = strangers
-        return Readings(tuple(readings), strangers)
+        self._reported_refusals = refused_connections
+        return Readings(tuple(readings), refused_connections)

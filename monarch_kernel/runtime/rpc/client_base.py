@@ -59,7 +59,7 @@ class ClientBase(ABC):
         """Run a function on the I/O thread, soon."""
 
     @property
-    def asker(self) -> Self:
+    def client(self) -> Self:
         """This client: handles in its answers send requests through it."""
         return self
 

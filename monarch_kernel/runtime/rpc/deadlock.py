@@ -118,7 +118,7 @@ class Deadlocks:
         """Forget a wait that is over."""
         self._waits.pop(wait, None)
 
-    def heard(self, probe: Probe, standing: Standing | None) -> list[PassOn | Circle]:
+    def handle(self, probe: Probe, standing: Standing | None) -> list[PassOn | Circle]:
         """Handle a probe for a request; ``standing`` is None if the request does not stand here, or no longer."""
         if standing is None:
             return []

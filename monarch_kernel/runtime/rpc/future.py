@@ -30,7 +30,7 @@ class Owner(Protocol):
     """The interface of the runtime that resolves a future."""
 
     @property
-    def asker(self) -> Any:
+    def client(self) -> Any:
         """The `Client` for handles in the answers: the one that carries the request; None for the default of this process."""
         ...
 
@@ -41,13 +41,13 @@ class Owner(Protocol):
     def interrupt(self, id: int, *, abort: bool = False) -> None: ...
     def cancel(self, id: int) -> None: ...
     def attend(self, future: Future[Any]) -> None: ...
-    def linger(self, wait: Wait) -> float | None: ...
+    def on_slow_wait(self, wait: Wait) -> float | None: ...
 
 
 class _Nobody:
     """Owner of a future that was resolved when it was made."""
 
-    asker = None
+    client = None
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         return True
@@ -61,7 +61,7 @@ class _Nobody:
     def attend(self, future: Future[Any]) -> None:
         pass
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         return None
 
 
@@ -310,7 +310,7 @@ class Future(Generic[T]):
                 had_error=self._had_error,
             )
             wait.lasts_s = time.monotonic() - start
-            pause_s = self._owner.linger(wait)
+            pause_s = self._owner.on_slow_wait(wait)
             if pause_s is not None:
                 timer = loop.call_later(pause_s, report)
 
@@ -360,7 +360,7 @@ class Future(Generic[T]):
         with self._lock:
             if self._finish is not None:
                 try:
-                    with opened_for(self._owner.asker):
+                    with opened_for(self._owner.client):
                         self._value = self._finish(self._answers)
                 except Exception as error:
                     self._error = error
@@ -416,7 +416,7 @@ class Future(Generic[T]):
                         had_error=self._had_error,
                     )
                     wait.lasts_s = waited_s
-                    patience = self._owner.linger(wait)
+                    patience = self._owner.on_slow_wait(wait)
             return self._done
         finally:
             self._waiter = None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-__all__ = ["HOME", "Handle", "opened_by", "opened_for", "opener"]
+__all__ = ["PROCESS", "Handle", "client_for_unpickling", "opened_by", "opened_for"]
 
 
 HandleT = TypeVar("HandleT", bound="Handle")
@@ -27,31 +27,31 @@ class Handle:
         return self
 
 
-class _Home:
+class ProcessContext:
     """The session of this process. Handles have no argument for it, so it is kept here, and only here.
 
     Attributes:
-        asker: Sends the requests of this process.
-        place: This process, as a mesh of one process.
+        client: Sends the requests of this process.
+        proc: This process, as a mesh of one process.
         loops: The live loops that its code runs.
     """
 
     def __init__(self) -> None:
-        self.asker: Any = None
-        self.place: Any = None
+        self.client: Any = None
+        self.proc: Any = None
         self.loops: Any = None
 
 
-HOME = _Home()
+PROCESS = ProcessContext()
 """A rank sets it once, when it starts."""
 
 _opening: ContextVar[Any] = ContextVar("monarch_kernel_opening", default=None)
 
 
 @contextlib.contextmanager
-def opened_for(asker: Any) -> Iterator[None]:
+def opened_for(client: Any) -> Iterator[None]:
     """Handles that are unpickled within belong to this `Client`; None is that of the process."""
-    token = _opening.set(asker)
+    token = _opening.set(client)
     try:
         yield
     finally:
@@ -63,15 +63,15 @@ def opened_by() -> Any:
     return _opening.get()
 
 
-def opener() -> Any:
+def client_for_unpickling() -> Any:
     """The `Client` for a handle that is being unpickled.
 
     Raises:
         RuntimeError: This process belongs to no session.
     """
-    asker = _opening.get() or HOME.asker
-    if asker is None:
+    client = _opening.get() or PROCESS.client
+    if client is None:
         raise RuntimeError(
             "a mesh, actor or port can be opened only in a process of its session: pass it as an argument, or return it"
         )
-    return asker
+    return client

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-__all__ = ["CONTROLLER_PROC", "first_number", "made_by", "numbers"]
+__all__ = ["CONTROLLER_PROC", "first_number", "numbers", "origin_of"]
 
 CONTROLLER_PROC = 0
 """The number of the controller's own process."""
@@ -28,6 +28,6 @@ def numbers(life: int, proc: int = CONTROLLER_PROC) -> Iterator[int]:
     return itertools.count(first_number(life, proc))
 
 
-def made_by(number: int) -> int:
+def origin_of(number: int) -> int:
     """The process that made a number."""
     return number >> _PROC_SHIFT

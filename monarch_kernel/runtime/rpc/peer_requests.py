@@ -136,7 +136,7 @@ class Peers:
         answer: Answer = message.failure if isinstance(message, Failed) else Value(message.payload, frames, {})
         known = self._peers.get(proc)
         if known is not None:
-            known.owed.pop(message.id, None)
+            known.open_requests.pop(message.id, None)
         if isinstance(message, Failed):
             self.requests.respawn_log.refused(message.id, proc)
         return self._answer(message.id, proc, answer, now)
@@ -170,8 +170,8 @@ class Peers:
         for proc, known in self._peers.items():
             if proc == CONTROLLER_PROC:
                 gone = Failure("lost", "ProgramEnded", "the program that was asked has ended; another has its mesh")
-                owed, known.owed = known.owed, {}
-                for id in owed:
+                open_requests, known.open_requests = known.open_requests, {}
+                for id in open_requests:
                     effects += self._answer(id, proc, gone, now)
             elif proc != self._proc:
                 effects.append(Send(CONTROLLER, pack(WatchProcess(proc))))
@@ -186,7 +186,7 @@ class Peers:
         for record, _ in log.of((proc,)):
             id = next(self._numbers)
             self.requests.add(id, Pending((proc,)))
-            known.owed[id] = ""
+            known.open_requests[id] = ""
             packed = log.again(record, id, (proc,), self.deaths(tuple(record.procs)))
             effects += [Respawned(record.actor, proc), Send(known.peer, packed)]
         return effects
@@ -206,9 +206,9 @@ class Peers:
             self.requests.dead.discard(news.proc)
             if not effects:
                 return []  # it was not up yet: messages that wait are for the process that comes up
-        owed, known.owed = known.owed, {}
+        open_requests, known.open_requests = known.open_requests, {}
         lost = death or Failure("lost", "RankDied", "it ended, and was replaced")
-        for id in owed:
+        for id in open_requests:
             effects += self._answer(id, news.proc, lost, now)
             if lost.kind != "stopped":
                 effects += self.requests.tell_waiting(id, pack(Release(id, news.mesh, news.rank)))

@@ -33,7 +33,7 @@ class PortTable:
         """Close a port; later messages to it are dropped."""
         self._takers.pop(number, None)
 
-    def hear(self, message: PortSend, frames: Sequence[Frame]) -> None:
+    def handle(self, message: PortSend, frames: Sequence[Frame]) -> None:
         """Handle a message to a port."""
         take = self._takers.get(message.port)
         if take is None:

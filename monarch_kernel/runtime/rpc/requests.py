@@ -65,7 +65,7 @@ class Recipient:
         up: Whether messages can be sent to it.
         death: How it ended; None while it lives.
         held: Messages that wait until it is up, in order.
-        owed: The requests that it has yet to answer, with their notes, in order.
+        open_requests: The requests that it has yet to answer, with their notes, in order.
         busy_since: When the first of these was sent, or the last one answered.
     """
 
@@ -73,7 +73,7 @@ class Recipient:
     up: bool = False
     death: Failure | None = None
     held: list[Packed] = field(default_factory=list)
-    owed: dict[int, str] = field(default_factory=dict)
+    open_requests: dict[int, str] = field(default_factory=dict)
     busy_since: float = 0.0
 
     def send(self, packed: Packed) -> list[Send]:
@@ -229,9 +229,9 @@ class Requests:
         effects: list[Send | Resolve] = []
         for proc, message in zip(procs, repeat(packed) if isinstance(packed, Packed) else packed):
             recipient = self._recipients[proc]
-            if not recipient.owed:
+            if not recipient.open_requests:
                 recipient.busy_since = now
-            recipient.owed[id] = note
+            recipient.open_requests[id] = note
             if recipient.up:
                 effects.append(Send(recipient.peer, message))
             else:

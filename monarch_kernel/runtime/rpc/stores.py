@@ -93,7 +93,7 @@ class StoreTable:
         store = self._stores.pop(name, None)
         return [] if store is None else [_refuse_closed(id, name) for id in store.waiting]
 
-    def hear(self, call: StoreCall) -> Answers:
+    def handle(self, call: StoreCall) -> Answers:
         """Perform a request; returns the answer, unless it has to wait, and answers to requests that waited for its key."""
         store = self._stores.get(call.store)
         if store is None:

@@ -1,7 +1,7 @@
 """Waits for futures that last long, and that the owner of the future must know of.
 
 A short wait costs nothing extra. A wait that lasts longer than `PATIENCE_S` is a `Wait`: it is reported to its owner
-(`Owner.linger`), which may end it with an error.
+(`Owner.on_slow_wait`), which may end it with an error.
 
 An async endpoint does not report what it waits for: `futures_needed_by` reads it off its task. A task that waits for a future
 of ours, for another task, or for all of several (``asyncio.gather``), needs them. If it waits for anything else (a sleep, an

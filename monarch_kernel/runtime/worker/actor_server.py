@@ -22,7 +22,7 @@ from monarch_kernel.net.wire.messages import (
     Failed,
     Interrupt,
     Message,
-    OpenLoan,
+    OpenBuffer,
     Payload,
     PortSend,
     PostMortem,
@@ -36,7 +36,7 @@ from monarch_kernel.runtime.buffers.server import OF_LOANS, BufferServer
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
@@ -62,7 +62,7 @@ class ActorServer(ABC):
     Args:
         proc: The number of this process.
         driving: The driver of its transport.
-        asker: The client that sends the requests of its actors.
+        client: The client that sends the requests of its actors.
 
     Attributes:
         broken: Why no actor can live here; None if actors can.
@@ -71,10 +71,10 @@ class ActorServer(ABC):
         hosted: Maps the number of an actor to its host (`features.editing.worker.Hosted`), as long as the host exists.
     """
 
-    def __init__(self, proc: int, driving: Driving, asker: Client) -> None:
+    def __init__(self, proc: int, driving: Driving, client: Client) -> None:
         self.proc = proc
         self.driving = driving
-        self.asker = asker
+        self.client = client
         self.debugger: Debugger | None = None
         self.actors: dict[int, Executor] = {}
         self.hosted: MutableMapping[int, Any] = WeakValueDictionary()
@@ -85,7 +85,7 @@ class ActorServer(ABC):
         self._stopping: list[Executor] = []
         self.is_retiring = False
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
-        self._buffer_server = BufferServer(asker.exports, self.send_answer_now, self.send_answer)
+        self._buffer_server = BufferServer(client.exports, self.send_answer_now, self.send_answer)
         self.deadlock_detector = DeadlockDetector(self)
         self.supervisor = Supervisor(self)
         self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
@@ -93,9 +93,9 @@ class ActorServer(ABC):
             Call: self._handle_call,
             Barrier: lambda message, frames, peer: self.answer_barrier(message, peer),
             Interrupt: self._handle_interrupt,
-            PortSend: lambda message, frames, peer: self.asker.ports.hear(message, frames),
+            PortSend: lambda message, frames, peer: self.client.ports.handle(message, frames),
             PostMortem: self._handle_post_mortem,
-            Probe: lambda message, frames, peer: self.deadlock_detector.hear(message),
+            Probe: lambda message, frames, peer: self.deadlock_detector.handle(message),
             Spawn: self._handle_spawn,
             StopActor: self._handle_stop,
             StoreCall: self._handle_store_call,
@@ -145,19 +145,19 @@ class ActorServer(ABC):
     def note_cleanup(self) -> None:  # noqa: B027
         """Note that an actor has a cleanup for the end of the process."""
 
-    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+    def interrupt_executor(self, executor: Executor, id: int, abort: bool) -> None:
         """Raise KeyboardInterrupt in the code that an executor runs for a request."""
-        strike = executor.strikes.get(id)
-        if strike is not None:
-            strike()
+        interrupt = executor.interrupters.get(id)
+        if interrupt is not None:
+            interrupt()
         else:
-            executor.strike_thread()
+            executor.interrupt_thread()
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         pauses = [
             pause
-            for pause in (self.deadlock_detector.linger(wait), warn_if_slow(self.asker, wait))
+            for pause in (self.deadlock_detector.on_slow_wait(wait), warn_if_slow(self.client, wait))
             if pause is not None
         ]
         return min(pauses, default=None)
@@ -218,7 +218,7 @@ class ActorServer(ABC):
 
     # -- on the I/O thread
 
-    def hear(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
+    def handle(self, message: Message, frames: Sequence[Frame], peer: Peer) -> bool:
         """Handle a message about actors; return False if it is about something else."""
         handle = self._handlers.get(type(message))
         if handle is None:
@@ -239,10 +239,10 @@ class ActorServer(ABC):
         self.begin(message, executor)
         executor.post(message, frames)
         for early, parts in self._early.pop(message.actor, ()):
-            self.hear(early, parts, peer)
+            self.handle(early, parts, peer)
 
     def _handle_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
-        if message.actor not in self.actors and made_by(message.id) != made_by(message.actor):
+        if message.actor not in self.actors and origin_of(message.id) != origin_of(message.actor):
             self.call_unknown(message, frames)  # the `Spawn` may still be on its way from another process
             return
         stopped = self.actors.pop(message.actor, None)
@@ -255,16 +255,16 @@ class ActorServer(ABC):
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def _handle_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
-        self.asker.stores.forget(message.id)
+        self.client.stores.forget(message.id)
         self._interrupt(message.id, message.abort)
 
     def _handle_store_call(self, message: StoreCall, frames: Sequence[Frame], peer: Peer) -> None:
-        for id, packed in self.asker.stores.hear(message):
+        for id, packed in self.client.stores.handle(message):
             self.send_answer_now(id, packed)
 
     def _handle_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
-        self._buffer_server.hear(message, frames)
-        if isinstance(message, OpenLoan):  # memory that is opened for a process stays open until the process ends
+        self._buffer_server.handle(message, frames)
+        if isinstance(message, OpenBuffer):  # memory that is opened for a process stays open until the process ends
             self.watch(_process(peer))
 
     def _handle_post_mortem(self, message: PostMortem, frames: Sequence[Frame], peer: Peer) -> None:
@@ -289,7 +289,7 @@ class ActorServer(ABC):
         if stopped is not None:
             self._stopping.append(stopped)
             stopped.post(StopActor(0, actor, reason), ())
-            stopped.strike_all()
+            stopped.interrupt_all()
 
     def refuse(self, id: int, why: str | Failure) -> None:
         """Answer a call because the actor is not here."""
@@ -300,7 +300,7 @@ class ActorServer(ABC):
 
     def note_death(self, actor: int, failure: Failure) -> None:
         """Note the death of an actor. The last ones keep their threads, for a post-mortem; earlier ones only their failure."""
-        self.asker.submit(lambda: self._mark_dead(actor, failure))
+        self.client.submit(lambda: self._mark_dead(actor, failure))
 
     def _mark_dead(self, actor: int, failure: Failure) -> None:
         if actor in self.actors:
@@ -319,7 +319,7 @@ class ActorServer(ABC):
 
     def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
         """Keep a message for an actor until the actor exists, or can no longer appear."""
-        maker = made_by(message.actor)
+        maker = origin_of(message.actor)
         if message.actor in self._stopped or maker == self.proc:
             self._answer_for(message)
             return
@@ -332,7 +332,7 @@ class ActorServer(ABC):
         def over(answers: object) -> None:
             pass
 
-        barrier = self.asker.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
+        barrier = self.client.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
         barrier.add_done_callback(lambda: self._give_up_early(message.actor))
 
     def _give_up_early(self, actor: int) -> None:
@@ -386,11 +386,11 @@ class ActorServer(ABC):
                     dropped = Failure("interrupted", "KeyboardInterrupt", NOT_STARTED, host=host, pid=os.getpid())
                     self.send_answer_now(id, pack(Failed(id, dropped)))
                     return
-            if executor.current == id or id in executor.strikes:
+            if executor.current == id or id in executor.interrupters:
                 executor.interrupted = id
-                executor.struck = 0
+                executor.delivered = 0
                 if self.debugger is None or not self.debugger.interrupt(id):
-                    self.strike(executor, id, abort)
+                    self.interrupt_executor(executor, id, abort)
                     self.after_interrupt(executor, id, abort)
                 return
 

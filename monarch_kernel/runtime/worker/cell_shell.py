@@ -58,7 +58,7 @@ class CellShell:
             clears what it displayed, ``metadata["monarch_kernel"]`` says so: ``display_id``, ``update``,
             ``clear_output`` (True: with the next output).
         main: The module of earlier cells; by default a new one.
-        raise_if_struck: Raises KeyboardInterrupt if the cell has been interrupted.
+        raise_if_interrupted: Raises KeyboardInterrupt if the cell has been interrupted.
 
     Attributes:
         namespace: The names that cells see and define.
@@ -73,7 +73,7 @@ class CellShell:
         namespace: Mapping[str, Any],
         publish: Publish,
         main: types.ModuleType | None = None,
-        raise_if_struck: Callable[[], object] = lambda: None,
+        raise_if_interrupted: Callable[[], object] = lambda: None,
     ) -> None:
         prepare(main)
         shell = InteractiveShell.instance()
@@ -89,7 +89,7 @@ class CellShell:
         self._shell.open(publish)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_error: BaseException | None = None
-        self._raise_if_struck = raise_if_struck
+        self._raise_if_interrupted = raise_if_interrupted
 
     @property
     def last_error(self) -> BaseException | None:
@@ -160,7 +160,7 @@ class CellShell:
         shell.events.trigger("pre_execute")
         shell.events.trigger("pre_run_cell", info)
         try:
-            self._raise_if_struck()  # IPython would show an exception of a hook, and go on
+            self._raise_if_interrupted()  # IPython would show an exception of a hook, and go on
             units, last_is_value, quiet = _compiled(shell, source, name)
             value = self._executed(units)
             if not last_is_value:

@@ -34,7 +34,7 @@ from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by, numbers
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, numbers, origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers, Respawned
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
@@ -64,7 +64,7 @@ class WorkerClient(ClientBase):
 
     Attributes:
         refused: The number of messages of peers that did not present the token.
-        on_linger: Called with waits that last.
+        slow_wait_hook: Called with waits that last.
     """
 
     def __init__(self, spec: RankSpec, driver: Driver[RankItem], transport: PeerTransport, hello: Hello) -> None:
@@ -79,11 +79,11 @@ class WorkerClient(ClientBase):
         self._hello = pack(hello)
         self._token = hello.token
         self._futures: dict[int, Future[Any]] = {}
-        self._askers: dict[int, Peer] = {spec.proc: name}  # the peers that have said hello, and this rank itself
+        self._origins: dict[int, Peer] = {spec.proc: name}  # the peers that have said hello, and this rank itself
         self._admitted: set[Peer] = {name}
         self._for_news: list[tuple[Peer, Callable[[], None]]] = []
         self._is_releasing = False
-        self.on_linger: Callable[[Wait], float | None] = lambda wait: None
+        self.slow_wait_hook: Callable[[Wait], float | None] = lambda wait: None
         self.supervisor: Supervisor | None = None
 
     @property
@@ -144,9 +144,9 @@ class WorkerClient(ClientBase):
     def attend(self, future: Future[Any]) -> None:
         """Do nothing: only the program attends to ranks that have stopped in the debugger."""
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
-        return self.on_linger(wait)
+        return self.slow_wait_hook(wait)
 
     def submit(self, do: Callable[[], object]) -> None:
         """Run a function on the I/O thread, soon."""
@@ -170,7 +170,7 @@ class WorkerClient(ClientBase):
         if death is not None and self.supervisor is not None:
             self.supervisor.gone(process, death)
 
-    def hear_news(self, news: ProcessStatus) -> None:
+    def handle_status(self, news: ProcessStatus) -> None:
         """Handle the controller's news that a process is up, or has ended."""
         self._perform(self._state.news(news, time.monotonic()))
         if self.supervisor is not None:
@@ -205,11 +205,11 @@ class WorkerClient(ClientBase):
             self.refused += 1
             return
         self._admitted.add(peer)
-        known = self._askers.get(hello.proc)
+        known = self._origins.get(hello.proc)
         if known is None or incarnation_of(known) < incarnation_of(peer):
             if known is not None:
                 self._admitted.discard(known)
-            self._askers[hello.proc] = peer
+            self._origins[hello.proc] = peer
 
     def is_admitted(self, peer: Peer) -> bool:
         """Whether a peer has presented the token, or this rank has connected to it."""
@@ -221,7 +221,7 @@ class WorkerClient(ClientBase):
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Answer a request of a peer."""
-        peer = self._askers.get(made_by(id))
+        peer = self._origins.get(origin_of(id))
         if peer is not None:
             self._driver.send(peer, packed)
 

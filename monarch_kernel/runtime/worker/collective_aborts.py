@@ -9,7 +9,7 @@ from typing import Protocol
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import GetStacks, RankSpec, Release, Result
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.executor import Executor
 
 __all__ = ["TORCH_ERRORS", "CollectiveAborts", "Group"]
@@ -103,7 +103,7 @@ class CollectiveAborts:
     def release(self, message: Release, _: Sequence[Frame]) -> None:
         """Leave the collectives of a request that a rank has failed, or that has lost a rank."""
         group, dead = self._rank.group, message.dead if message.mesh == self._rank.spec.mesh else -1
-        loops = HOME.loops if dead >= 0 else None
+        loops = PROCESS.loops if dead >= 0 else None
         ends = loops is not None and loops.ends_with_a_death(message.id)
         at_work = [executor for executor in self._rank.executors() if executor.current == message.id]
         pending_s = self._pending_s() if at_work else 0.0

@@ -1,6 +1,6 @@
 """Finds cycles of waiting actors, as far as they go through this process: performs the effects of `runtime.rpc.deadlock`.
 
-The thread that waits reports a wait that lasts (`Owner.linger`). If it is an actor's thread, in one of its endpoints, the
+The thread that waits reports a wait that lasts (`Owner.on_slow_wait`). If it is an actor's thread, in one of its endpoints, the
 detector sends probes after the request, again every `PROBE_EVERY_S`. The rest happens on the I/O thread. So no answer can
 arrive, and no endpoint can start to wait, while it handles a probe.
 """
@@ -29,7 +29,7 @@ _MAX_CALLS = 256
 class Place(Protocol):
     """The part of the process that the detector uses."""
 
-    asker: Client
+    client: Client
 
     def executors(self) -> list[Executor]:
         """All executors of the process."""
@@ -64,10 +64,10 @@ class DeadlockDetector:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._deadlocks = Deadlocks(place.asker.waiting_for)
+        self._deadlocks = Deadlocks(place.client.waiting_for)
         self._waiting: dict[int, _Waiting] = {}
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
         if wait.ends_by_itself:
             return None
@@ -75,15 +75,15 @@ class DeadlockDetector:
         executor = next((each for each in self._place.executors() if each.thread_id == me), None)
         if executor is None:
             return None  # the thread of the program, or one of the user's: no actor can wait for it
-        self._place.asker.submit(lambda: self._probe(wait, executor))
+        self._place.client.submit(lambda: self._probe(wait, executor))
         return PROBE_EVERY_S
 
     # -- on the I/O thread
 
-    def hear(self, probe: Probe) -> None:
+    def handle(self, probe: Probe) -> None:
         """Handle a probe."""
         self._forget()
-        self._perform(self._deadlocks.heard(probe, self._standing(probe.request)))
+        self._perform(self._deadlocks.handle(probe, self._standing(probe.request)))
 
     def _probe(self, wait: Wait, executor: Executor) -> None:
         self._forget()
@@ -93,7 +93,7 @@ class DeadlockDetector:
             found = _find_wait(wait, executor)
             if found is None:
                 return
-            wait.number = self._place.asker.new_number()
+            wait.number = self._place.client.new_number()
             self._waiting[wait.number] = found
         if wait.had_error:
             wait.had_error = False
@@ -107,7 +107,7 @@ class DeadlockDetector:
     def _perform(self, effects: Sequence[PassOn | Circle]) -> None:
         for effect in effects:
             if isinstance(effect, PassOn):
-                self._place.asker.tell(effect.procs, pack(effect.probe))
+                self._place.client.tell(effect.procs, pack(effect.probe))
             else:
                 self._waiting[effect.wait].wait.fail(DeadlockError(describe_circle(effect.path)))
 

@@ -108,7 +108,7 @@ class OnLoop(Protocol):
     overlaps: bool
     work: Any
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Interrupt the call; from any thread."""
         ...
 
@@ -121,7 +121,9 @@ class Executor:
         takes_port: Whether an endpoint is answered through a port, perhaps before it ends, perhaps by another actor.
         attend: Makes the actor look at failures of what it has spawned; on the I/O thread.
         look: Looks at them, on this thread: between two messages, or while the code of one waits for something.
-        strikes: Functions that interrupt requests that run not in this thread alone, but on its event loop.
+        interrupted: The id of the request that was interrupted last; 0 if none.
+        delivered: The id of the request in which the interrupt was raised; 0 if none.
+        interrupters: Functions that interrupt requests that run not in this thread alone, but on its event loop.
         retire: Makes the actor end, because its process does; on the I/O thread. Returns the thread, if that cleans up.
     """
 
@@ -132,7 +134,7 @@ class Executor:
         self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
         self.current = 0
         self.interrupted = 0
-        self.struck = 0
+        self.delivered = 0
         self.released = 0
         self.kept: Kept | None = None
         self.is_traced = False
@@ -141,7 +143,7 @@ class Executor:
         self.taken: tuple[Any, Sequence[Frame]] = (None, ())
         self.calls: Collection[OnLoop] = ()
         self.takes_port: Callable[[str], bool] = lambda method: False
-        self.strikes: dict[int, Callable[[], object]] = {}
+        self.interrupters: dict[int, Callable[[], object]] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
         self.attend: Callable[[], object] | None = None
         self.look: Callable[[], object] | None = None
@@ -260,7 +262,7 @@ class Executor:
         """Context without interrupts, in the midst of the user's code; an interrupt that arrives is raised at its end."""
         self.in_user_code = False
         yield
-        self.raise_if_struck()
+        self.raise_if_interrupted()
         self.in_user_code = True
 
     def came_back(self, error: BaseException | None) -> None:
@@ -280,7 +282,7 @@ class Executor:
         if self.interrupted and self.interrupted == (self.current or BROADCAST):
             self._thread.take_back()
 
-    def raise_if_struck(self) -> None:
+    def raise_if_interrupted(self) -> None:
         """Raise an interrupt that arrived while no user code ran.
 
         Raises:
@@ -304,18 +306,18 @@ class Executor:
         if self._rank.debugger is not None:
             self._rank.debugger.end()
 
-    def strike_all(self) -> None:
+    def interrupt_all(self) -> None:
         """Raise KeyboardInterrupt in everything that it works on, or cancel it, even if nothing waits for the result."""
         calls = list(self.calls)
         for call in calls:
-            call.strike()
+            call.interrupt()
         if not calls and self.is_busy:
             self.interrupted = self.current or BROADCAST
-            self.strike_thread()
+            self.interrupt_thread()
 
-    def strike_thread(self) -> None:
+    def interrupt_thread(self) -> None:
         """Raise KeyboardInterrupt in this executor's thread, if it runs user code."""
-        self._thread.strike()
+        self._thread.interrupt()
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:

@@ -50,7 +50,7 @@ class LightShell:
         namespace: Names that cells find defined.
         publish: For displays; see `CellShell`.
         own_code: Context that holds back interrupts: a package that is imported by half can't be used.
-        raise_if_struck: See `CellShell`.
+        raise_if_interrupted: See `CellShell`.
 
     Attributes:
         namespace: The names that cells see and define.
@@ -62,13 +62,13 @@ class LightShell:
         namespace: Mapping[str, Any],
         publish: Publish,
         own_code: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-        raise_if_struck: Callable[[], object] = lambda: None,
+        raise_if_interrupted: Callable[[], object] = lambda: None,
     ) -> None:
         self._main = sys.modules["__main__"] = types.ModuleType("__main__")
         self._main.__dict__["__builtins__"] = builtins
         self._publish = publish
         self._own_code = own_code
-        self._raise_if_struck = raise_if_struck
+        self._raise_if_interrupted = raise_if_interrupted
         self._full: CellShell | None = None
         self._last_error: BaseException | None = None
         self._sources: dict[str, None] = {}
@@ -131,7 +131,7 @@ class LightShell:
 
             mine = frozenset(self.namespace) - self.hidden
             shown = self.namespace.pop("_", None)
-            self._full = full = CellShell({}, self._publish, self._main, self._raise_if_struck)
+            self._full = full = CellShell({}, self._publish, self._main, self._raise_if_interrupted)
             if shown is not None:
                 full.show(shown, True, "")
             self.hidden = full.hidden = full.hidden - mine

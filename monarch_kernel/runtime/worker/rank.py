@@ -81,7 +81,7 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.namespace import NameTracker
 from monarch_kernel.runtime.host.processes import await_end, die_with_parent, has_children
-from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, made_by
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.worker.actor_server import ActorServer, later
 from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
@@ -148,7 +148,7 @@ class Rank(ActorServer):
         self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address, shares=transport.shares)
         self.peers = WorkerClient(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
-        self.peers.on_linger = self.linger
+        self.peers.slow_wait_hook = self.on_slow_wait
         self.peers.supervisor = self.supervisor
         self.group: Group | None = None
         self._aborts = CollectiveAborts(self)
@@ -165,7 +165,7 @@ class Rank(ActorServer):
             Failed: lambda message, frames: self.peers.answered(CONTROLLER, message, frames),
             Forget: self._forget,
             GetStacks: self._aborts.get_stacks,
-            ProcessStatus: lambda message, frames: self.peers.hear_news(message),
+            ProcessStatus: lambda message, frames: self.peers.handle_status(message),
             Release: self._aborts.release,
             Result: lambda message, frames: self.peers.answered(CONTROLLER, message, frames),
         }
@@ -272,7 +272,7 @@ class Rank(ActorServer):
 
     def send_answer(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that made the request; for any thread."""
-        if made_by(id) != CONTROLLER_PROC:
+        if origin_of(id) != CONTROLLER_PROC:
             self.driver.submit(lambda: self.peers.send_answer(id, packed))
             return
         if self._replay_log is not None:
@@ -287,7 +287,7 @@ class Rank(ActorServer):
 
     def send_answer_now(self, id: int, packed: Packed) -> None:
         """Send an answer to the process that made the request; for the I/O thread."""
-        if made_by(id) != CONTROLLER_PROC:
+        if origin_of(id) != CONTROLLER_PROC:
             self.peers.send_answer(id, packed)
             return
         if self._replay_log is not None:
@@ -428,7 +428,7 @@ class Rank(ActorServer):
                     continue
                 if self._replay_log is not None:
                     self._replay_log.take(message)
-                if not self.hear(message, frames, peer):
+                if not self.handle(message, frames, peer):
                     self._route(message, frames)
         except WireError as error:
             bad = describe(error)
@@ -444,7 +444,7 @@ class Rank(ActorServer):
             self.peers.refused += 1
         elif isinstance(message, (Result, Failed)):
             self.peers.answered(peer, message, frames)
-        elif not self.hear(message, frames, peer) and type(message) in self._from_ranks:
+        elif not self.handle(message, frames, peer) and type(message) in self._from_ranks:
             self._route(message, frames)
 
     def answer_barrier(self, message: Barrier, peer: Peer) -> None:
@@ -466,8 +466,8 @@ class Rank(ActorServer):
         if self._replay_log is None or message.token != self._token or message.epoch <= self._epoch:
             return
         self._epoch = message.epoch
-        owed, missed = self._replay_log.attach()
-        self.driver.send(CONTROLLER, pack(replace(self.hello, owed=owed)))
+        open_requests, missed = self._replay_log.attach()
+        self.driver.send(CONTROLLER, pack(replace(self.hello, open_requests=open_requests)))
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
         if self._names is not None:
@@ -476,17 +476,17 @@ class Rank(ActorServer):
             self.driver.send(CONTROLLER, pack(CleansUp()))
         self.peers.controller_is_new()
         for notify in self.at_new_controller:
-            notify({one.id for one in owed})
+            notify({one.id for one in open_requests})
         self.gone(Process(CONTROLLER_PROC, 0))  # the previous controller
 
     # -- interrupts
 
-    def strike(self, executor: Executor, id: int, abort: bool) -> None:
+    def interrupt_executor(self, executor: Executor, id: int, abort: bool) -> None:
         """Raise KeyboardInterrupt in the code that an executor runs for a request."""
         if executor is self.main:
             self._interrupt_main(id, abort)
         else:
-            super().strike(executor, id, abort)
+            super().interrupt_executor(executor, id, abort)
 
     def after_interrupt(self, executor: Executor, id: int, abort: bool) -> None:
         """Abort the process group after a grace period, if the request still waits in a collective."""
@@ -495,10 +495,10 @@ class Rank(ActorServer):
     def _interrupt_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until its handler has run: a signal just before a system call does not interrupt the call."""
         handler = behind_shields(signal.getsignal(signal.SIGINT))
-        if self.main.current != id or self.main.struck == id:
+        if self.main.current != id or self.main.delivered == id:
             return
         if handler != self._on_sigint and callable(handler) and not insist:  # of the cell: it is called once
-            self.main.struck = id
+            self.main.delivered = id
             signal.pthread_kill(self.main.thread_id, signal.SIGINT)
             return
         # If the cell has set SIG_IGN or SIG_DFL, or goes on after its own handler, another signal reaches our handler.
@@ -511,8 +511,8 @@ class Rank(ActorServer):
         main = self.main
         if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
             return
-        if main.in_user_code and main.current and main.interrupted == main.current != main.struck:
-            main.struck = main.current
+        if main.in_user_code and main.current and main.interrupted == main.current != main.delivered:
+            main.delivered = main.current
             raise KeyboardInterrupt
 
     @in_forks(lambda rank: signal.SIG_DFL)

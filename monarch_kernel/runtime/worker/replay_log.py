@@ -25,7 +25,7 @@ from monarch_kernel.net.wire.messages import (
     FormGroup,
     HostStore,
     Message,
-    Owed,
+    OpenRequest,
     Pull,
     Push,
     Run,
@@ -62,7 +62,7 @@ class ReplayLog:
         self._detached = os.path.join(os.path.dirname(path), DETACHED)
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._owed: dict[int, _Noted] = {}
+        self._open_requests: dict[int, _Noted] = {}
         self._cells: dict[int, _Noted] = {}  # cells without a Forget so far
         self._answers: dict[int, Packed] = {}
         self._rich: deque[Packed] = deque()
@@ -77,21 +77,23 @@ class ReplayLog:
         if not id or not note:
             return
         is_code = isinstance(message, Run)
-        owed = _Noted(note, time.monotonic(), (message.cell or None) if isinstance(message, Run) else None, is_code)
+        open_requests = _Noted(
+            note, time.monotonic(), (message.cell or None) if isinstance(message, Run) else None, is_code
+        )
         with self._lock:
-            self._owed[id] = owed
-            if owed.cell is not None:
-                self._cells[id] = owed
+            self._open_requests[id] = open_requests
+            if open_requests.cell is not None:
+                self._cells[id] = open_requests
         if is_code:
             self._write()
 
     def answered(self, id: int, packed: Packed) -> None:
         """Record an answer; that to a cell is kept."""
         with self._lock:
-            owed = self._owed.pop(id, None)
+            open_requests = self._open_requests.pop(id, None)
             if id in self._cells:
                 self._answers[id] = packed
-        if owed is not None and owed.is_code:
+        if open_requests is not None and open_requests.is_code:
             self._write()
 
     def forget(self, id: int) -> None:
@@ -116,19 +118,20 @@ class ReplayLog:
                 self._rich_nbytes -= len(self._rich.popleft().header)
         return True
 
-    def attach(self) -> tuple[tuple[Owed, ...], list[Packed]]:
+    def attach(self) -> tuple[tuple[OpenRequest, ...], list[Packed]]:
         """Return the open requests for a new controller, and the displays and answers since the last one."""
         with self._lock:
             now = time.monotonic()
-            owed = [
-                Owed(id, self._cells[id].note, now - self._cells[id].at, self._cells[id].cell) for id in self._answers
+            open_requests = [
+                OpenRequest(id, self._cells[id].note, now - self._cells[id].at, self._cells[id].cell)
+                for id in self._answers
             ]
-            for id, one in self._owed.items():
-                owed.append(Owed(id, one.note, now - one.at, one.cell if id in self._cells else None))
+            for id, one in self._open_requests.items():
+                open_requests.append(OpenRequest(id, one.note, now - one.at, one.cell if id in self._cells else None))
             packed = [*self._rich, *self._answers.values()]
             self._rich.clear()
             self._rich_nbytes = 0
-        return tuple(owed), packed
+        return tuple(open_requests), packed
 
     def _note(self, message: Message) -> str:
         """The note of a request, in the user's words."""
@@ -150,7 +153,7 @@ class ReplayLog:
     def _write(self) -> None:
         draft = f"{self._path}.new"
         with self._writing, contextlib.suppress(OSError):  # the directory is removed before the ranks end
-            runs = next((one.note for one in list(self._owed.values()) if one.is_code), "")
+            runs = next((one.note for one in list(self._open_requests.values()) if one.is_code), "")
             with open(draft, "w", opener=_private) as file:
                 json.dump({"pid": os.getpid(), "started": self._started, "runs": runs}, file)
             os.replace(draft, self._path)

@@ -20,24 +20,24 @@ LOOK_S = 1.0
 _MAX_LINES = 8
 
 
-def warn_if_slow(asker: Client, wait: Wait) -> float | None:
+def warn_if_slow(client: Client, wait: Wait) -> float | None:
     """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
     if wait.warn_after_s is None or not wait.future.note:
         return None
     if wait.lasts_s < wait.warn_after_s:
         return wait.warn_after_s - wait.lasts_s
     wait.warn_after_s = None
-    asker.submit(lambda: _ask(asker, wait))
+    client.submit(lambda: _ask(client, wait))
     return None
 
 
-def _ask(asker: Client, wait: Wait) -> None:
+def _ask(client: Client, wait: Wait) -> None:
     """Ask the processes that have not answered what they do; on the I/O thread."""
     future = wait.future
-    owing = list(asker.waiting_for(future.id))
+    owing = list(client.waiting_for(future.id))
     if wait.over or not owing:
         return
-    looking = asker.ask(owing, lambda id: pack(GetStacks(id)), lambda answers: [_read(answer) for answer in answers])
+    looking = client.ask(owing, lambda id: pack(GetStacks(id)), lambda answers: [_read(answer) for answer in answers])
 
     timer = threading.Timer(LOOK_S, looking.cancel)  # native code that holds the GIL keeps a process from answering
     timer.daemon = True

@@ -37,13 +37,13 @@ class StoreClient:
     """Sends operations to the process that keeps a store.
 
     Args:
-        asker: The `Client` of this process.
+        client: The `Client` of this process.
         proc: The process that keeps the keys.
         name: The name of the store there.
     """
 
-    def __init__(self, asker: Client, proc: int, name: str) -> None:
-        self._asker = asker
+    def __init__(self, client: Client, proc: int, name: str) -> None:
+        self._client = client
         self._proc = proc
         self._name = name
         self._pending: dict[Future[Any], tuple[int, ...]] = {}  # with the members of the groups that they are for
@@ -114,7 +114,7 @@ class StoreClient:
         if self._limit_s is not None:
             timeout_s = self._limit_s
         call = StoreCall(0, self._name, operation, tuple(keys), tuple(values), amount)
-        future: Future[Any] = self._asker.request(
+        future: Future[Any] = self._client.request(
             (self._proc,),
             lambda id: pack(StoreCall(id, call.store, call.operation, call.keys, call.values, call.amount)),
             _NOTE,

@@ -8,8 +8,8 @@ transport reports the death of a process (`ProcessStatus`; in the controller `Go
 
 An owner handles a failure on its own thread: a mark goes to the front of its mailbox, and the wait that the thread is in
 wakes (`Executor.attend`). An async owner gets a task. An owner that does not handle the failure ends, by an exception out
-of that wait or by the cancellation of its task. Failures that reach the program go to `Faults`, which calls the hook on a
-separate thread. Failures of what a cell on a rank has spawned go there as `Unhandled`.
+of that wait or by the cancellation of its task. Failures that reach the program go to `FailureReporter`, which calls the hook
+on a separate thread. Failures of what a cell on a rank has spawned go there as `Unhandled`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import ActorEnded, StopActor
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.ids import made_by
+from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.ownership import (
     PROGRAM,
     Effect,
@@ -44,7 +44,7 @@ class Owner(Protocol):
     """The part of a process's actor server that the supervisor uses."""
 
     proc: int
-    asker: Client
+    client: Client
     actors: dict[int, Executor]
 
     def submit(self, function: Callable[[], None]) -> None:
@@ -83,7 +83,9 @@ class Supervisor:
 
         def spawn(family: OwnershipTree) -> list[Effect]:
             effects = family.spawned(actor, name, owner, procs, mesh)
-            deaths = self._workplace.asker.deaths(procs)  # known only since a moment ago, else nothing would be spawned
+            deaths = self._workplace.client.deaths(
+                procs
+            )  # known only since a moment ago, else nothing would be spawned
             return effects + family.refused(actor, deaths) if deaths else effects
 
         self._submit(spawn)
@@ -119,7 +121,7 @@ class Supervisor:
         def change(family: OwnershipTree) -> list[Effect]:
             owner = family.hosted.get(actor)
             effects = family.ended(actor, failure, cause)
-            if failure is None and request and owner is not None and made_by(request) == owner.proc:
+            if failure is None and request and owner is not None and origin_of(request) == owner.proc:
                 effects = [effect for effect in effects if not isinstance(effect, TellOwner)]  # it has requested it
             return effects
 
@@ -130,9 +132,9 @@ class Supervisor:
     def child_ended(self, message: ActorEnded, process: Process) -> None:
         """Handle a process's report of an actor that was spawned here."""
         if message.failure is None:
-            self._workplace.asker.forget_spawn(message.actor, (process.proc,))
+            self._workplace.client.forget_spawn(message.actor, (process.proc,))
         else:
-            self._workplace.asker.actor_ended(message.actor, process.proc)
+            self._workplace.client.actor_ended(message.actor, process.proc)
         self._do(lambda family: family.child_ended(message.actor, process, message.failure, message.cause))
 
     def up(self, process: Process) -> None:
@@ -172,7 +174,7 @@ class Supervisor:
                 elif (executor := place.actors.get(effect.owner)) is not None and executor.attend is not None:
                     executor.attend()
             elif isinstance(effect, Stop):
-                place.asker.forget_spawn(effect.actor, effect.procs)
+                place.client.forget_spawn(effect.actor, effect.procs)
                 over += [self._stop(effect, proc) for proc in effect.procs]
             elif isinstance(effect, TellOwner):
                 self._tell(effect)
@@ -184,7 +186,7 @@ class Supervisor:
 
     def _stop(self, effect: Stop, proc: int) -> Future[None]:
         """Send each process a separate request: if one of several were dead, none would get a common one."""
-        return self._workplace.asker.request(
+        return self._workplace.client.request(
             (proc,),
             lambda id: pack(StopActor(id, effect.actor, effect.reason)),
             "",
@@ -198,4 +200,4 @@ class Supervisor:
         if process.proc == place.proc:
             place.submit(lambda: self.child_ended(message, process))
         else:
-            place.asker.tell((process.proc,), pack(message))
+            place.client.tell((process.proc,), pack(message))

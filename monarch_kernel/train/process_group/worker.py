@@ -112,13 +112,13 @@ class _Forming:
 
     def __init__(self, mesh: ProcMesh) -> None:
         self._mesh = mesh
-        self.asker = mesh.runtime
+        self.client = mesh.runtime
         self._is_interrupted = False
         self._step: Future[Any]
         self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))
         first = mesh.process(mesh.ranks[0])
         finish = gather(first._region, _what(mesh), RemoteError, read_value, mesh._as_spawned)
-        self._step = self.asker.request(
+        self._step = self.client.request(
             first.procs, lambda id: pack(HostStore(id)), _NOTE, lambda answers: finish(answers).item(), quiet=True
         )
         self._step.add_done_callback(self._hosted)
@@ -136,7 +136,7 @@ class _Forming:
             return values(blame_deaths(answers))
 
         try:
-            self._step = self.asker.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
+            self._step = self.client.request(mesh.procs, lambda id: pack(message(id)), _NOTE, finish, quiet=True)
         except MeshDownError as error:
             self.future.abandon(error)
             return
@@ -147,7 +147,7 @@ class _Forming:
     # -- as the owner of the future
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
-        return self.asker.wait(waiter, timeout_s)
+        return self.client.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         self._is_interrupted = True
@@ -158,9 +158,9 @@ class _Forming:
         self._step.cancel()
 
     def attend(self, future: Future[Any]) -> None:
-        self.asker.attend(self._step)
+        self.client.attend(self._step)
 
-    def linger(self, wait: Wait) -> float | None:
+    def on_slow_wait(self, wait: Wait) -> float | None:
         return None
 
 

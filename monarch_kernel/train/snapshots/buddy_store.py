@@ -41,7 +41,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
@@ -299,10 +299,10 @@ def _reference(thing: Any) -> Callable[[], Any]:
 
 def put_back_here() -> None:
     """Call `Snapshots.put_back_now`, for a request to all ranks."""
-    HOME.loops.snapshots.put_back_now()
+    PROCESS.loops.snapshots.put_back_now()
 
 
 @register
 def install(rank: Rank) -> None:
     """Enable snapshots for the loops of a rank."""
-    HOME.loops.snapshots = Snapshots(rank)
+    PROCESS.loops.snapshots = Snapshots(rank)

@@ -46,9 +46,9 @@ def state() -> State:
     debugging(state).attendant = lambda future: None
     state.hosts.add(1, NOW)
     state.processes.start(1, [rank_spec(proc, rank=proc - 1, world_size=2, mesh="t") for proc in (1, 2)], NOW)
-    state.heard(HostHello("", 1, "here", 1, 1, 0), (), host_peer(1), NOW)
+    state.handle(HostHello("", 1, "here", 1, 1, 0), (), host_peer(1), NOW)
     for proc in (1, 2):
-        state.heard(Hello("", proc, 10 + proc, "cpu"), (), rank_peer(proc), NOW)
+        state.handle(Hello("", proc, 10 + proc, "cpu"), (), rank_peer(proc), NOW)
     state.request(7, [1, 2], pack(Ping(7)), "cell [3]", NOW)
     return state
 
@@ -63,7 +63,7 @@ def sent(effects: list[Effect]) -> list[Message]:
 
 def stop(state: State, *, turn: int = 1, written: tuple[int, int] = (0, 0)) -> list[Effect]:
     message = Stopped(7, turn, "cell [3], line 2", "said\n", "(Pdb) ", True, written)
-    return state.heard(message, (), rank_peer(1), NOW + turn)
+    return state.handle(message, (), rank_peer(1), NOW + turn)
 
 
 def test_a_stop_is_reported_and_takes_one_line(state: State) -> None:
@@ -77,7 +77,7 @@ def test_a_stop_is_reported_and_takes_one_line(state: State) -> None:
     (second,) = stop_events(stop(state, turn=2))
     assert debugging(state).answer(event, "n\n") == []
     assert sent(debugging(state).skip(second, "why")) == [SkipBreakpoint(7, 2, "why")]
-    assert state.heard(Continued(7), (), rank_peer(1), NOW) == []
+    assert state.handle(Continued(7), (), rank_peer(1), NOW) == []
     assert debugging(state).stops([1]) == []
 
 
@@ -85,7 +85,7 @@ def test_a_stop_waits_for_the_output_before_it(state: State) -> None:
     assert stop(state, written=(5, 5)) == []
     assert debugging(state).stops([1]) == []
     chunks = tuple(OutputChunk(1, stream, "text\n", 5) for stream in ("stdout", "stderr"))
-    (event,) = stop_events(state.heard(Output(chunks), (), host_peer(1), NOW))
+    (event,) = stop_events(state.handle(Output(chunks), (), host_peer(1), NOW))
     assert event.where == "cell [3], line 2"
 
 
@@ -96,13 +96,13 @@ def test_a_stop_waits_for_the_output_before_it(state: State) -> None:
 )
 def test_a_stop_ends_with_its_request(state: State, end: Message) -> None:
     (event,) = stop_events(stop(state))
-    state.heard(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
+    state.handle(end, (), host_peer(1) if isinstance(end, Lost) else rank_peer(1), NOW)
     assert debugging(state).stops([1]) == []
     assert debugging(state).answer(event, "n\n") == []
 
 
 def test_a_stop_of_a_request_that_is_not_open_is_dropped(state: State) -> None:
-    state.heard(Result(7, Payload()), (), rank_peer(1), NOW)
+    state.handle(Result(7, Payload()), (), rank_peer(1), NOW)
     dropped_messages = state.dropped_messages
     assert stop(state) == []
     assert state.dropped_messages == dropped_messages + 1
@@ -110,10 +110,10 @@ def test_a_stop_of_a_request_that_is_not_open_is_dropped(state: State) -> None:
 
 
 def test_a_quiet_request_leaves_the_last_error(state: State) -> None:
-    state.heard(Failed(7, Failure("exception", "E", "m")), (), rank_peer(1), NOW)
+    state.handle(Failed(7, Failure("exception", "E", "m")), (), rank_peer(1), NOW)
     assert state.ranks[1].state == "failed"
     state.request(8, [1], pack(Ping(8)), "", NOW, quiet=True)
-    state.heard(Result(8, Payload()), (), rank_peer(1), NOW)
+    state.handle(Result(8, Payload()), (), rank_peer(1), NOW)
     assert state.ranks[1].state == "failed"
 
 
@@ -135,5 +135,5 @@ def test_a_cancelled_request_stays_stopped_until_its_rank_ends_it(state: State) 
     (event,) = stop_events(stop(state))
     state.cancel(7, NOW)
     assert debugging(state).stops() == [event]
-    state.heard(Failed(7, Failure("interrupted", "KeyboardInterrupt", "")), (), rank_peer(1), NOW)
+    state.handle(Failed(7, Failure("interrupted", "KeyboardInterrupt", "")), (), rank_peer(1), NOW)
     assert debugging(state).stops() == []

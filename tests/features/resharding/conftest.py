@@ -15,7 +15,7 @@ IMPORTS = """
 import copy, os, pathlib, time, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 
 def make(seed):
     torch.manual_seed(seed)

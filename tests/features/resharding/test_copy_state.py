@@ -54,7 +54,7 @@ def test_a_model_is_copied_to_ranks_that_shard_it_differently(
     for got in run(generator, "full(model.module if hasattr(model, 'module') else model)"):
         assert is_equal(got, expected)
     assert run(generator, "ids == [id(p) for p in model.parameters()]") == (True, True)
-    assert run(trainer, "len(HOME.asker.exports)") == (0, 0, 0, 0)
+    assert run(trainer, "len(PROCESS.client.exports)") == (0, 0, 0, 0)
 
 
 def test_a_sharded_model_is_filled_and_continues_to_train(meshes: tuple[ProcMesh, ProcMesh]) -> None:
@@ -166,7 +166,7 @@ def test_a_mismatch_is_named_and_changes_nothing(meshes: tuple[ProcMesh, ProcMes
     assert (moved.missing, moved.unexpected) == (("model.lacks.weight",), ("model.only_here.weight",))
     assert "1 missing; 1 unexpected" in repr(moved)
     assert run(generator, same) == (False, True)
-    assert run(trainer, "len(HOME.asker.exports)") == (0, 0, 0, 0)
+    assert run(trainer, "len(PROCESS.client.exports)") == (0, 0, 0, 0)
 
 
 def test_parts_that_are_missing_are_counted(meshes: tuple[ProcMesh, ProcMesh]) -> None:
@@ -279,7 +279,7 @@ def test_a_target_that_dies_during_a_copy_is_named(meshes: tuple[ProcMesh, ProcM
     with pytest.raises(SupervisionError, match="'x' on target is undefined now") as raised:
         target.copy_state(trainer, "x")
     assert raised.value.ranks == (1,)
-    assert run(trainer, "len(HOME.asker.exports)") == (0, 0, 0, 0)
+    assert run(trainer, "len(PROCESS.client.exports)") == (0, 0, 0, 0)
     target.stop(grace_s=0).get()
 
 

@@ -20,7 +20,7 @@ from tests.support.waiting import LONG_S, wait_for_files, wait_until
 WHOLE = torch.arange(5 * 7 * 3.0).reshape(5, 7, 3)
 MODEL = """
 import torch
-from monarch_kernel.runtime.rpc.handles import HOME
+from monarch_kernel.runtime.rpc.handles import PROCESS
 
 def make(seed):
     torch.manual_seed(seed)
@@ -41,7 +41,7 @@ class Trap(dict):
         return super().items()
 x = Trap(w=torch.zeros(96 << 20))
 """
-N_LENT = "len(HOME.asker.exports)"
+N_LENT = "len(PROCESS.client.exports)"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from monarch_kernel.features.resharding.plan import Part
 from monarch_kernel.features.resharding.reading import Held, Reading
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Memory, memory_of
 from monarch_kernel.net.memory.leases import Lease, Lent, identity
 
@@ -21,7 +21,10 @@ NOBODY = cast(Any, None)  # nothing is carried here
 def held(memory: Memory, machine: str, pid: int) -> Held:
     lent = Lent(machine, pid, 0, b"")
     return Held(
-        "float32", (4,), (FULL,), Loan(1, lent, Lease(0, 1), memory.address, memory.address, memory.layout, False)
+        "float32",
+        (4,),
+        (FULL,),
+        BufferHandle(1, lent, Lease(0, 1), memory.address, memory.address, memory.layout, False),
     )
 
 

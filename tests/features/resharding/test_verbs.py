@@ -35,7 +35,7 @@ def test_parts_are_scattered_and_gathered(
         sum(split[part].numel() > 0 for part in parts),
     )
     assert torch.equal(trainer.gather("x", axis=axis, dim=dim), WHOLE)
-    assert run(trainer, "x.zero_(); len(HOME.asker.exports)") == (0, 0, 0, 0)
+    assert run(trainer, "x.zero_(); len(PROCESS.client.exports)") == (0, 0, 0, 0)
     assert WHOLE.sum() > 0  # each rank's part is its own
 
 
@@ -132,7 +132,7 @@ def test_parts_that_can_not_be_joined_are_refused(meshes: tuple[ProcMesh, ProcMe
         trainer.scatter("x", WHOLE, dim=3)
     with pytest.raises(TypeError, match="this list has no memory"):
         trainer.scatter("x", [1, 2])
-    assert run(trainer, "len(HOME.asker.exports)") == (0, 0, 0, 0)
+    assert run(trainer, "len(PROCESS.client.exports)") == (0, 0, 0, 0)
 
 
 def test_a_part_whose_rank_is_dead_is_named(meshes: tuple[ProcMesh, ProcMesh]) -> None:

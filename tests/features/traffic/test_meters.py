@@ -72,7 +72,7 @@ def test_events_name_ranks_until_their_traffic_stops() -> None:
     state = state_of_three(1, 2, 3)
     assert events(state.tick(9.0)) == []
     for i in range(1, 5):
-        assert state.heard(moved(1000 * i), (), rank_peer(2), 10 + i / 4) == []
+        assert state.handle(moved(1000 * i), (), rank_peer(2), 10 + i / 4) == []
     (event,) = events(state.tick(11.6))
     assert event.mesh == "t"
     assert set(event.ranks) == {0, 1}
@@ -89,7 +89,7 @@ def test_events_name_ranks_until_their_traffic_stops() -> None:
 
 def test_ranks_may_report_only_their_own_traffic() -> None:
     state = state_of_three(1, 2, 3)
-    state.heard(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
+    state.handle(moved(1000, source=1, target=2), (), rank_peer(3), 10.0)
     assert state.dropped_messages == 1
     assert book_of(state).carried({1, 2, 3}) == []
 
@@ -107,8 +107,8 @@ def test_counts_of_several_processes_add_up_and_repeated_reports_count_once() ->
 
 def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
     state = state_of_three(1, 2, 3)
-    state.heard(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
-    state.heard(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
+    state.handle(moved(100, source=1, target=2), (), rank_peer(2), 1.0)
+    state.handle(moved(50, source=1, target=3), (), rank_peer(3), 1.0)
     book_of(state).handle(CONTROLLER, moved(7, source=0, target=1), 1.0)
 
     def rows(silent: tuple[int, ...] = ()) -> list[tuple[str, str, int, bool]]:
@@ -117,12 +117,12 @@ def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
 
     assert rows() == [("t[0]", "t[1]", 100, False), ("t[0]", "t[2]", 50, False), ("program", "t[0]", 7, False)]
     assert [row[3] for row in rows((3,))] == [False, True, False]
-    state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
+    state.handle(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
     assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
     state.processes.heal([2], 3.0)
     assert rows()[0] == ("t[0]", "t[1]", 100, True)  # there is a new process now, but the dead one counted this
-    state.heard(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
-    state.heard(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
+    state.handle(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
+    state.handle(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
     assert rows()[0][2] == 101
     (row,) = traffic_view("t", {1}, book_of(state), state.ranks, ()).rows[2:]
     assert row.source == End("", 0, 0)

@@ -8,7 +8,7 @@ from monarch_kernel.net.hosts.flow_control import PIECE_NBYTES, Outbox
 from monarch_kernel.net.hosts.links import MAX_FRAME_NBYTES
 from monarch_kernel.net.hosts.relay import Relay
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.envelope import Beat, Entry, Leg, open_envelope
+from monarch_kernel.net.wire.envelope import Beat, Entry, Hop, open_envelope
 
 C = b"C"
 LEAST = 256 << 10
@@ -18,12 +18,12 @@ def filled(n: int) -> Outbox:
     """Make an outbox with this many pieces of a message."""
     box = Outbox()
     for i in range(n):
-        box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1, True, True), [bytes(PIECE_NBYTES)])
+        box.put(Entry([Hop(1, 0, i + 1, 0, [b"R1"], [C])], 1, True, True), [bytes(PIECE_NBYTES)])
     return box
 
 
 def numbers(messages: Sequence[Sequence[Frame]]) -> list[int]:
-    return [leg.number for parts in messages for entry in open_envelope(parts).entries for leg in entry.legs]
+    return [hop.number for parts in messages for entry in open_envelope(parts).entries for hop in entry.hops]
 
 
 def nbytes(messages: Sequence[Sequence[Frame]]) -> int:
@@ -36,7 +36,7 @@ def test_pieces_are_separate_messages_and_only_some_go_before_the_first_is_recei
     assert [len(parts) for parts in messages] == [2] * len(messages), "an envelope and a piece"
     assert nbytes(messages) == LEAST
     assert list(box.messages()) == []
-    assert box.hear(0, PIECE_NBYTES)
+    assert box.acknowledge(0, PIECE_NBYTES)
     more = list(box.messages())
     assert more
     assert numbers(messages) + numbers(more) == list(range(1, len(messages) + len(more) + 1))
@@ -45,7 +45,7 @@ def test_pieces_are_separate_messages_and_only_some_go_before_the_first_is_recei
 def test_small_messages_share_one_envelope() -> None:
     box = Outbox()
     for i in range(50):
-        box.put(Entry([Leg(1, 0, i + 1, 0, [b"R1"], [C])], 1), [b"%d" % i])
+        box.put(Entry([Hop(1, 0, i + 1, 0, [b"R1"], [C])], 1), [b"%d" % i])
     (parts,) = box.messages()
     assert numbers([parts]) == list(range(1, 51))
 
@@ -78,7 +78,7 @@ def test_bytes_in_transit_are_limited_to_those_received_in_half_a_beat() -> None
         for _ in range(20):
             given += nbytes(list(box.messages()))
             taken = min(given, taken + rate * PIECE_NBYTES // 20)
-            box.hear(0, taken)
+            box.acknowledge(0, taken)
     given += nbytes(list(box.messages()))
     assert 100 * PIECE_NBYTES < given - taken <= 250 * PIECE_NBYTES
     box.tick()
@@ -93,16 +93,16 @@ def test_lost_bytes_count_as_received_when_a_later_message_arrives() -> None:
         there.put_beat(Beat(1, 0, 0, 0, 0))
         (beat,) = there.messages()
         envelope = open_envelope(beat)
-        assert here.hear(envelope.given, envelope.taken)
+        assert here.acknowledge(envelope.given, envelope.taken)
         (told,) = here.messages()
-        there.hear(open_envelope(told).given, open_envelope(told).taken)
+        there.acknowledge(open_envelope(told).given, open_envelope(told).taken)
     assert not there.waits
 
 
 def test_acknowledging_more_than_was_sent_has_no_effect() -> None:
     box = filled(100)
     list(box.messages())
-    box.hear(10**15, 10**15)
+    box.acknowledge(10**15, 10**15)
     assert nbytes(list(box.messages())) < 1 << 20
 
 
@@ -114,12 +114,12 @@ def test_a_small_message_is_not_stuck_behind_a_large_one_of_another_host() -> No
     assert nbytes([parts for _, parts in first.flush()]) < 1 << 20
     second.beat()
     for _, parts in second.flush():
-        list(first.hear(2, parts))
+        list(first.receive(2, parts))
     passed_on = first.flush()
     assert nbytes([parts for _, parts in passed_on]) == 0
     for _, parts in passed_on:
-        list(controller.hear(1, parts))
-    assert 2 in controller.heard
+        list(controller.receive(1, parts))
+    assert 2 in controller.active
 
 
 def test_waiting_messages_move_to_another_path() -> None:
@@ -135,10 +135,10 @@ def test_waiting_messages_move_to_another_path() -> None:
 def test_a_message_with_very_many_receivers_is_split_into_bounded_frames() -> None:
     box = Outbox()
     box.put(
-        Entry([Leg(0, host, 1, 0, [C], [b"R%d" % rank for rank in range(500)]) for host in range(1, 401)], 1), [b"x"]
+        Entry([Hop(0, host, 1, 0, [C], [b"R%d" % rank for rank in range(500)]) for host in range(1, 401)], 1), [b"x"]
     )
-    box.put(Entry([Leg(0, 1, 2, 0, [C], [b"R1"])], 1), [b"y"])
+    box.put(Entry([Hop(0, 1, 2, 0, [C], [b"R1"])], 1), [b"y"])
     messages = list(box.messages())
     assert max(len(frame) for parts in messages for frame in parts) < MAX_FRAME_NBYTES / 2
-    legs = [leg for parts in messages for entry in open_envelope(parts).entries for leg in entry.legs]
-    assert [(leg.target, leg.number) for leg in legs] == [*((host, 1) for host in range(1, 401)), (1, 2)]
+    hops = [hop for parts in messages for entry in open_envelope(parts).entries for hop in entry.hops]
+    assert [(hop.target, hop.number) for hop in hops] == [*((host, 1) for host in range(1, 401)), (1, 2)]

@@ -48,7 +48,7 @@ class Net:
         wires, self.wires = self.wires, {}
         for (source, target), messages in wires.items():
             for parts in messages:
-                for delivery in self.relays[target].hear(source, parts):
+                for delivery in self.relays[target].receive(source, parts):
                     frames = tuple(bytes(frame) for frame in delivery.frames)
                     self.got += [(target, s, r, frames) for s in delivery.senders for r in delivery.receivers]
         return bool(wires)
@@ -111,7 +111,7 @@ def test_equal_answers_are_folded_and_keep_their_senders() -> None:
     net.settle()
     assert [sender for _, sender, _, frames in net.got if frames == (b"the answer is 42",)] == [b"R1", b"R2", b"R3"]
     entries = [entry for envelope in net.envelopes(1, 0) for entry in envelope.entries]
-    assert [entry.legs[0].senders for entry in entries] == [[b"R1", b"R2", b"R3"], [b"R4"]]
+    assert [entry.hops[0].senders for entry in entries] == [[b"R1", b"R2", b"R3"], [b"R4"]]
 
 
 def test_folding_never_lets_a_message_overtake_another_of_the_same_sender() -> None:
@@ -160,11 +160,11 @@ def test_the_last_piece_of_a_large_message_costs_no_more_than_others() -> None:
     for _ in range(len(large) // PIECE_NBYTES + 10):
         for _, parts in net[0].flush():
             start = time.process_time()
-            got += [delivery.frames for delivery in net[1].hear(0, parts)]
+            got += [delivery.frames for delivery in net[1].receive(0, parts)]
             costs.append(time.process_time() - start)
         net[1].beat()
         for _, parts in net[1].flush():
-            assert not list(net[0].hear(1, parts))
+            assert not list(net[0].receive(1, parts))
     assert got[0][1] == large
     assert costs[-1] < 0.1 * sum(costs)
 
@@ -222,7 +222,7 @@ def test_answers_of_followers_are_folded_on_the_way_up() -> None:
         net[host].send(b"R%d" % host, C, 0, [b"same"])
     for host in (2, 3):  # then host 1
         for neighbour, parts in net[host].flush():
-            list(net[1].hear(host, parts)) if neighbour == 1 else None
+            list(net[1].receive(host, parts)) if neighbour == 1 else None
     net.settle()
     assert sorted(sender for _, sender, _, _ in net.got) == [b"R1", b"R2", b"R3"]
     assert sum(len(envelope.entries) for envelope in net.envelopes(1, 0)) == 1
@@ -240,12 +240,12 @@ def test_forwarded_messages_are_folded_and_keep_the_order_of_each_host() -> None
         for text in texts:
             net[host].send(b"R%d" % host, C, 0, [text])
         for _, parts in net[host].flush():
-            list(net[1].hear(host, parts))
+            list(net[1].receive(host, parts))
     net.settle(1)
     entries = [entry for envelope in net.envelopes(1, 0) for entry in envelope.entries]
     assert len(entries) == 3
     for host in (2, 3):
-        assert [leg.number for entry in entries for leg in entry.legs if leg.source == host] == [1, 2]
+        assert [hop.number for entry in entries for hop in entry.hops if hop.source == host] == [1, 2]
 
 
 def test_ranks_of_two_hosts_communicate_through_the_controller_until_they_are_connected() -> None:
@@ -334,7 +334,7 @@ def test_a_new_controller_starts_a_new_epoch() -> None:
 @pytest.mark.parametrize("parts", [[], [b""], [b"\xc1"], [b"\x92\x90"], [b"hello", b"world"]])
 def test_garbage_is_refused(parts: list[bytes]) -> None:
     with pytest.raises(WireError):
-        list(Relay(0).hear(1, parts))
+        list(Relay(0).receive(1, parts))
 
 
 messages = st.tuples(

@@ -16,7 +16,7 @@ from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_proc
 from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.net.memory import devices, paths
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, memory_of
 from monarch_kernel.rdma import Buffer
 from tests.net.memory.test_layout import same_kind, views
@@ -78,9 +78,9 @@ class Owner(Actor):
     def lend(self, thing: torch.Tensor) -> Buffer:
         self.kept = thing
         buffer = Buffer(thing)
-        exports, lease = client_here().exports, buffer._loan.lease
+        exports, lease = client_here().exports, buffer._handle.lease
         exports._held[lease] = elsewhere(thing)
-        buffer._loan = buffer._loan._replace(device=DEVICE)
+        buffer._handle = buffer._handle._replace(device=DEVICE)
         return buffer
 
     @endpoint
@@ -122,7 +122,7 @@ class Always:
         self.carry, self.close = path.carry, path.close
         self.slab_nbytes = SLAB_NBYTES
 
-    def leads_to(self, loan: Loan) -> bool:
+    def leads_to(self, loan: BufferHandle) -> bool:
         return True
 
 
@@ -138,13 +138,13 @@ def test_each_end_may_be_on_a_device(
     buffer = (owner.lend if far == "device" else owner.lend_plainly).call_one(tensor).get(LONG_S)
     assert (f" on {DEVICE} " in repr(buffer)) == (far == "device")
     if path == "memory" and far == "device":
-        assert not ways[path].leads_to(buffer._loan)
+        assert not ways[path].leads_to(buffer._handle)
         return
 
     def carry(mine: torch.Tensor, *, is_write: bool) -> None:
         memory = elsewhere(mine) if near == "device" else memory_of(mine)
         only = paths.DataPaths((Always(ways[path]),), client_here().meters)
-        assert only.carry(buffer._loan, memory, is_write=is_write) == (mine.nbytes, ANY, path)
+        assert only.carry(buffer._handle, memory, is_write=is_write) == (mine.nbytes, ANY, path)
 
     carry(into := torch.zeros(1200), is_write=False)
     assert torch.equal(into, tensor.reshape(-1))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 
-from monarch_kernel.net.memory.threads import Crew
+from monarch_kernel.net.memory.threads import IdleThreads
 from tests.support.waiting import LONG_S
 
 
 def test_work_is_done_in_order_by_threads_that_then_end() -> None:
-    crew = Crew("crew", 1)
+    crew = IdleThreads("crew", 1)
     done: list[int] = []
     over = threading.Event()
     for i in range(5):
@@ -21,7 +21,7 @@ def test_work_is_done_in_order_by_threads_that_then_end() -> None:
 
 
 def test_close_waits_for_the_work_in_progress_and_drops_the_rest() -> None:
-    crew = Crew("crew", 1)
+    crew = IdleThreads("crew", 1)
     begins, may_end = threading.Event(), threading.Event()
     done: list[str] = []
 

@@ -245,8 +245,8 @@ class TestTransport:
                 if not seen.acquire(timeout=2 * LONG_S):  # longer than a wait that has lost a wake-up
                     return
 
-        asker = threading.Thread(target=ask)
-        asker.start()
+        client = threading.Thread(target=ask)
+        client.start()
         try:
             for i in range(rounds):
                 while asked[0] == i:
@@ -254,7 +254,7 @@ class TestTransport:
                 seen.release()
         finally:
             seen.release(rounds)
-            asker.join()
+            client.join()
 
     def test_no_wait_misses_a_message(self, net: Net) -> None:
         """Peers run on separate threads, and the receiver sleeps whenever there is no message."""

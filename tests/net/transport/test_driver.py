@@ -598,15 +598,15 @@ INTERRUPTED = textwrap.dedent(
     make, seed, rounds, enough = getattr(t, sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
     ours, theirs = make(Path(sys.argv[6]))
     echo, caller = t.Echo(theirs), t.Caller(ours)
-    struck = armed = 0  # armed: how many interrupts may be raised
+    delivered = armed = 0  # armed: how many interrupts may be raised
     over = threading.Event()
     unanswered = []
 
     def on_interrupt(signum, frame):
-        global armed, struck
+        global armed, delivered
         if armed:
             armed -= 1
-            struck += 1
+            delivered += 1
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, on_interrupt)
@@ -639,7 +639,7 @@ INTERRUPTED = textwrap.dedent(
     competitor.start()
     killer = subprocess.Popen([sys.executable, "-c", t.KILLER, str(os.getpid()), seed])
     submitted, id, end = [], 0, time.monotonic() + t.LONG_S
-    while (len(submitted) < rounds or struck < enough) and time.monotonic() < end and not unanswered:
+    while (len(submitted) < rounds or delivered < enough) and time.monotonic() < end and not unanswered:
         id += 1
         waiter = caller.waiters[id] = t.Waiter()
         if survives(lambda: (caller.driver.submit(id), True)):
@@ -653,7 +653,7 @@ INTERRUPTED = textwrap.dedent(
     killer.kill()
     killer.wait()
     over.set()
-    assert not unanswered, f"{unanswered} not answered, after {struck} interrupts"
+    assert not unanswered, f"{unanswered} not answered, after {delivered} interrupts"
     competitor.join()
     handled = [id for id in caller.handled if id < 10**6]
     assert handled == sorted(set(handled)), "order was not kept, or something was handled twice"
@@ -664,7 +664,7 @@ INTERRUPTED = textwrap.dedent(
     assert signal.getsignal(signal.SIGINT) is on_interrupt
     caller.driver.close()
     echo.close()
-    print(struck, len(submitted))
+    print(delivered, len(submitted))
     """
 )
 
@@ -680,8 +680,8 @@ def test_interrupts_at_any_moment_break_nothing(make: str, seed: int, tmp_path: 
         timeout=110,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    struck, submitted = map(int, run.stdout.split())
-    assert struck >= 100
+    delivered, submitted = map(int, run.stdout.split())
+    assert delivered >= 100
     assert submitted >= 50
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from monarch_kernel.net.hosts.relay import Relay
 from monarch_kernel.net.wire.codec import Frame, WireError
-from monarch_kernel.net.wire.envelope import MAX_HOST, MAX_NAME_NBYTES, Beat, Entry, Envelope, Leg, open_envelope, seal
+from monarch_kernel.net.wire.envelope import MAX_HOST, MAX_NAME_NBYTES, Beat, Entry, Envelope, Hop, open_envelope, seal
 
 C = b"C"
 
 
 def good() -> Envelope:
-    return Envelope([Entry([Leg(1, 0, 1, 0, [b"H1"], [C])], 1)], [Beat(1, 0, 0, 1, 0)])
+    return Envelope([Entry([Hop(1, 0, 1, 0, [b"H1"], [C])], 1)], [Beat(1, 0, 0, 1, 0)])
 
 
 def test_a_sealed_envelope_can_be_opened() -> None:
@@ -38,17 +38,17 @@ def test_garbage_is_not_an_envelope(garbage: list[bytes]) -> None:
 @pytest.mark.parametrize(
     ("where", "what"),
     [
-        ("leg", {"source": -1}),
-        ("leg", {"source": MAX_HOST + 1}),
-        ("leg", {"target": 2**64 - 1}),
-        ("leg", {"number": 0}),
-        ("leg", {"life": -1}),
-        ("leg", {"senders": []}),
-        ("leg", {"receivers": []}),
-        ("leg", {"senders": [b""]}),
-        ("leg", {"receivers": [b"R" * (MAX_NAME_NBYTES + 1)]}),
-        ("leg", {"number": "one"}),
-        ("entry", {"legs": []}),
+        ("hop", {"source": -1}),
+        ("hop", {"source": MAX_HOST + 1}),
+        ("hop", {"target": 2**64 - 1}),
+        ("hop", {"number": 0}),
+        ("hop", {"life": -1}),
+        ("hop", {"senders": []}),
+        ("hop", {"receivers": []}),
+        ("hop", {"senders": [b""]}),
+        ("hop", {"receivers": [b"R" * (MAX_NAME_NBYTES + 1)]}),
+        ("hop", {"number": "one"}),
+        ("entry", {"hops": []}),
         ("entry", {"nframes": 0}),
         ("entry", {"nframes": -1}),
         ("entry", {"nframes": 2}),
@@ -65,8 +65,8 @@ def test_garbage_is_not_an_envelope(garbage: list[bytes]) -> None:
 )
 def test_an_envelope_with_an_impossible_number_or_name_is_refused(where: str, what: dict[str, Any]) -> None:
     envelope = good()
-    if where == "leg":
-        envelope.entries[0].legs[0] = msgspec.structs.replace(envelope.entries[0].legs[0], **what)
+    if where == "hop":
+        envelope.entries[0].hops[0] = msgspec.structs.replace(envelope.entries[0].hops[0], **what)
     elif where == "entry":
         envelope.entries[0] = msgspec.structs.replace(envelope.entries[0], **what)
     elif where == "envelope":
@@ -80,7 +80,7 @@ def test_an_envelope_with_an_impossible_number_or_name_is_refused(where: str, wh
 def hear(relay: Relay, neighbour: int, parts: Sequence[Frame]) -> list[list[bytes]]:
     """Return the messages that a relay delivers; a message that it can't read counts as dropped."""
     try:
-        return [[bytes(frame) for frame in delivery.frames] for delivery in relay.hear(neighbour, parts)]
+        return [[bytes(frame) for frame in delivery.frames] for delivery in relay.receive(neighbour, parts)]
     except WireError:
         relay.dropped += 1
         return []
@@ -125,12 +125,12 @@ def assert_unharmed(controller: Relay, agent: Relay) -> None:
 def test_messages_of_an_unknown_host_are_dropped_and_leave_nothing() -> None:
     controller, agent = pair()
     for host in range(2, 1000):
-        said = Envelope([Entry([Leg(host, 0, 1, 0, [b"R9"], [C])], 1)], [Beat(host, 0, 0, 1, 0)])
+        said = Envelope([Entry([Hop(host, 0, 1, 0, [b"R9"], [C])], 1)], [Beat(host, 0, 0, 1, 0)])
         assert hear(controller, host, seal(said, [b"let me in"])) == []
         assert hear(controller, 1, seal(said, [b"let him in"])) == []
     assert controller.dropped == 3 * 998
     assert controller.flush() == []
-    assert 2 not in controller.heard
+    assert 2 not in controller.active
     assert set(controller._sessions) == set(controller._outboxes) == {1}
     assert_unharmed(controller, agent)
 
@@ -138,7 +138,7 @@ def test_messages_of_an_unknown_host_are_dropped_and_leave_nothing() -> None:
 def test_numbers_far_ahead_are_requested_once_and_take_no_memory() -> None:
     controller, agent = pair()
     for i in range(100):
-        said = Envelope([Entry([Leg(1, 0, 10**12 + i, 0, [b"R1"], [C])], 1)], [])
+        said = Envelope([Entry([Hop(1, 0, 10**12 + i, 0, [b"R1"], [C])], 1)], [])
         assert hear(controller, 1, seal(said, [b"x" * 1000])) == []
     ((neighbour, parts),) = controller.flush()
     assert neighbour == 1
@@ -168,8 +168,8 @@ def test_an_acknowledgement_of_unsent_messages_is_dropped() -> None:
     [
         Envelope([], [Beat(0, 1, 0, 0, 0, over=True)]),
         Envelope([], [Beat(0, 1, 7, 0, 0)]),
-        Envelope([Entry([Leg(0, 1, 1, 7, [C], [b"H1"])], 1)], []),
-        Envelope([Entry([Leg(0, 1, 1, 0, [C], [b"H1"])], 1)], []),
+        Envelope([Entry([Hop(0, 1, 1, 7, [C], [b"H1"])], 1)], []),
+        Envelope([Entry([Hop(0, 1, 1, 0, [C], [b"H1"])], 1)], []),
     ],
     ids=["end", "a new life", "words of a new life", "words"],
 )
@@ -184,7 +184,7 @@ def test_messages_of_the_controller_may_come_through_the_chosen_parent() -> None
     agent = Relay(3, default=0)
     agent.greet(0)
     agent.lead_by(0, 2)
-    said = Envelope([Entry([Leg(0, 3, 1, 0, [C], [b"H3"])], 1)], [])
+    said = Envelope([Entry([Hop(0, 3, 1, 0, [C], [b"H3"])], 1)], [])
     assert hear(agent, 2, seal(said, [b"do it"])) == [[b"do it"]]
     assert agent.dropped == 0
 
@@ -192,8 +192,8 @@ def test_messages_of_the_controller_may_come_through_the_chosen_parent() -> None
 hosts = st.sampled_from([0, 1, 1, 2, 2, 3, -1, MAX_HOST, 2**64 - 1])
 counts = st.sampled_from([0, 1, 1, 2, 2, 3, -1, 2**64 - 1])
 names = st.lists(st.sampled_from([C, b"H1", b"R1", b"R2", b"R" * 100]), max_size=3)
-legs = st.builds(Leg, hosts, hosts, counts, st.sampled_from([0, 0, 1]), names, names)
-entries = st.builds(Entry, st.lists(legs, max_size=3), st.integers(0, 2), st.booleans(), st.booleans())
+hops = st.builds(Hop, hosts, hosts, counts, st.sampled_from([0, 0, 1]), names, names)
+entries = st.builds(Entry, st.lists(hops, max_size=3), st.integers(0, 2), st.booleans(), st.booleans())
 beats = st.builds(Beat, hosts, hosts, counts, counts, counts, st.booleans(), st.booleans())
 sums = st.sampled_from([0, 1, 100, 2**40, 2**64 - 1, -1])
 envelopes = st.builds(Envelope, st.lists(entries, max_size=3), st.lists(beats, max_size=3), sums, sums)
@@ -204,7 +204,7 @@ def test_messages_of_a_host_that_is_no_member_harm_no_other_host(said: list[tupl
     """The host has the keys, but is no member. It does not use the name of a member, since it could then be that host."""
     controller, agent = pair()
     for envelope, frames in said:
-        for each in [leg for entry in envelope.entries for leg in entry.legs]:
+        for each in [hop for entry in envelope.entries for hop in entry.hops]:
             each.source = each.source if each.source != 1 else 2
         envelope.beats = [beat for beat in envelope.beats if beat.source != 1]
         for neighbour in (1, 2):
@@ -218,6 +218,6 @@ def test_only_wire_errors_are_raised_for_any_message(said: list[tuple[Envelope, 
     for relay in pair():
         for envelope, frames in said:
             with suppress(WireError):
-                list(relay.hear(neighbour, seal(envelope, frames)))
+                list(relay.receive(neighbour, seal(envelope, frames)))
             for _, parts in relay.flush():
                 open_envelope(parts)  # and what it sends to others can be read

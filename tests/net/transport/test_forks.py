@@ -14,11 +14,11 @@ from tests.support.waiting import LONG_S
 BEGINS = """
 import os, signal, sys, threading
 
-def strike():
+def interrupt():
     os.kill(os.getpid(), signal.SIGTERM)
 
 if "early" in sys.argv:
-    os.register_at_fork(after_in_child=strike)
+    os.register_at_fork(after_in_child=interrupt)
 
 from monarch_kernel.net.transport.driver import _Shield
 from monarch_kernel.net.transport.forks import in_forks
@@ -29,7 +29,7 @@ class Ours:
         raise SystemExit("of the parent")
 
 if "late" in sys.argv:
-    os.register_at_fork(after_in_child=strike)
+    os.register_at_fork(after_in_child=interrupt)
 
 def code_of_fork(work):
     pid = os.fork()

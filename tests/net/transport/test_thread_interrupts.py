@@ -33,7 +33,7 @@ class Runner:
         try:
             self.outcome = self._work(self.thread)
         except KeyboardInterrupt:
-            self.outcome = "struck"
+            self.outcome = "delivered"
         finally:
             self.thread.leave_user_code()
 
@@ -59,8 +59,8 @@ def test_user_code_is_interrupted() -> None:
 
     runner = Runner(work)
     assert inside.wait(LONG_S)
-    runner.thread.strike()
-    assert runner.end() == "struck"
+    runner.thread.interrupt()
+    assert runner.end() == "delivered"
 
 
 def test_other_code_is_not_interrupted() -> None:
@@ -74,7 +74,7 @@ def test_other_code_is_not_interrupted() -> None:
 
     runner = Runner(work)
     for _ in range(10):
-        runner.thread.strike()
+        runner.thread.interrupt()
     go.set()
     assert runner.end() == "whole"
 
@@ -92,69 +92,69 @@ def test_interrupts_that_are_held_back_are_counted() -> None:
     runner = Runner(work)
     assert inside.wait(LONG_S)
     for _ in range(3):
-        runner.thread.strike()
+        runner.thread.interrupt()
     go.set()
     assert runner.end() == "whole"
     assert noted == [1, 1, 1]
 
 
 def test_a_shield_lets_an_interrupt_through_where_it_is_exposed() -> None:
-    inside, struck = threading.Event(), threading.Event()
+    inside, delivered = threading.Event(), threading.Event()
 
     def work(thread: UserThread) -> str:
         thread.enter_user_code()
-        with ThreadShield(thread, struck.set) as shield:
+        with ThreadShield(thread, delivered.set) as shield:
             inside.set()
-            spin_until(struck)  # nothing may be interrupted here
+            spin_until(delivered)  # nothing may be interrupted here
             with pytest.raises(KeyboardInterrupt):
                 shield.expose()
         return "whole"
 
     runner = Runner(work)
     assert inside.wait(LONG_S)
-    runner.thread.strike()
+    runner.thread.interrupt()
     assert runner.end() == "whole"
 
 
 def test_a_shield_that_was_never_exposed_raises_at_its_end() -> None:
-    inside, struck = threading.Event(), threading.Event()
+    inside, delivered = threading.Event(), threading.Event()
 
     def work(thread: UserThread) -> None:
         thread.enter_user_code()
-        with ThreadShield(thread, struck.set):
+        with ThreadShield(thread, delivered.set):
             inside.set()
-            spin_until(struck)
+            spin_until(delivered)
 
     runner = Runner(work)
     assert inside.wait(LONG_S)
-    runner.thread.strike()
-    assert runner.end() == "struck"
+    runner.thread.interrupt()
+    assert runner.end() == "delivered"
 
 
 def test_a_shield_raises_the_interrupt_in_place_of_an_error() -> None:
-    inside, struck = threading.Event(), threading.Event()
+    inside, delivered = threading.Event(), threading.Event()
 
     def work(thread: UserThread) -> None:
         thread.enter_user_code()
-        with ThreadShield(thread, struck.set):
+        with ThreadShield(thread, delivered.set):
             inside.set()
-            spin_until(struck)
+            spin_until(delivered)
             raise ValueError("of a callback")
 
     runner = Runner(work)
     assert inside.wait(LONG_S)
-    runner.thread.strike()
-    assert runner.end() == "struck"
+    runner.thread.interrupt()
+    assert runner.end() == "delivered"
 
 
 def test_an_earlier_interrupt_applies_to_the_users_code() -> None:
     def work(thread: UserThread) -> None:
         thread.enter_user_code()
         thread.leave_user_code()
-        thread.strike()  # like another thread
+        thread.interrupt()  # like another thread
         thread.enter_user_code()
 
-    assert Runner(work).end() == "struck"
+    assert Runner(work).end() == "delivered"
 
 
 def test_an_interrupt_that_the_users_code_catches_is_raised_once() -> None:
@@ -178,7 +178,7 @@ def test_an_interrupt_that_the_users_code_catches_is_raised_once() -> None:
 
     runner = Runner(work)
     assert inside.wait(LONG_S)
-    runner.thread.strike()
+    runner.thread.interrupt()
     assert runner.end() == []
 
 
@@ -193,7 +193,7 @@ def test_a_coroutine_in_an_event_loop_is_cancelled() -> None:
     runner = Runner(work)
     deadline = time.monotonic() + LONG_S
     while not cancelled.is_set() and time.monotonic() < deadline:
-        runner.thread.strike()
+        runner.thread.interrupt()
     assert runner.end() == "cancelled"
 
 
@@ -220,7 +220,7 @@ def test_a_late_interrupt_never_leaves_the_users_code() -> None:
         runner = Runner(work)
         deadline = time.monotonic() + LONG_S
         while len(hits) < 60 and runner.outcome is None and time.monotonic() < deadline:
-            runner.thread.strike()
+            runner.thread.interrupt()
         enough.set()
         assert runner.end() == "whole"
     finally:
@@ -254,7 +254,7 @@ def test_a_late_interrupt_leaves_no_trap_for_debuggers() -> None:
         threading.Thread(target=work).start()
         while hits < 60:
             if thread is not None:
-                thread.strike()
+                thread.interrupt()
         enough.set()
         sys.settrace(lambda *args: None)
         (lambda: None)()

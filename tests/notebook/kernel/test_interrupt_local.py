@@ -118,14 +118,14 @@ def test_a_task_of_an_earlier_cell_keeps_running(notebook: Notebook, stopped: Ca
 
 STRIKES = """
 import asyncio, os, signal, threading, time
-def strike():
+def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         time.sleep(0.3)  # the main thread handles the signal meanwhile
 """
 
 
-BETWEEN = "asyncio.get_running_loop().call_soon(strike); await asyncio.sleep(0)\nwhile True: pass"
+BETWEEN = "asyncio.get_running_loop().call_soon(interrupt); await asyncio.sleep(0)\nwhile True: pass"
 
 
 def test_an_interrupt_while_the_event_loop_runs_something_before_the_cell(notebook: Notebook) -> None:
@@ -143,7 +143,7 @@ def test_an_interrupt_at_the_start_of_a_cell_with_await(notebook: Notebook) -> N
         def once(info):
             if "never" in info.raw_cell:
                 ip.events.unregister("pre_run_cell", once)
-                strike()
+                interrupt()
         ip.events.register("pre_run_cell", once)
     """)
     cell = notebook.send("never = True\nawait asyncio.sleep(0)").wait()
@@ -163,7 +163,7 @@ from ipykernel.kernelbase import Kernel
 from monarch_kernel.notebook.kernel.kernel import MonarchKernel
 from monarch_kernel.notebook.kernel.status import SteadyStatus
 
-def strike_in(function, call=1, strike=lambda: signal.raise_signal(signal.SIGINT)):
+def strike_in(function, call=1, interrupt=lambda: signal.raise_signal(signal.SIGINT)):
     \"\"\"Interrupt the next cell that has the mark in it, where it calls a function for the n-th time.\"\"\"
     kernel, calls, mark = get_ipython().kernel, [], "mark" + "ed"
     def trace(frame, event, argument):
@@ -171,7 +171,7 @@ def strike_in(function, call=1, strike=lambda: signal.raise_signal(signal.SIGINT
             calls.append(frame)
             if len(calls) == call:
                 sys.settrace(None)
-                strike()
+                interrupt()
     sys.settrace(trace)
 """
 BEFORE = {
@@ -286,8 +286,8 @@ def test_an_interrupt_of_a_callback_of_a_comm_ends_the_callback(notebook: Notebo
 def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
     notebook: Notebook, subshell: str, place: str
 ) -> None:
-    strike = "get_ipython().kernel._interrupts.interrupt_subshells"  # what the handler in the main thread calls
-    assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, strike={strike})").wait().ok
+    interrupt = "get_ipython().kernel._interrupts.interrupt_subshells"  # what the handler in the main thread calls
+    assert send_to(notebook, subshell, f"{TRACES}strike_in({place}, interrupt={interrupt})").wait().ok
     cell = send_to(notebook, subshell, "marked = 1").wait()
     assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
     assert notebook.ok("'mark' + 'ed' in globals()").plain == "False"
@@ -394,11 +394,11 @@ def test_an_interrupt_of_user_expressions_ends_only_the_cell(notebook: Notebook)
     code = """
         import signal, sys
         from IPython.core.interactiveshell import InteractiveShell
-        def strike(frame, event, argument):
+        def interrupt(frame, event, argument):
             if frame.f_code is InteractiveShell.user_expressions.__code__:
                 sys.settrace(None)
                 signal.raise_signal(signal.SIGINT)
-        sys.settrace(strike)
+        sys.settrace(interrupt)
     """
     assert notebook.ok(textwrap.dedent(code)).reply["user_expressions"] == {}
     assert notebook.value("1 + 1") == 2

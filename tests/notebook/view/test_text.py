@@ -89,13 +89,13 @@ class TestMeshText:
         assert html.index("<tfoot>") < html.index("node2 is lost") < html.index("</tfoot>")
 
     def test_refused_connections_are_counted_by_host(self) -> None:
-        view = replace(mesh_view(rank_view(0)), strangers=(("", 2), ("node2", 1480)))
+        view = replace(mesh_view(rank_view(0)), refused_connections=(("", 2), ("node2", 1480)))
         said = "refused 1,482 connections without the keys of this session: 1,480 at node2, 2 here"
         assert mesh_text(view).split("\n")[-1] == said
         assert said in mesh_html(view)
-        one = mesh_text(replace(view, strangers=(("", 1),)))
+        one = mesh_text(replace(view, refused_connections=(("", 1),)))
         assert one.endswith("refused 1 connection without the keys of this session: 1 here")
-        many = mesh_text(replace(view, strangers=tuple((f"node{i}", 10 - i) for i in range(6))))
+        many = mesh_text(replace(view, refused_connections=tuple((f"node{i}", 10 - i) for i in range(6))))
         assert many.endswith("10 at node0, 9 at node1, 8 at node2, 7 at node3, others at 2 more hosts")
         assert "refused" not in mesh_text(mesh_view(rank_view(0)))
 

@@ -323,15 +323,19 @@ def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> Non
 def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
     first = Frame(AT, (drawn(training(4, failed=(2,))),))
     view.frame(first)
-    opener = button(view, "Traceback of torch", exact=False)
-    opener.click()
+    client_for_unpickling = button(view, "Traceback of torch", exact=False)
+    client_for_unpickling.click()
     view.reply("line 1\nline 2")
-    for focused, dead in ((opener, (3,)), (opener, (0, 3)), (button(view, "Actions for rank 1"), (3,))):
+    for focused, dead in (
+        (client_for_unpickling, (3,)),
+        (client_for_unpickling, (0, 3)),
+        (button(view, "Actions for rank 1"), (3,)),
+    ):
         focused.focus()
         view.page.evaluate("window.kept = [document.activeElement, document.querySelector('.mk-error-row pre')]")
         view.frame(Frame(AT + 1, (drawn(training(4, failed=(2,), dead=dead)),), 2))
         assert view.page.evaluate("window.kept[0] === document.activeElement && window.kept[1].isConnected")
-    assert opener.get_attribute("aria-expanded") == "true"
+    assert client_for_unpickling.get_attribute("aria-expanded") == "true"
     assert view.page.locator(".mk-error-row pre:visible").inner_text() == "line 1\nline 2"
     assert card(view, 3).locator(".mk-state").inner_text() == "dead"
 

@@ -37,9 +37,9 @@ class Owner(Actor):
         self.seen = weakref.ref(self.kept)
         buffer = Buffer(self.kept)
         if device:  # pretend that it is on the device
-            exports, lease = client_here().exports, buffer._loan.lease
+            exports, lease = client_here().exports, buffer._handle.lease
             exports._held[lease] = exports._held[lease]._replace(device=device)
-            buffer._loan = buffer._loan._replace(device=device)
+            buffer._handle = buffer._handle._replace(device=device)
         return buffer
 
     @endpoint
@@ -61,7 +61,7 @@ class Reader(Actor):
 
     @endpoint
     def open(self, buffer: Buffer) -> int:
-        client_here().paths["rdma"]._opening.ask(buffer._loan)
+        client_here().paths["rdma"]._opening.ask(buffer._handle)
         return os.getpid()
 
 
@@ -88,16 +88,16 @@ def test_memory_stays_while_it_is_open_and_is_freed_after_the_last_close(ranks: 
     before = call(ranks.owner.tasks)
     path: Any = client_here().paths["rdma"]
     buffer = call(ranks.owner.lend, 1000)
-    opened, _ = path._opening.ask(buffer._loan)
-    again, _ = path._opening.ask(buffer._loan)
+    opened, _ = path._opening.ask(buffer._handle)
+    again, _ = path._opening.ask(buffer._handle)
     assert buffer.drop().get(LONG_S)
     call(ranks.owner.let_go)
     with pytest.raises(OwnerGone, match="it was dropped"):
-        path._opening.ask(buffer._loan)
-    path._opening.close(buffer._loan, opened)
+        path._opening.ask(buffer._handle)
+    path._opening.close(buffer._handle, opened)
     for _ in range(20):
         assert call(ranks.owner.is_there)
-    path._opening.close(buffer._loan, again)
+    path._opening.close(buffer._handle, again)
     wait_until(lambda: not call(ranks.owner.is_there), "the memory to be freed")
     wait_until(lambda: call(ranks.owner.tasks) <= before + 1, "the end of the threads that serve it")
 
@@ -117,27 +117,27 @@ def test_memory_that_cannot_be_opened_takes_another_path_and_is_not_tried_again(
 ) -> None:
     buffer = call(ranks.owner.lend, 1000, DEVICE)  # CUDA can't share it, because it did not allocate it
     path: Any = client_here().paths["cuda"]
-    assert not path.leads_to(buffer._loan)  # this process uses no device
+    assert not path.leads_to(buffer._handle)  # this process uses no device
     monkeypatch.setattr("monarch_kernel.net.memory.devices.are_in_use", lambda: True)
-    assert path.leads_to(buffer._loan)
-    assert not path.leads_to(call(ranks.owner.lend, 1000)._loan)  # not on a device
+    assert path.leads_to(buffer._handle)
+    assert not path.leads_to(call(ranks.owner.lend, 1000)._handle)  # not on a device
     into = torch.zeros(1000)
     assert buffer.read_into(into).get(LONG_S).path == "messages"
     assert bool((into == 1).all())
-    assert not path.leads_to(buffer._loan)
+    assert not path.leads_to(buffer._handle)
 
 
 def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     far = call(ranks.owner.lend, 1 << 20)
     small = far[:10]
     path: Any = client_here().paths["rdma"]
-    assert not path.leads_to(far._loan)
+    assert not path.leads_to(far._handle)
     monkeypatch.setattr("monarch_kernel.runtime.buffers.nixl.has_hardware", lambda: True)
     monkeypatch.setattr(path, "_is_there", None)
-    assert not path.leads_to(far._loan)  # the owner is on this machine
+    assert not path.leads_to(far._handle)  # the owner is on this machine
     monkeypatch.setattr(path._tables, "is_local", lambda lent: False)
-    assert path.leads_to(far._loan)
-    assert not path.leads_to(small._loan)
+    assert path.leads_to(far._handle)
+    assert not path.leads_to(small._handle)
     into = torch.zeros(1 << 20)
     assert far.read_into(into).get(LONG_S).path == "rdma"
     assert bool((into == 1).all())
@@ -150,13 +150,13 @@ def test_no_bytes_arrive_after_the_end_of_a_transfer(ranks: Ranks) -> None:
     path: Any = client_here().paths["rdma"]
     mine = torch.zeros(count)
     memory = buffer._memory(mine, is_write=False)
-    path.carry(buffer._loan, memory, is_write=False)
+    path.carry(buffer._handle, memory, is_write=False)
     ended: list[BaseException | None] = []
 
     def read() -> None:
         try:
             while True:
-                path.carry(buffer._loan, memory, is_write=False)
+                path.carry(buffer._handle, memory, is_write=False)
         except (OwnerGone, PathUnavailable, MeshDownError) as error:
             ended.append(error)
 
@@ -179,7 +179,7 @@ def test_scattered_elements_are_refused_at_once(ranks: Ranks, bar: Bar) -> None:
     into = torch.zeros(1 << 11, 1 << 11).t()
     begin = time.thread_time()
     with pytest.raises(PathUnavailable, match="too far apart"):
-        path.carry(buffer._loan, memory_of(into), is_write=False)
+        path.carry(buffer._handle, memory_of(into), is_write=False)
     bar.check(time.thread_time() - begin, 0.1, "the refusal")
 
 
@@ -230,5 +230,5 @@ def test_the_error_names_what_ucx_cannot_do(ranks: Ranks, monkeypatch: pytest.Mo
     buffer = call(ranks.owner.lend, 1000)
     path: Any = client_here().paths["rdma"]
     with pytest.raises(PathUnavailable, match="UCX found no way to other machines"):
-        path.carry(buffer._loan, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
-    assert path._opening.is_barred(buffer._loan)
+        path.carry(buffer._handle, buffer._memory(torch.zeros(1000), is_write=False), is_write=False)
+    assert path._opening.is_barred(buffer._handle)

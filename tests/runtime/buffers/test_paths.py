@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host, this_proc
 from monarch_kernel.actor.channels import client_here
-from monarch_kernel.net.memory.exports import Loan
+from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.net.memory.paths import DataPath, OwnerGone, PathUnavailable
 from monarch_kernel.rdma import Buffer
@@ -86,10 +86,10 @@ class Way(NamedTuple):
         return self.owner.holds.call_one().get(LONG_S)
 
     def read(self, buffer: Buffer, into: Any) -> None:
-        self.path.carry(buffer._loan, memory_of(into), is_write=False)
+        self.path.carry(buffer._handle, memory_of(into), is_write=False)
 
     def write(self, buffer: Buffer, source: Any) -> None:
-        self.path.carry(buffer._loan, memory_of(source), is_write=True)
+        self.path.carry(buffer._handle, memory_of(source), is_write=True)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
         try:
             way.read(buffer, into)
         except PathUnavailable:  # a data path may refuse a layout that it handles badly
-            assert not buffer._loan.layout.is_contiguous
+            assert not buffer._handle.layout.is_contiguous
         else:
             assert into.tobytes() == wanted.tobytes()
     source = same_kind(data.draw, wanted)
@@ -150,7 +150,7 @@ def test_any_layout_is_copied_into_any_other(way: Way, data: st.DataObject) -> N
     try:
         way.write(buffer, source)
     except PathUnavailable:
-        assert not buffer._loan.layout.is_contiguous
+        assert not buffer._handle.layout.is_contiguous
     else:
         assert way.holds().tobytes() == source.tobytes()
 
@@ -252,7 +252,7 @@ def test_an_owner_that_is_killed_during_a_transfer_is_gone(procs: ProcMesh, name
     doomed.stop(grace_s=0).get(LONG_S)
 
 
-def forged(loan: Loan, nbytes: int) -> Loan:
+def forged(loan: BufferHandle, nbytes: int) -> BufferHandle:
     """Change the size of a loan, whatever its memory has."""
     return loan._replace(layout=loan.layout._replace(shape=(nbytes,), strides=(1,)))
 
@@ -260,13 +260,13 @@ def forged(loan: Loan, nbytes: int) -> Loan:
 @pytest.mark.parametrize("name", [name for name in PATHS if name not in (*WITHIN, "memory")])
 def test_only_lent_memory_can_be_accessed(procs: ProcMesh, name: str) -> None:
     way = way_of(name, procs)
-    loan = way.lend(bytearray(100))._loan
+    loan = way.lend(bytearray(100))._handle
     for is_write in (False, True):
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
             way.path.carry(forged(loan, 101), memory_of(bytearray(101)), is_write=is_write)
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
             way.path.carry(loan._replace(address=loan.address - 1), memory_of(bytearray(100)), is_write=is_write)
-    loan = way.lend(bytes(100))._loan
+    loan = way.lend(bytes(100))._handle
     with pytest.raises(TypeError, match="can only be read"):
         way.path.carry(loan, memory_of(bytearray(100)), is_write=True)
     way.read(way.lend(b"still"), into := bytearray(5))

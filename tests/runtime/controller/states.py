@@ -19,10 +19,10 @@ def state_of_three(*up: int) -> State:
     """Ranks 1, 2 and 3 of the mesh ``t`` on host 1, of which these are up."""
     state = State()
     state.hosts.add(1, 0.0)
-    state.heard(HostHello("token", 1, "vm", 100, 2, 0), (), host_peer(1), 0.0)
+    state.handle(HostHello("token", 1, "vm", 100, 2, 0), (), host_peer(1), 0.0)
     state.processes.start(1, [rank_spec(proc, rank=proc - 1, world_size=3, mesh="t") for proc in (1, 2, 3)], 0.0)
     for proc in up:
-        state.heard(Hello("token", proc, 1000 + proc, "cpu"), (), rank_peer(proc), 0.0)
+        state.handle(Hello("token", proc, 1000 + proc, "cpu"), (), rank_peer(proc), 0.0)
     return state
 
 

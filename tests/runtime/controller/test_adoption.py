@@ -20,9 +20,9 @@ from monarch_kernel.net.wire.messages import (
     HostHello,
     Lost,
     Message,
+    OpenRequest,
     Output,
     OutputChunk,
-    Owed,
     Payload,
     Ping,
     RankSpec,
@@ -40,7 +40,7 @@ from tests.runtime.controller.states import sends
 
 HOST = 1
 ATTACH = Attach("t", 123, 1)
-CELL = Owed(7, "cell [3]", 60.0, 3)
+CELL = OpenRequest(7, "cell [3]", 60.0, 3)
 
 
 def recorded(proc: int) -> RankSpec:
@@ -48,18 +48,18 @@ def recorded(proc: int) -> RankSpec:
     return msgspec.structs.replace(rank_spec(proc, rank=proc - 1, world_size=2), record="/somewhere")
 
 
-def hello(proc: int, *owed: Owed) -> Hello:
-    return Hello("t", proc, 100 + proc, "cpu", owed)
+def hello(proc: int, *open_requests: OpenRequest) -> Hello:
+    return Hello("t", proc, 100 + proc, "cpu", open_requests)
 
 
 def agent(state: State, *chunks: OutputChunk, now: float = 0.0) -> list[Effect]:
     """The host agent answers."""
-    effects = state.heard(HostHello("t", HOST, "box", 99, 2, 0), (), host_peer(HOST), now)
-    return effects + state.heard(Backlog(chunks), (), host_peer(HOST), now)
+    effects = state.handle(HostHello("t", HOST, "box", 99, 2, 0), (), host_peer(HOST), now)
+    return effects + state.handle(Backlog(chunks), (), host_peer(HOST), now)
 
 
 def rank(state: State, proc: int, message: Message, now: float = 0.0) -> list[Effect]:
-    return state.heard(message, (), rank_peer(proc), now)
+    return state.handle(message, (), rank_peer(proc), now)
 
 
 def attaching() -> State:
@@ -106,7 +106,7 @@ def test_output_and_displays_wait_for_resumed_cells() -> None:
     assert effects == [Tell(BacklogEvent((OutputChunk(1, "stdout", "before\n", 0, 3),), {1: 0}))]
     assert rank(state, 1, hello(1, CELL)) == []
     assert rank(state, 1, Rich(7, {"text/html": "x"}, {})) == []
-    assert state.heard(Output((OutputChunk(1, "stdout", "after\n", 9),)), (), host_peer(HOST), 0.0) == []
+    assert state.handle(Output((OutputChunk(1, "stdout", "after\n", 9),)), (), host_peer(HOST), 0.0) == []
     effects = rank(state, 2, hello(2))
     assert [type(effect) for effect in effects] == [Resumed, Attached, Tell, Tell]
     events = [effect.event for effect in effects if isinstance(effect, Tell)]
@@ -127,7 +127,7 @@ def test_a_message_does_not_wait_for_output_that_was_read_before() -> None:
 def test_a_request_that_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> None:
     state = attaching()
     agent(state)
-    rank(state, 1, hello(1, Owed(5, "counter.add", 1.0)))
+    rank(state, 1, hello(1, OpenRequest(5, "counter.add", 1.0)))
     assert rank(state, 2, hello(2)) == [Attached(())]
     assert state.ranks[1].state == "running"
     rank(state, 1, Result(5, Payload()))
@@ -137,9 +137,9 @@ def test_a_request_that_is_no_cell_keeps_its_rank_busy_but_is_not_resumed() -> N
 def test_output_belongs_to_the_cell_even_if_an_actor_was_called_before() -> None:
     state = attaching()
     agent(state)
-    rank(state, 1, hello(1, Owed(5, "counter.add", 70.0), CELL))
+    rank(state, 1, hello(1, OpenRequest(5, "counter.add", 70.0), CELL))
     rank(state, 2, hello(2))
-    (effect,) = state.heard(Output((OutputChunk(1, "stdout", "x\n", 9),)), (), host_peer(HOST), 0.0)
+    (effect,) = state.handle(Output((OutputChunk(1, "stdout", "x\n", 9),)), (), host_peer(HOST), 0.0)
     assert isinstance(effect, Tell)
     assert isinstance(effect.event, OutputEvent)
     assert effect.event.request == 7
@@ -165,7 +165,7 @@ def test_adoption_does_not_wait_for_a_dead_rank_and_releases_its_peers() -> None
     state = attaching()
     agent(state)
     rank(state, 1, hello(1, CELL))
-    effects = state.heard(Lost(2, 0, 9, "", (), 0), (), host_peer(HOST), 1.0)
+    effects = state.handle(Lost(2, 0, 9, "", (), 0), (), host_peer(HOST), 1.0)
     assert Attached(()) in effects
     assert state.ranks[2].death is not None
     assert state.ranks[2].death.etype == "RankDied"  # it had started under the other controller
@@ -186,9 +186,9 @@ def test_forget_goes_only_to_ranks_with_a_record_and_only_for_cells() -> None:
     other = State()
     other.hosts.add(HOST, 0.0)
     other.processes.start(HOST, [rank_spec(1)], 0.0)
-    other.heard(Hello("t", 1, 5, "cpu"), (), rank_peer(1), 0.0)
+    other.handle(Hello("t", 1, 5, "cpu"), (), rank_peer(1), 0.0)
     other.request(1, [1], pack(Run(1, "x", 1)), "cell [1]", 1.0, is_cell=True)
-    assert sends(other.heard(Result(1, Payload()), (), rank_peer(1), 0.0)) == []
+    assert sends(other.handle(Result(1, Payload()), (), rank_peer(1), 0.0)) == []
 
 
 def test_leave_all_and_end_all() -> None:
@@ -196,7 +196,7 @@ def test_leave_all_and_end_all() -> None:
     agent(state)
     assert sends(state.host_requests.detach(7, HOST, 30.0)) == [(host_peer(HOST), Detach(7, 30.0))]
     assert [
-        effect.id for effect in state.heard(Detached(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
+        effect.id for effect in state.handle(Detached(7), (), host_peer(HOST), 0.0) if isinstance(effect, Resolve)
     ] == [7]
     assert sends(state.processes.leave_all(0.0)) == [(host_peer(HOST), Goodbye(keep=True))]
     assert sends(state.processes.end_all(0.0, 2.0))[-1] == (host_peer(HOST), Goodbye(grace_s=2.0))

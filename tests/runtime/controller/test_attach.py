@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import Attach, Backlog, Hello, Message, Output, OutputChunk, Owed, Ping
+from monarch_kernel.net.wire.messages import Attach, Backlog, Hello, Message, OpenRequest, Output, OutputChunk, Ping
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.ids import first_number
@@ -34,7 +34,7 @@ class Left:
         if isinstance(peer, FakeRank):
             self._agent_spoke.wait(10)  # so that a message can be missed
             id = 10 + peer.proc
-            peer.send(Hello(self._token, peer.proc, 99, "cpu", (Owed(id, f"cell [{id}]", 5.0, id),)))
+            peer.send(Hello(self._token, peer.proc, 99, "cpu", (OpenRequest(id, f"cell [{id}]", 5.0, id),)))
         else:
             peer.hello()
             peer.send(Backlog(tuple(OutputChunk(proc, "stdout", f"before {proc}\n", 0) for proc in (1, 2))))

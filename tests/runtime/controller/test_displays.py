@@ -28,9 +28,9 @@ def a_state() -> State:
     """One rank, which runs a request."""
     state = State()
     state.hosts.add(1, 0.0)
-    state.heard(HostHello("t", 1, "here", 10, 4, 0), (), b"H1", 0.0)
+    state.handle(HostHello("t", 1, "here", 10, 4, 0), (), b"H1", 0.0)
     state.processes.start(1, [rank_spec(1)], 0.0)
-    state.heard(Hello("t", 1, 11, "cpu"), (), b"R1", 0.0)
+    state.handle(Hello("t", 1, 11, "cpu"), (), b"R1", 0.0)
     state.request(5, [1], pack(Ping(5)), "cell [1]", 0.0)
     return state
 
@@ -68,10 +68,10 @@ def test_output_and_displays_keep_the_order_of_the_rank(texts: list[str], data: 
     while chunks or displays:
         if chunks and (not displays or data.draw(st.booleans())):
             n = data.draw(st.integers(1, len(chunks)))
-            seen += texts_and_data(state.heard(Output(tuple(chunks[:n])), (), b"H1", 0.0))
+            seen += texts_and_data(state.handle(Output(tuple(chunks[:n])), (), b"H1", 0.0))
             del chunks[:n]
         else:
-            seen += texts_and_data(state.heard(displays.pop(0), (), b"R1", 0.0))
+            seen += texts_and_data(state.handle(displays.pop(0), (), b"R1", 0.0))
     assert seen == expected
 
 
@@ -80,35 +80,35 @@ def test_output_waits_for_a_missing_display_only_for_a_while() -> None:
     first = output(
         ("stdout", "before", display_mark(0)), ("stderr", "", display_mark(0)), ("stdout", "after", display_mark(0))
     )
-    assert texts_and_data(state.heard(first, (), b"H1", 1.0)) == ["before"]
+    assert texts_and_data(state.handle(first, (), b"H1", 1.0)) == ["before"]
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S - 0.01)) == []
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == ["after"]
-    assert texts_and_data(state.heard(rich(0), (), b"R1", 2.0)) == [0], "it is late, but shown"
+    assert texts_and_data(state.handle(rich(0), (), b"R1", 2.0)) == [0], "it is late, but shown"
 
 
 def test_a_display_waits_for_missing_output_only_for_a_while() -> None:
     state = a_state()
-    assert texts_and_data(state.heard(rich(0), (), b"R1", 1.0)) == []
+    assert texts_and_data(state.handle(rich(0), (), b"R1", 1.0)) == []
     assert texts_and_data(state.tick(1.0 + OUTPUT_GRACE_S)) == [0]
 
 
 def test_withheld_output_is_reported_when_the_rank_is_lost() -> None:
     state = a_state()
-    state.heard(
+    state.handle(
         output(("stdout", "before", display_mark(0)), ("stdout", "last words", display_mark(0))), (), b"H1", 1.0
     )
-    effects = state.heard(Lost(1, 0, 9, "", (), 0), (), b"H1", 1.1)
+    effects = state.handle(Lost(1, 0, 9, "", (), 0), (), b"H1", 1.1)
     assert texts_and_data(effects)[0] == "last words"
 
 
 def test_output_of_processes_left_running_belongs_to_their_request() -> None:
     state = a_state()
-    state.heard(output(("stdout", "mine", display_mark(0))), (), b"H1", 1.0)
+    state.handle(output(("stdout", "mine", display_mark(0))), (), b"H1", 1.0)
     chunk = OutputChunk(1, "stdout", "the child's", cell_mark(0), 0, 3)
-    (effect,) = state.heard(Output((chunk,)), (), b"H1", 1.0)
+    (effect,) = state.handle(Output((chunk,)), (), b"H1", 1.0)
     assert isinstance(effect, Tell)
     assert (getattr(effect.event, "text", ""), effect.event.request) == ("the child's", 3)
-    assert texts_and_data(state.heard(output(("stdout", "waits", display_mark(0))), (), b"H1", 1.0)) == [], (
+    assert texts_and_data(state.handle(output(("stdout", "waits", display_mark(0))), (), b"H1", 1.0)) == [], (
         "it still waits for the display"
     )
 
@@ -118,4 +118,4 @@ def test_the_mark_of_a_cell_withholds_nothing() -> None:
     message = output(
         ("stdout", "one", cell_mark(0)), ("stdout", "two", cell_mark(0)), ("stdout", "three", cell_mark(1))
     )
-    assert texts_and_data(state.heard(message, (), b"H1", 1.0)) == ["one", "two", "three"]
+    assert texts_and_data(state.handle(message, (), b"H1", 1.0)) == ["one", "two", "three"]

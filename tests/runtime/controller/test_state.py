@@ -172,14 +172,14 @@ class AnyOrder(RuleBasedStateMachine):
         host = data.draw(st.sampled_from(sorted(self.hosts)))
         self.up_hosts.add(host)
         message = HostHello(TOKEN, host, f"machine{host}", 1, 1, 0)
-        self.absorb(self.state.heard(message, (), host_peer(host), self.now))
+        self.absorb(self.state.handle(message, (), host_peer(host), self.now))
 
     @rule(data=st.data())
     def hello(self, data: st.DataObject) -> None:
         """A rank says hello: early, late, again, or after it was given up."""
         proc = self.rank_ids(data)
         self.ranks[proc].up = True
-        self.absorb(self.state.heard(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), self.peer(proc), self.now))
+        self.absorb(self.state.handle(Hello(TOKEN, proc, 1000 + proc, "cpu"), (), self.peer(proc), self.now))
 
     @rule(data=st.data())
     def request(self, data: st.DataObject) -> None:
@@ -216,7 +216,7 @@ class AnyOrder(RuleBasedStateMachine):
             rank.held.append((id, answer, rank.written, self.now + OUTPUT_GRACE_S))
         else:
             self.expect(id, proc, answer)
-        self.absorb(self.state.heard(message, (), self.peer(proc), self.now))
+        self.absorb(self.state.handle(message, (), self.peer(proc), self.now))
 
     @rule(data=st.data())
     def output(self, data: st.DataObject) -> None:
@@ -228,7 +228,7 @@ class AnyOrder(RuleBasedStateMachine):
             if held[2] <= rank.read:
                 rank.held.remove(held)
                 self.expect(held[0], proc, held[1])
-        self.absorb(self.state.heard(Output((chunk,)), (), host_peer(rank.host), self.now))
+        self.absorb(self.state.handle(Output((chunk,)), (), host_peer(rank.host), self.now))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), what=st.sampled_from(["cancel", "interrupt"]))
@@ -264,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
             why = f"lost {proc}" + ("; it was running note" if running else "")
             self.dies(proc, why, releases_held=True)
         message = Lost(proc, 1, 0, f"lost {proc}", (), 0)
-        self.absorb(self.state.heard(message, (), host_peer(rank.host), self.now))
+        self.absorb(self.state.handle(message, (), host_peer(rank.host), self.now))
 
     @rule(data=st.data(), chance=st.integers(0, 5))
     def host_gone(self, data: st.DataObject, chance: int) -> None:
@@ -283,7 +283,7 @@ class AnyOrder(RuleBasedStateMachine):
     def owes(self, proc: int) -> bool:
         """Whether the rank has open requests, as far as the state knows; answers that are held do not count yet."""
         record = self.state.ranks[proc]
-        still = set(record.owed) - {id for id, *_ in self.ranks[proc].held}
+        still = set(record.open_requests) - {id for id, *_ in self.ranks[proc].held}
         return bool(still)
 
     @rule(dt=st.sampled_from([0.0, 0.2, 0.3, 1.0]))
@@ -343,9 +343,9 @@ def running(count: int = 2) -> State:
     state = State()
     state.hosts.add(1, 0.0)
     state.processes.start(1, [rank_spec(i + 1, rank=i, world_size=count) for i in range(count)], 0.0)
-    state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
+    state.handle(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
     for i in range(count):
-        state.heard(Hello(TOKEN, i + 1, 100 + i, "cpu"), (), rank_peer(i + 1), 0.0)
+        state.handle(Hello(TOKEN, i + 1, 100 + i, "cpu"), (), rank_peer(i + 1), 0.0)
     return state
 
 
@@ -364,19 +364,19 @@ def test_messages_before_hello_wait_in_order() -> None:
     for id in (1, 2, 3):
         assert ask(state, id, (1,)) == []
     assert state.requests.tell((1,), pack(Release(9))) == []
-    hello = state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
+    hello = state.handle(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
     assert [(peer, type(message)) for peer, message in sends(hello)] == [(b"H1", StartRanks)]
-    came = sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0))
+    came = sends(state.handle(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0))
     assert came == [(b"R1", Ping(1)), (b"R1", Ping(2)), (b"R1", Ping(3)), (b"R1", Release(9))]
-    assert sends(state.heard(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0)) == []
+    assert sends(state.handle(Hello(TOKEN, 1, 9, "cpu"), (), rank_peer(1), 0.0)) == []
 
 
 def test_answers_are_in_the_order_of_the_requested_ranks() -> None:
     state = running(3)
     ask(state, 1, (3, 1, 2))
-    assert state.heard(Result(1, Payload(b"one")), (b"f",), b"R1", 0.0) == []
-    assert state.heard(Failed(1, Failure("exception", "E", "two")), (), b"R2", 0.0) == []
-    (over,) = resolves(state.heard(Result(1, Payload(b"three"), {"text/plain": "3"}), (), b"R3", 0.0))
+    assert state.handle(Result(1, Payload(b"one")), (b"f",), b"R1", 0.0) == []
+    assert state.handle(Failed(1, Failure("exception", "E", "two")), (), b"R2", 0.0) == []
+    (over,) = resolves(state.handle(Result(1, Payload(b"three"), {"text/plain": "3"}), (), b"R3", 0.0))
     assert [text_of(answer) for answer in over.answers] == ["three", "one", "two"]
     assert isinstance(over.answers[0], Value)
     assert isinstance(over.answers[1], Value)
@@ -387,11 +387,11 @@ def test_answers_are_in_the_order_of_the_requested_ranks() -> None:
 def test_an_answer_waits_for_the_output_before_it() -> None:
     state = running(1)
     ask(state, 1, (1,))
-    assert state.heard(Result(1, Payload(), {}, (10, 3)), (), b"R1", 0.0) == []
+    assert state.handle(Result(1, Payload(), {}, (10, 3)), (), b"R1", 0.0) == []
     some = Output((OutputChunk(1, "stdout", "hello", 10),))
-    assert resolves(state.heard(some, (), b"H1", 0.1)) == []
+    assert resolves(state.handle(some, (), b"H1", 0.1)) == []
     assert resolves(state.tick(0.2)) == []
-    rest = state.heard(Output((OutputChunk(1, "stderr", "war", 3),)), (), b"H1", 0.3)
+    rest = state.handle(Output((OutputChunk(1, "stderr", "war", 3),)), (), b"H1", 0.3)
     assert [type(effect) for effect in rest] == [Tell, Resolve]  # shown first
     assert isinstance(rest[0], Tell)
     assert rest[0].event == OutputEvent(1, 0, "stderr", "war", mesh="procs")
@@ -401,18 +401,18 @@ def test_folded_output_of_several_ranks_comes_before_the_answer_of_each() -> Non
     state = running(3)
     ask(state, 1, (1, 2, 3))
     for proc in (1, 2, 3):
-        assert state.heard(Result(1, Payload(), {}, (10 * proc, 0)), (), b"R%d" % proc, 0.0) == []
+        assert state.handle(Result(1, Payload(), {}, (10 * proc, 0)), (), b"R%d" % proc, 0.0) == []
     alike = Output((OutputChunk(1, "stdout", "hello", 10, also=((3, 30), (2, 19))),))
-    effects = state.heard(alike, (), b"H1", 0.1)
+    effects = state.handle(alike, (), b"H1", 0.1)
     assert effects == [Tell(OutputEvent(1, rank, "stdout", "hello", mesh="procs")) for rank in (0, 2, 1)]
     assert state.requests.waiting_for(1) == [2]  # its last line of output has not arrived
-    assert len(resolves(state.heard(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
+    assert len(resolves(state.handle(Output((OutputChunk(2, "stdout", "", 20),)), (), b"H1", 0.2))) == 1
 
 
 def test_an_answer_waits_for_output_only_for_a_while() -> None:
     state = running(1)
     ask(state, 1, (1,))
-    state.heard(Result(1, Payload(), {}, (10, 0)), (), b"R1", 5.0)
+    state.handle(Result(1, Payload(), {}, (10, 0)), (), b"R1", 5.0)
     assert resolves(state.tick(5.0 + OUTPUT_GRACE_S - 0.01)) == []
     assert len(resolves(state.tick(5.0 + OUTPUT_GRACE_S))) == 1
 
@@ -421,8 +421,8 @@ def test_an_answer_before_a_death_counts() -> None:
     state = running(1)
     ask(state, 1, (1,))
     ask(state, 2, (1,))
-    state.heard(Result(1, Payload(b"done"), {}, (10, 0)), (), b"R1", 0.0)
-    first, second = resolves(state.heard(Lost(1, 0, 9, "", ("last words",), 0), (), b"H1", 0.1))
+    state.handle(Result(1, Payload(b"done"), {}, (10, 0)), (), b"R1", 0.0)
+    first, second = resolves(state.handle(Lost(1, 0, 9, "", ("last words",), 0), (), b"H1", 0.1))
     assert text_of(first.answers[0]) == "done"
     death = second.answers[0]
     assert isinstance(death, Failure)
@@ -435,7 +435,7 @@ def test_an_answer_before_a_death_counts() -> None:
 
 def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     state = running(2)
-    gone, effect = state.heard(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
+    gone, effect = state.handle(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
     assert isinstance(gone, Gone)
     assert (gone.proc, gone.death.exit_code, gone.is_reported) == (1, 3, False)
     assert isinstance(effect, Tell)
@@ -453,18 +453,18 @@ def test_stopped_ranks_cause_no_event() -> None:
     (over,) = resolves(effects)
     assert [text_of(answer) for answer in over.answers] == ["mesh stopped"] * 2
     assert sends(effects) == [(b"H1", KillRanks((1, 2), 2.0))]
-    assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
+    assert state.handle(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
     assert state.processes.stop((1, 2), "again", 2.0, 1.2) == []
     assert state.ranks[1].state == "stopped"
 
 
 def test_a_stop_resolves_when_the_processes_have_ended() -> None:
     state = running(3)
-    state.heard(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
+    state.handle(Lost(3, 1, 0, "", (), 0), (), b"H1", 0.5)
     state.processes.stop((1, 2, 3), "mesh stopped", 2.0, 1.0)
     assert state.processes.await_ends(7, (1, 2, 3), 2.0, 1.0) == []
-    assert state.heard(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
-    (over,) = state.heard(Lost(2, 0, 15, "", (), 0), (), b"H1", 1.2)
+    assert state.handle(Lost(1, 0, 15, "", (), 0), (), b"H1", 1.1) == []
+    (over,) = state.handle(Lost(2, 0, 15, "", (), 0), (), b"H1", 1.2)
     assert isinstance(over, Resolve)
     assert (over.id, [isinstance(answer, Failure) for answer in over.answers]) == (7, [False] * 3)
     assert state.processes.await_ends(8, (1, 2, 3), 2.0, 1.0) == [over._replace(id=8)]  # a second stop
@@ -496,7 +496,7 @@ def test_end_all_sends_goodbye() -> None:
 
 def test_goodbye_gives_time_to_ranks_that_clean_up() -> None:
     state = running(2)
-    state.heard(CleansUp(), (), rank_peer(2), 0.0)
+    state.handle(CleansUp(), (), rank_peer(2), 0.0)
     said = [message for _, message in sends(state.processes.end_all(0.0))]
     assert said == [KillRanks((1,), 0.0), KillRanks((2,), CLEANUP_S), Goodbye(grace_s=CLEANUP_S)]
 
@@ -518,7 +518,7 @@ def test_a_rank_that_does_not_come_up_is_lost() -> None:
     state = State()
     state.hosts.add(1, 0.0)
     state.processes.start(1, [rank_spec(1)], 0.0)
-    state.heard(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), b"H1", 0.0)
+    state.handle(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), b"H1", 0.0)
     ask(state, 1, (1,))
     assert resolves(state.tick(RANK_DEADLINE_S - 1)) == []
     assert state.tick(RANK_DEADLINE_S) == [Expired(1, (1,))]
@@ -534,8 +534,8 @@ def test_a_rank_that_does_not_come_up_is_lost() -> None:
 def test_ranks_that_wait_for_a_failed_one_are_released_once_a_second() -> None:
     state = running(3)
     ask(state, 1, (1, 2, 3), 10.0)
-    state.heard(Result(1, Payload()), (), b"R3", 10.5)
-    state.heard(Failed(1, Failure("exception", "E", "m")), (), b"R1", 11.0)
+    state.handle(Result(1, Payload()), (), b"R3", 10.5)
+    state.handle(Failed(1, Failure("exception", "E", "m")), (), b"R1", 11.0)
     assert sends(state.tick(11.0 + RELEASE_AFTER_S - 0.1)) == []
     assert sends(state.tick(11.0 + RELEASE_AFTER_S)) == [(b"R2", Release(1))]
     assert sends(state.tick(11.0 + RELEASE_AFTER_S + 0.5)) == []
@@ -546,9 +546,9 @@ def test_ranks_that_wait_for_a_dead_one_are_released_at_once() -> None:
     state = running(3)
     ask(state, 1, (1, 2, 3), 10.0)
     ask(state, 2, (2, 3), 10.0)
-    state.heard(Result(1, Payload()), (), b"R3", 10.5)
+    state.handle(Result(1, Payload()), (), b"R3", 10.5)
     spec = state.ranks[1].spec
-    assert sends(state.heard(Lost(1, 0, 9, "", (), 0), (), b"H1", 11.0), Release) == [
+    assert sends(state.handle(Lost(1, 0, 9, "", (), 0), (), b"H1", 11.0), Release) == [
         (b"R2", Release(1, spec.mesh, spec.rank))
     ]
     assert sends(state.tick(11.0 + RELEASE_AFTER_S), Release) == [(b"R2", Release(1))]
@@ -565,14 +565,14 @@ def test_stopping_one_rank_does_not_release_the_others_at_once() -> None:
 def test_a_cancel_answers_for_all_and_interrupts_them() -> None:
     state = running(2)
     ask(state, 1)
-    state.heard(Result(1, Payload(b"one")), (), b"R1", 0.0)
+    state.handle(Result(1, Payload(b"one")), (), b"R1", 0.0)
     effects = state.cancel(1, 0.5)
     assert sends(effects) == [(b"R2", Interrupt(1))]
     (over,) = resolves(effects)
     assert [text_of(answer) for answer in over.answers] == ["one", "cancelled by the caller"]
     assert state.ranks[2].state == "running"  # until it answers
     assert state.cancel(1, 0.6) == []
-    assert state.heard(Result(1, Payload(b"late")), (), b"R2", 0.7) == []
+    assert state.handle(Result(1, Payload(b"late")), (), b"R2", 0.7) == []
     assert state.ranks[2].state == "idle"
 
 
@@ -582,7 +582,7 @@ def test_an_interrupt_reaches_requests_of_ranks_that_are_not_up() -> None:
     ask(state, 1, (1,))
     ask(state, 2, (2,))
     assert sends(state.interrupt_ranks((1, 2))) == [(b"R1", Interrupt(1))]
-    came = sends(state.heard(Hello(TOKEN, 2, 1, "cpu"), (), b"R2", 0.0))
+    came = sends(state.handle(Hello(TOKEN, 2, 1, "cpu"), (), b"R2", 0.0))
     assert came == [(b"R2", Ping(2)), (b"R2", Interrupt(2))]
 
 
@@ -593,10 +593,10 @@ def test_an_interrupt_reaches_requests_of_ranks_that_are_not_up() -> None:
 def test_ranks_are_in_step_if_they_have_started_as_many_collectives(counts: tuple[int, int], in_step: bool) -> None:
     state = running(3)
     ask(state, 1)
-    state.heard(Result(1, Payload(), {}, (0, 0), counts[0]), (), b"R1", 0.0)
-    state.heard(Result(1, Payload(), {}, (0, 0), 99), (), b"R1", 0.0)  # again: does not count
-    state.heard(Result(1, Payload(), {}, (0, 0), 98), (), b"R3", 0.0)  # was not asked
-    (over,) = resolves(state.heard(Result(1, Payload(), {}, (0, 0), counts[1]), (), b"R2", 0.0))
+    state.handle(Result(1, Payload(), {}, (0, 0), counts[0]), (), b"R1", 0.0)
+    state.handle(Result(1, Payload(), {}, (0, 0), 99), (), b"R1", 0.0)  # again: does not count
+    state.handle(Result(1, Payload(), {}, (0, 0), 98), (), b"R3", 0.0)  # was not asked
+    (over,) = resolves(state.handle(Result(1, Payload(), {}, (0, 0), counts[1]), (), b"R2", 0.0))
     assert over.in_step is in_step
 
 
@@ -630,7 +630,7 @@ def test_messages_that_a_peer_may_not_send_are_counted_and_dropped(peer: bytes, 
     state = running(2)
     state.hosts.add(2, 0.0)
     ask(state, 1)
-    assert state.heard(message, (), peer, 0.0) == []
+    assert state.handle(message, (), peer, 0.0) == []
     assert state.dropped_messages == 1
     assert len(state.requests) == 1
     assert state.ranks[1].pid == 100
@@ -639,11 +639,11 @@ def test_messages_that_a_peer_may_not_send_are_counted_and_dropped(peer: bytes, 
 
 def test_readings_and_output_are_kept_for_the_view() -> None:
     state = running(1)
-    state.heard(Readings((Reading(1, 2**20, 50.0),)), (), b"H1", 0.0)
-    state.heard(Output((OutputChunk(1, "stdout", "first\nlast\n", 11),)), (), b"H1", 0.0)
+    state.handle(Readings((Reading(1, 2**20, 50.0),)), (), b"H1", 0.0)
+    state.handle(Output((OutputChunk(1, "stdout", "first\nlast\n", 11),)), (), b"H1", 0.0)
     record = state.ranks[1]
     assert (record.reading.rss_nbytes, record.reading.cpu_percent, record.last_line) == (2**20, 50.0, "last")
     ask(state, 1, (1,))
     assert record.state == "running"
-    state.heard(Failed(1, Failure("exception", "E", "m")), (), b"R1", 0.0)
+    state.handle(Failed(1, Failure("exception", "E", "m")), (), b"R1", 0.0)
     assert (record.state, record.last_error) == ("failed", "E: m")

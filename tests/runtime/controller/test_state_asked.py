@@ -22,8 +22,8 @@ def test_all_ranks_that_are_up_get_the_request_even_if_busy() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
     assert state.ask(7, [1, 2, 3], LOOK, 1.0) == [Send(rank_peer(1), LOOK), Send(rank_peer(2), LOOK)]
-    assert state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0) == []
-    answers = resolved(state.heard(Result(7, Payload(b"two")), (), rank_peer(2), 1.0)).answers
+    assert state.handle(Result(7, Payload(b"one")), (), rank_peer(1), 1.0) == []
+    answers = resolved(state.handle(Result(7, Payload(b"two")), (), rank_peer(2), 1.0)).answers
     assert [type(answer).__name__ for answer in answers] == ["Value", "Value", "Failure"]
     assert [state.ranks[proc].state for proc in (1, 2, 3)] == ["running", "idle", "starting"]
 
@@ -31,30 +31,30 @@ def test_all_ranks_that_are_up_get_the_request_even_if_busy() -> None:
 def test_a_cancel_gives_up_ranks_that_do_not_answer() -> None:
     state = state_of_three(1, 2)
     state.ask(7, [1, 2], LOOK, 1.0)
-    state.heard(Result(7, Payload(b"one")), (), rank_peer(1), 1.0)
+    state.handle(Result(7, Payload(b"one")), (), rank_peer(1), 1.0)
     answers = resolved(state.cancel(7, 1.4)).answers
     assert isinstance(answers[1], Failure)
     assert answers[1].etype == "CancelledError"
-    state.heard(Result(7, Payload(b"late")), (), rank_peer(2), 2.0)
+    state.handle(Result(7, Payload(b"late")), (), rank_peer(2), 2.0)
     assert len(state.requests) == 0
-    assert not state.ranks[2].asides
+    assert not state.ranks[2].out_of_band
 
 
 def test_answers_so_far() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
     assert state.requests.answers(5) == [None, None]
-    state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
+    state.handle(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
     first, second = state.requests.answers(5)
     assert first is None
     assert second is not None
-    state.heard(Result(5, Payload(b"y")), (), rank_peer(1), 1.0)
+    state.handle(Result(5, Payload(b"y")), (), rank_peer(1), 1.0)
     assert state.requests.answers(5) == []
 
 
 def test_an_abort_goes_to_the_ranks_that_have_not_answered() -> None:
     state = state_of_three(1, 2)
     state.request(5, [1, 2], pack(Run(5, "", 1)), "cell [1]", 0.0)
-    state.heard(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
+    state.handle(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
     assert state.requests.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
     assert state.interrupt_ranks([1, 2], abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]

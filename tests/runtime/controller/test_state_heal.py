@@ -103,7 +103,7 @@ class AnyOrderWithHeals(AnyOrder):
             return
         self.unstarted.discard(proc)
         message = Lost(proc, 1, 0, f"lost {proc}", (), 0)
-        self.absorb(self.state.heard(message, (), host_peer(self.ranks[proc].host), self.now))
+        self.absorb(self.state.handle(message, (), host_peer(self.ranks[proc].host), self.now))
 
     def lose_host(self, host: int) -> None:
         self.unstarted -= {proc for proc, rank in self.ranks.items() if rank.host == host}
@@ -121,7 +121,7 @@ class AnyOrderWithHeals(AnyOrder):
             Names: Names({"x": "int"}),
             Stopped: Stopped(id, 1, "here", "", ">", True),
         }
-        assert self.state.heard(messages[kind], (), peer, self.now) == []
+        assert self.state.handle(messages[kind], (), peer, self.now) == []
 
 
 AnyOrderWithHeals.TestCase.settings = settings(stateful_step_count=40)
@@ -132,7 +132,7 @@ TestAnyOrderWithHeals = AnyOrderWithHeals.TestCase
 
 
 def lose(state: State, proc: int, now: float = 0.0) -> None:
-    state.heard(Lost(proc, 0, 9, "", (), 0), (), AGENT, now)
+    state.handle(Lost(proc, 0, 9, "", (), 0), (), AGENT, now)
 
 
 def test_heal_starts_a_process_for_a_dead_rank() -> None:
@@ -146,7 +146,7 @@ def test_heal_starts_a_process_for_a_dead_rank() -> None:
     assert state.ranks[1].state == "idle"
     assert state.ranks[2].state == "starting"
     assert ask(state, 7) != [], "the other rank gets the request at once"
-    came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
+    came = sends(state.handle(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
     assert came == [(b"R2+1", Ping(7))]
     assert state.processes.heal((1, 2), 3.0) == [], "nobody is dead"
 
@@ -156,7 +156,7 @@ def test_requests_of_the_dead_process_are_not_repeated() -> None:
     ask(state, 1, (2,))
     lose(state, 2)
     state.processes.heal((2,), 0.0)
-    assert sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 0.0)) == []
+    assert sends(state.handle(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 0.0)) == []
     assert len(state.requests) == 0
 
 
@@ -176,20 +176,20 @@ def test_a_live_rank_is_ended_before_its_successor_starts() -> None:
     assert sends(effects) == [(AGENT, KillRanks((2,), 2.0, True))]
     assert state.processes.heal((2,), 0.0) == []
     assert ask(state, 2, (2,)) == []
-    ((peer, start),) = sends(state.heard(Lost(2, 0, 15, "", (), 0), (), AGENT, 1.0))
+    ((peer, start),) = sends(state.handle(Lost(2, 0, 15, "", (), 0), (), AGENT, 1.0))
     assert (peer, type(start)) == (AGENT, StartRanks)
     assert state.ranks[2].state == "starting"
-    came = sends(state.heard(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
+    came = sends(state.handle(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0))
     assert came == [(b"R2+1", Ping(2))]
 
 
 def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
     """The new process says hello, and answers request 2 after writing something."""
     peer = rank_peer(proc, incarnation)
-    state.heard(Hello(TOKEN, proc, 300, "cpu"), (), peer, 0.0)
-    state.heard(Output((OutputChunk(proc, "stdout", "text", 5),)), (), AGENT, 0.0)
-    assert state.heard(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all output has arrived"
-    return state.heard(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
+    state.handle(Hello(TOKEN, proc, 300, "cpu"), (), peer, 0.0)
+    state.handle(Output((OutputChunk(proc, "stdout", "text", 5),)), (), AGENT, 0.0)
+    assert state.handle(Result(2, Payload(b"answer"), {}, (6, 0)), (), peer, 0.0) == [], "not all output has arrived"
+    return state.handle(Output((OutputChunk(proc, "stdout", "text", 6),)), (), AGENT, 0.0)
 
 
 def test_output_of_the_former_process_does_not_count_for_the_new_one() -> None:
@@ -200,12 +200,12 @@ def test_output_of_the_former_process_does_not_count_for_the_new_one() -> None:
     state.processes.heal((2,), 0.0)
     ask(state, 2, (2,))
     last = Output((OutputChunk(2, "stdout", "last words", 10_000),))
-    (told,) = state.heard(last, (), AGENT, 0.0)
+    (told,) = state.handle(last, (), AGENT, 0.0)
     assert isinstance(told, Tell)
     assert isinstance(told.event, OutputEvent)
     assert (told.event.request, told.event.text) == (1, "last words")
     assert state.ranks[2].last_line == ""
-    (over,) = resolves([*state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0), *up_again(state, 2, 1)])
+    (over,) = resolves([*state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0), *up_again(state, 2, 1)])
     assert (over.id, text_of(over.answers[0])) == (2, "answer"), "its marks count from the start"
 
 
@@ -214,7 +214,7 @@ def test_no_successor_starts_after_the_mesh_was_stopped() -> None:
     state.processes.retire((2,), "restarted", 0.0, 0.0)
     state.processes.heal((2,), 0.0)
     assert sends(state.processes.stop((1, 2), "down", 0.0, 0.0)) == [(AGENT, KillRanks((1, 2), 0.0))]
-    assert state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0) == []
+    assert state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, 0.0) == []
     assert state.ranks[2].state == "stopped"
 
 
@@ -226,7 +226,7 @@ def test_ranks_of_a_lost_host_start_on_its_replacement() -> None:
     assert text_of(state.ranks[1].death) == "the host agent is gone"
     state.hosts.add(2, 0.0)
     assert state.processes.heal((1, 2), 0.0, hosts={1: 2}) == []
-    hello = state.heard(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
+    hello = state.handle(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
     ((peer, start),) = sends(hello)
     assert isinstance(start, StartRanks)
     assert (peer, [spec.incarnation for spec in start.specs]) == (host_peer(2), [2, 1])
@@ -241,7 +241,7 @@ def test_a_rank_that_does_not_come_up_can_be_replaced_once_it_has_ended() -> Non
     state.processes.give_up(1, (2,), (), late)
     assert state.ranks[2].state == "dead"
     assert state.processes.heal((2,), late) == [], "the agent has the order to end it, but it may still live"
-    ((_, start),) = sends(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, late))
+    ((_, start),) = sends(state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, late))
     assert isinstance(start, StartRanks)
     assert start.specs[0].incarnation == 2
 
@@ -259,10 +259,10 @@ def test_a_controller_that_adopts_a_mesh_learns_the_current_incarnations() -> No
     state = State()
     state.attach({1: [rank_spec(1, world_size=2), rank_spec(2, rank=1, world_size=2)]}, Attach(TOKEN, 9, 1), 0.0)
     hello = HostHello(TOKEN, 1, "machine1", 1, 1, 0, ((1, 0), (2, 3)))
-    state.heard(hello, (), AGENT, 0.0)
+    state.handle(hello, (), AGENT, 0.0)
     assert {peer for peer, _ in sends(state.tick(0.1), Attach)} == {AGENT, b"R1", b"R2+3"}
-    assert state.heard(Hello(TOKEN, 2, 20, "cpu"), (), b"R2", 0.2) == []
-    state.heard(Hello(TOKEN, 2, 20, "cpu"), (), b"R2+3", 0.2)
+    assert state.handle(Hello(TOKEN, 2, 20, "cpu"), (), b"R2", 0.2) == []
+    state.handle(Hello(TOKEN, 2, 20, "cpu"), (), b"R2+3", 0.2)
     assert state.ranks[2].up
     assert not state.ranks[1].up
 
@@ -275,9 +275,9 @@ def dues(effects: list[Effect]) -> list[tuple[int, ...]]:
 def test_an_automatic_restart_comes_when_it_is_due(restart: Any, procs: tuple[int, ...]) -> None:
     state = running()
     state.processes.restart_when_lost((1, 2), RestartPolicy(restart, backoff_s=5.0))
-    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
+    assert dues(state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, 1.0)) == [procs]
     state.processes.heal((2,), 1.0)
-    assert dues(state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, 2.0)) == []
+    assert dues(state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, 2.0)) == []
     assert "in 5.0 s" in text_of(state.ranks[2].death)
     assert dues(state.tick(6.9)) == []
     assert dues(state.tick(7.0)) == [procs]
@@ -300,7 +300,7 @@ def test_owners_get_a_failure_only_if_the_rank_is_not_restarted() -> None:
     state.processes.restart_when_lost((1, 2), RestartPolicy("rank", max_restarts=1))
     kinds = []
     for now in (1.0, 2.0):
-        effects = state.heard(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
+        effects = state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
         kinds += [effect.death.kind for effect in effects if isinstance(effect, Gone)]
         state.processes.heal((2,), now)
     assert kinds == ["stopped", "lost"]
@@ -323,7 +323,7 @@ def test_only_the_current_incarnation_may_say_hello(peer: Peer) -> None:
     state = running()
     lose(state, 2)
     state.processes.heal((2,), 0.0)
-    state.heard(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
+    state.handle(Hello(TOKEN, 2, 300, "cpu"), (), peer, 0.0)
     assert state.dropped_messages == 1
     assert not state.ranks[2].up
 
@@ -331,7 +331,7 @@ def test_only_the_current_incarnation_may_say_hello(peer: Peer) -> None:
 def test_a_successor_that_does_not_come_up_is_lost() -> None:
     state = running(2)
     assert state.tick(5.0) == []
-    state.heard(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)
+    state.handle(Lost(1, 1, 0, "", (), 0), (), AGENT, 10.0)
     state.processes.heal((1,), 10.0)
     assert state.tick(10.0 + RANK_DEADLINE_S - 1) == []
     assert state.tick(10.0 + RANK_DEADLINE_S) == [Expired(1, (1,))]

@@ -42,8 +42,8 @@ def of(effects: list[Any], kind: type) -> list[Any]:
 
 
 def test_a_host_with_other_versions_is_refused_before_anything_runs_there(state: State) -> None:
-    state.heard(hello(1, HERE), (), host_peer(1), 1.0)
-    effects = state.heard(hello(2, THERE), (), host_peer(2), 1.0)
+    state.handle(hello(1, HERE), (), host_peer(1), 1.0)
+    effects = state.handle(hello(2, THERE), (), host_peer(2), 1.0)
     assert of(effects, Send) == [Send(host_peer(2), pack(Goodbye()))]  # and no StartRanks
     assert of(effects, GiveUp) == [GiveUp(2)]
     assert [gone.proc for gone in of(effects, Gone)] == [2]
@@ -59,7 +59,7 @@ def test_a_host_with_other_versions_is_refused_before_anything_runs_there(state:
 
 @pytest.mark.parametrize("software", [HERE, None])
 def test_compatible_hosts_get_their_ranks(state: State, software: Software | None) -> None:
-    effects = state.heard(hello(1, software), (), host_peer(1), 1.0)
+    effects = state.handle(hello(1, software), (), host_peer(1), 1.0)
     spec = state.ranks[1].spec
     assert of(effects, Send) == [Send(host_peer(1), pack(StartRanks((spec,))))]
 
@@ -68,28 +68,28 @@ def test_this_machine_is_not_compared() -> None:
     state = State()
     state.software = HERE
     state.hosts.add(1, 0.0)
-    assert not of(state.heard(hello(1, THERE), (), host_peer(1), 1.0), Send)
+    assert not of(state.handle(hello(1, THERE), (), host_peer(1), 1.0), Send)
     assert state.hosts[1].up
 
 
 def test_the_deadline_of_a_rank_counts_from_the_hello_of_its_host(state: State) -> None:
     late = RANK_DEADLINE_S + 100.0
-    state.heard(hello(1, HERE), (), host_peer(1), late)
+    state.handle(hello(1, HERE), (), host_peer(1), late)
     assert state.ranks[1].deadline == late + RANK_DEADLINE_S
 
 
 def test_a_request_to_a_host_resolves_with_its_answer_or_its_end(state: State) -> None:
     for host in (1, 2):
-        state.heard(hello(host, HERE), (), host_peer(host), 1.0)
+        state.handle(hello(host, HERE), (), host_peer(host), 1.0)
     ask = pack(ReadLog(7, 1, 100))
     assert state.host_requests.ask(7, 1, ask) == [Send(host_peer(1), ask)]
     dropped_messages = state.dropped_messages
-    assert state.heard(LogRead(7, b"not yours"), (), host_peer(2), 2.0) == []
+    assert state.handle(LogRead(7, b"not yours"), (), host_peer(2), 2.0) == []
     assert state.dropped_messages == dropped_messages + 1
-    (resolved,) = state.heard(LogRead(7, b"log"), (), host_peer(1), 2.0)
+    (resolved,) = state.handle(LogRead(7, b"log"), (), host_peer(1), 2.0)
     assert resolved.id == 7
     assert resolved.answers[0].payload.data == b"log"
-    assert state.heard(LogRead(7, b"again"), (), host_peer(1), 2.0) == []
+    assert state.handle(LogRead(7, b"again"), (), host_peer(1), 2.0) == []
     state.host_requests.ask(8, 1, ask)
     state.host_requests.ask(9, 2, ask)
     ended = of(state.processes.host_gone(1, "it has died", (), 3.0), Resolve)

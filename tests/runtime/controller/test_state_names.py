@@ -23,8 +23,8 @@ def state() -> State:
     state = State()
     state.hosts.add(1, 0.0)
     state.processes.start(1, [rank_spec(1, rank=0, world_size=2), rank_spec(2, rank=1, world_size=2)], 0.0)
-    state.heard(HostHello("t", 1, "node", 5, 4, 0), (), host_peer(1), 0.0)
-    state.heard(Hello("t", 1, 77, "cpu"), (), rank_peer(1), 0.0)
+    state.handle(HostHello("t", 1, "node", 5, 4, 0), (), host_peer(1), 0.0)
+    state.handle(Hello("t", 1, 77, "cpu"), (), rank_peer(1), 0.0)
     return state
 
 
@@ -33,30 +33,30 @@ def answers(effects: list[Effect]) -> list[object]:
 
 
 def lose(state: State) -> list[Effect]:
-    return state.heard(Lost(1, -1, 9, "", (), 0), (), host_peer(1), 1.0)
+    return state.handle(Lost(1, -1, 9, "", (), 0), (), host_peer(1), 1.0)
 
 
 def test_names_are_kept_per_rank(state: State) -> None:
-    assert state.heard(Names({"x": "int", "y": "str"}), (), rank_peer(1), 0.0) == []
-    state.heard(Names({"x": "Tensor[2] float32"}, ("y", "unknown")), (), rank_peer(1), 0.0)
+    assert state.handle(Names({"x": "int", "y": "str"}), (), rank_peer(1), 0.0) == []
+    state.handle(Names({"x": "Tensor[2] float32"}, ("y", "unknown")), (), rank_peer(1), 0.0)
     assert state.ranks[1].names == {"x": "Tensor[2] float32"}
     assert state.ranks[2].names == {}
 
 
 def test_names_are_bounded_and_only_ranks_may_send_them(state: State) -> None:
     for start in range(0, 3 * MAX_NAMES, 1000):
-        state.heard(Names({f"v{i}": "int" for i in range(start, start + 1000)}), (), rank_peer(1), 0.0)
+        state.handle(Names({f"v{i}": "int" for i in range(start, start + 1000)}), (), rank_peer(1), 0.0)
     assert len(state.ranks[1].names) == MAX_NAMES
-    state.heard(Names({"v0": "str"}, ("v1",)), (), rank_peer(1), 0.0)
+    state.handle(Names({"v0": "str"}, ("v1",)), (), rank_peer(1), 0.0)
     assert state.ranks[1].names["v0"] == "str"
     before = state.dropped_messages
-    state.heard(Names({"x": "int"}), (), host_peer(1), 0.0)
-    state.heard(Names({"x": "int"}), (), rank_peer(9), 0.0)
+    state.handle(Names({"x": "int"}), (), host_peer(1), 0.0)
+    state.handle(Names({"x": "int"}), (), rank_peer(9), 0.0)
     assert state.dropped_messages == before + 2
 
 
 def test_a_dead_rank_has_no_names(state: State) -> None:
-    state.heard(Names({"x": "int"}), (), rank_peer(1), 0.0)
+    state.handle(Names({"x": "int"}), (), rank_peer(1), 0.0)
     lose(state)
     assert state.ranks[1].names == {}
 
@@ -64,16 +64,16 @@ def test_a_dead_rank_has_no_names(state: State) -> None:
 def test_an_out_of_band_request_does_not_count_as_work(state: State) -> None:
     state.request(5, [1], pack(Run(5, "", 1)), "cell [1]", 0.0)
     failure = Failure("exception", "ValueError", "no")
-    state.ranks[1].owed.clear()
+    state.ranks[1].open_requests.clear()
     state.ranks[1].last_error = failure.headline()
     before = state.ranks[1].busy_since, state.ranks[1].last_request
     assert state.ask(7, [1], ASK, 0.0) == [Send(rank_peer(1), ASK)]
     assert state.ranks[1].state == "failed"
-    (answer,) = answers(state.heard(Result(7, Payload(b"x")), (), rank_peer(1), 1.0))
+    (answer,) = answers(state.handle(Result(7, Payload(b"x")), (), rank_peer(1), 1.0))
     assert isinstance(answer, Value)
     assert state.ranks[1].state == "failed", "it keeps its error"
     assert (state.ranks[1].busy_since, state.ranks[1].last_request) == before
-    assert not state.ranks[1].asides
+    assert not state.ranks[1].out_of_band
 
 
 def test_an_out_of_band_request_resolves_in_any_case(state: State) -> None:

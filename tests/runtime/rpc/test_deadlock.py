@@ -39,7 +39,9 @@ class World:
     def __init__(self, procs: Sequence[int]) -> None:
         self.actors = [ModelActor(proc) for proc in procs]
         self.links: dict[tuple[int, int], deque[tuple[str, object]]] = {}
-        self.owed: dict[int, dict[int, None]] = {}  # request -> actors that have not answered, as its maker knows
+        self.open_requests: dict[
+            int, dict[int, None]
+        ] = {}  # request -> actors that have not answered, as its maker knows
         self.maker: dict[int, int] = {}  # request -> process
         self.numbers = count(1)
         self.sides = {proc: Deadlocks(self.owing) for proc in sorted(set(procs))}
@@ -47,13 +49,13 @@ class World:
         self.false_alarms: list[Circle] = []
 
     def owing(self, request: int) -> list[int]:
-        return sorted({self.actors[actor].proc for actor in self.owed.get(request, ())})
+        return sorted({self.actors[actor].proc for actor in self.open_requests.get(request, ())})
 
     # -- events
 
     def post(self, source: int, request: int, targets: Sequence[int]) -> None:
         self.maker[request] = source
-        self.owed[request] = dict.fromkeys(targets)
+        self.open_requests[request] = dict.fromkeys(targets)
         for target in targets:
             self.send(source, self.actors[target].proc, ("call", (request, target)))
 
@@ -91,14 +93,14 @@ class World:
                 actor.queue.append(request)
         elif kind == "answer":
             request, by = message  # type: ignore[misc]
-            self.owed[request].pop(by)
-            if not self.owed[request]:
+            self.open_requests[request].pop(by)
+            if not self.open_requests[request]:
                 self.resolve(request)
         else:
             assert isinstance(message, Probe)
             proc = link[1]
             for standing in self.standings(proc, message.request):
-                self.perform(proc, self.sides[proc].heard(message, standing))
+                self.perform(proc, self.sides[proc].handle(message, standing))
 
     # -- effects
 
@@ -265,10 +267,10 @@ def test_the_path_names_the_endpoints_on_the_cycle() -> None:
     assert passed == [PassOn([2], Probe(100, 1, 7, (("a.f on rank 0", ""),)))]
     others = Deadlocks(lambda request: [1])
     others.probe(200, 8, "b.g on rank 1")
-    (onward,) = others.heard(passed[0].probe, Standing("b.g on rank 1", "", [200]))
+    (onward,) = others.handle(passed[0].probe, Standing("b.g on rank 1", "", [200]))
     assert isinstance(onward, PassOn)
     assert (onward.procs, onward.probe.request) == ([1], 8)
-    (circle,) = side.heard(onward.probe, Standing("a.h on rank 0", "a.f", [100]))
+    (circle,) = side.handle(onward.probe, Standing("a.h on rank 0", "a.f", [100]))
     assert isinstance(circle, Circle)
     assert circle.wait == 100
     assert describe_circle(circle.path) == "a.f on rank 0 -> b.g on rank 1 -> a.h on rank 0 (behind a.f)"
@@ -280,7 +282,7 @@ def test_a_wait_passes_a_probe_on_once_in_each_round() -> None:
     standing = Standing("b.g", "", [200])
     (first,) = side.probe(100, 7, "a.f")
     (again,) = side.probe(100, 7, "a.f")
-    assert [len(others.heard(each.probe, standing)) for each in (first, first, again, again, first)] == [1, 0, 1, 0, 0]
+    assert [len(others.handle(each.probe, standing)) for each in (first, first, again, again, first)] == [1, 0, 1, 0, 0]
 
 
 def test_a_long_cycle_is_described_in_a_few_steps() -> None:
@@ -293,7 +295,7 @@ def test_a_long_cycle_is_described_in_a_few_steps() -> None:
 def test_a_wait_that_is_over_gets_no_error() -> None:
     side = Deadlocks(lambda request: [1])
     (sent,) = side.probe(100, 7, "a.f")
-    assert side.heard(sent.probe, None) == []
+    assert side.handle(sent.probe, None) == []
     side.ended(100)
-    assert side.heard(sent.probe, Standing("a.h", "a.f", [100])) == []
+    assert side.handle(sent.probe, Standing("a.h", "a.f", [100])) == []
     assert len(side) == 0

@@ -21,7 +21,7 @@ from monarch_kernel.net.wire.messages import (
     WatchProcess,
 )
 from monarch_kernel.runtime.rpc.answers import Value
-from monarch_kernel.runtime.rpc.ids import first_number, made_by, numbers
+from monarch_kernel.runtime.rpc.ids import first_number, numbers, origin_of
 from monarch_kernel.runtime.rpc.peer_requests import Connect, Disconnect, PeerEffect, Peers
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 
@@ -48,7 +48,7 @@ def up(proc: int, incarnation: int = 0) -> ProcessStatus:
 
 def test_a_number_contains_the_process_that_made_it() -> None:
     for proc, life in ((0, 0), (0, 7), (5, 0), (5, 4095), (1_000_000, 3)):
-        assert made_by(first_number(life, proc)) == proc
+        assert origin_of(first_number(life, proc)) == proc
     assert next(numbers(1, 5)) > first_number(0, 5) + 2**31
 
 

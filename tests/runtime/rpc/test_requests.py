@@ -40,7 +40,7 @@ def test_messages_wait_in_order_for_a_process_that_is_not_up() -> None:
         (b"", Ping(0)),
         (b"", Interrupt(10)),
     ]
-    assert recipients[2].owed == {10: "a cell"}
+    assert recipients[2].open_requests == {10: "a cell"}
     assert recipients[2].busy_since == 5.0
 
 
@@ -51,7 +51,7 @@ def test_a_request_to_a_process_that_has_ended_is_sent_to_no_process() -> None:
     (resolve,) = requests.request(10, [1, 2], pack(Ping(10)), "", 0.0)
     assert isinstance(resolve, Resolve)
     assert [answer.etype for answer in resolve.answers if isinstance(answer, Failure)] == ["NotSent", "RankDied"]
-    assert recipients[1].owed == {}
+    assert recipients[1].open_requests == {}
     assert requests.tell([2], pack(Ping(0))) == []
 
 

@@ -9,7 +9,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import rank_peer
 from monarch_kernel.net.wire.codec import Packed, join, pack, split
 from monarch_kernel.net.wire.messages import Failed, Payload, Ping, ProcessStatus, Result, Spawn
-from monarch_kernel.runtime.rpc.ids import made_by, numbers
+from monarch_kernel.runtime.rpc.ids import numbers, origin_of
 from monarch_kernel.runtime.rpc.peer_requests import Connect, PeerEffect, Peers, Respawned
 from monarch_kernel.runtime.rpc.requests import Send
 from monarch_kernel.runtime.rpc.respawn_log import RespawnLog
@@ -89,7 +89,7 @@ def test_a_successor_first_gets_the_spawns_of_the_former_process() -> None:
         (rank_peer(2, 1), Spawn, 70, ((3, 3),)),
         (rank_peer(2, 1), Spawn, 71, ((3, 3),)),
     ]
-    assert all(made_by(m.id) == ME for _, m in messages)
+    assert all(origin_of(m.id) == ME for _, m in messages)
     assert len(state.requests) == 2
     for _, message in messages:
         state.answered(2, Result(message.id, Payload()), (), 0.0)

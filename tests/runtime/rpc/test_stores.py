@@ -23,7 +23,7 @@ def hear(
 ) -> Any:
     """Perform an operation; returns the answers by request: values, or the text of an error."""
     found = {}
-    for answered, packed in table.hear(StoreCall(id, "s", operation, keys, values, amount)):
+    for answered, packed in table.handle(StoreCall(id, "s", operation, keys, values, amount)):
         ((message, frames),) = split(join([packed]))
         assert isinstance(message, (Result, Failed))
         assert message.id == answered

@@ -75,16 +75,16 @@ def told(outcome):
 def interrupted(code, number=1):
     '''Run a cell that sets `started`, and interrupt it then, as a rank does.'''
     started.clear()
-    struck = threading.Event()
-    def strike(*_):
-        struck.set()
+    delivered = threading.Event()
+    def interrupt(*_):
+        delivered.set()
         raise KeyboardInterrupt
-    signal.signal(signal.SIGINT, strike)
+    signal.signal(signal.SIGINT, interrupt)
     def interrupt():
         started.wait(60)
-        while not struck.is_set():
+        while not delivered.is_set():
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            struck.wait(0.05)
+            delivered.wait(0.05)
     thread = threading.Thread(target=interrupt)
     thread.start()
     begin = time.monotonic()

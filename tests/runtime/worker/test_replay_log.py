@@ -31,7 +31,7 @@ def ledger(tmp_path: Path) -> ReplayLog:
     return ReplayLog(str(tmp_path / "rank-1"))
 
 
-def owed(ledger: ReplayLog) -> dict[int, tuple[str, int | None]]:
+def open_requests(ledger: ReplayLog) -> dict[int, tuple[str, int | None]]:
     return {one.id: (one.note, one.cell) for one in ledger.attach()[0]}
 
 
@@ -55,7 +55,7 @@ def test_notes_of_open_requests(ledger: ReplayLog) -> None:
         Interrupt(1),
     ):
         ledger.take(message)
-    assert owed(ledger) == {
+    assert open_requests(ledger) == {
         1: ("cell [5]", 5),
         2: ("code", None),
         3: ("push 'x'", None),
@@ -84,7 +84,7 @@ def test_the_answer_to_a_cell_is_kept_until_it_is_forgotten(ledger: ReplayLog) -
 def test_a_request_that_is_forgotten_before_its_answer_still_counts_as_open(ledger: ReplayLog) -> None:
     ledger.take(Run(1, "x", 5))
     ledger.forget(1)  # it was cancelled
-    assert owed(ledger) == {1: ("cell [5]", None)}
+    assert open_requests(ledger) == {1: ("cell [5]", None)}
     ledger.answered(1, Packed(b"one"))
     assert ledger.attach() == ((), [])
 

@@ -141,9 +141,9 @@ class Watcher(Actor):
 
     @endpoint
     def n_waiting(self) -> int:
-        from monarch_kernel.runtime.rpc.handles import HOME
+        from monarch_kernel.runtime.rpc.handles import PROCESS
 
-        found: int = HOME.asker.stores.n_waiting
+        found: int = PROCESS.client.stores.n_waiting
         return found
 
 

@@ -108,7 +108,7 @@ def test_scripts_for_torchrun_find_the_places_of_their_hosts(group: ProcMesh) ->
 
 
 def test_the_keys_are_in_the_process_of_rank_0_and_at_no_port(group: ProcMesh) -> None:
-    kept = "from monarch_kernel.runtime.rpc.handles import HOME\nlen(HOME.asker.stores)"
+    kept = "from monarch_kernel.runtime.rpc.handles import PROCESS\nlen(PROCESS.client.stores)"
     assert group.run(kept).get(LONG_S).values() == (1,) + (0,) * 5
     listens = "[each for each in __import__('psutil').Process().net_connections('tcp') if each.status == 'LISTEN']"
     before = group.run(f"len({listens})").get(LONG_S).values()

@@ -9,7 +9,7 @@ __all__ = [
     "EndLoan",
     "EndLoans",
     "EndStream",
-    "OpenLoan",
+    "OpenBuffer",
     "OpenStreams",
     "ReadLoan",
     "WriteLoan",
@@ -67,7 +67,7 @@ class EndStream(Message, frozen=True):
     token: bytes
 
 
-class OpenLoan(Message, frozen=True):
+class OpenBuffer(Message, frozen=True):
     """Open lent memory for a ``way`` in which the receiver takes no part, "cuda" or "rdma"; answered with what that needs.
 
     Memory opened for "rdma" stays where it is until `CloseLoan`, or until the process that sent this ends.
@@ -81,7 +81,7 @@ class OpenLoan(Message, frozen=True):
 
 
 class CloseLoan(Message, frozen=True):
-    """Report that the sender no longer uses what its `OpenLoan` request ``opened`` has opened. Not answered."""
+    """Report that the sender no longer uses what its `OpenBuffer` request ``opened`` has opened. Not answered."""
 
     opened: int
 

@@ -21,7 +21,7 @@ __all__ = [
     "Inspect",
     "Interrupt",
     "Names",
-    "Owed",
+    "OpenRequest",
     "Ping",
     "Pull",
     "Push",
@@ -163,7 +163,7 @@ class Forget(Message, frozen=True):
 # rank -> controller
 
 
-class Owed(msgspec.Struct, array_like=True, frozen=True):
+class OpenRequest(msgspec.Struct, array_like=True, frozen=True):
     """A request that a rank has not answered, or whose answer it keeps.
 
     ``age_s`` is the time since it arrived, in seconds. ``cell`` is the number of the cell, if its answer is still needed.

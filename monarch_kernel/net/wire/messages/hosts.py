@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from monarch_kernel.net.wire.messages.base import Message
-from monarch_kernel.net.wire.messages.cells import Owed
+from monarch_kernel.net.wire.messages.cells import OpenRequest
 
 __all__ = [
     "Attach",
@@ -59,14 +59,14 @@ class Hello(Message, frozen=True):
     """The first message of a rank to the controller or to another rank, and its answer to `Attach`.
 
     ``token`` proves that the rank belongs to this session. It listens for other ranks at ``address``. ``shares`` says whether
-    it can open shared memory of other processes on its machine. ``owed`` has its open requests.
+    it can open shared memory of other processes on its machine. ``open_requests`` has its open requests.
     """
 
     token: str
     proc: int
     pid: int
     device: str
-    owed: tuple[Owed, ...] = ()
+    open_requests: tuple[OpenRequest, ...] = ()
     address: str = ""
     shares: bool = False
 
@@ -291,7 +291,7 @@ class Readings(Message, frozen=True):
     """Report a reading of every rank of a host, and how many connections of unauthenticated peers it has refused so far."""
 
     ranks: tuple[Reading, ...]
-    strangers: int = 0
+    refused_connections: int = 0
 
 
 class Lost(Message, frozen=True):
