@@ -39,9 +39,8 @@ LAYERS = (
     ("cli", "train.checkpoint", "train.parallel"),
     ("train.snapshots",),
     ("bootstrap", "notebook.cells"),
-    ("integrations.lightning",),
     ("notebook.magics",),
-    ("notebook.kernel",),
+    ("integrations.lightning", "notebook.kernel"),
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -212,6 +211,27 @@ def test_imports_go_down() -> None:
     assert len(sources) > 5
     found = violations(sources, packages)
     assert not found, "\n".join(found)
+
+
+def package_graph(sources: dict[str, str], packages: frozenset[str]) -> dict[str, set[str]]:
+    """Map each package and each public module to those that it imports, in functions too."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        if name := module.partition(".")[2].partition(".")[0]:
+            imports = imports_of(module, source, package=module in packages, known=frozenset(sources))
+            tops = {part[1] for item in imports if len(part := item.target.split(".")) > 1 and part[0] == PACKAGE}
+            graph.setdefault(name, set()).update(tops - {name})
+    return graph
+
+
+def test_packages_form_ten_layers_without_a_cycle() -> None:
+    graph = package_graph(*read_package())
+    depth: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():  # raises CycleError
+        depth[name] = 1 + max((depth[other] for other in graph[name]), default=0)
+    assert len(graph) <= 22
+    assert max(depth.values()) <= 10, depth
+    assert sum(map(len, graph.values())) <= 90, graph
 
 
 def missing(modules: frozenset[str], layers: Iterable[str], behind: Iterable[str], lazy: Iterable[str]) -> list[str]:

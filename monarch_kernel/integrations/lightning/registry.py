@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
-from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.base.mesh import ValueMesh
+from monarch_kernel.notebook.magics.integrations import Notebook
 
-__all__ = ["PACKAGES", "Notebook", "find_notebook", "install", "register", "remove"]
+__all__ = ["PACKAGES", "find_notebook", "install", "register", "remove"]
 
 PACKAGES = {
     "lightning": "monarch_kernel.integrations.lightning.unified",
@@ -30,16 +29,6 @@ _REGISTRIES = {"lightning.pytorch.strategies": "lightning", "pytorch_lightning.s
 """A module with a ``StrategyRegistry`` -> its package."""
 
 _NAMES = {"monarch": "ddp", "monarch_fsdp": "fsdp"}
-
-
-class Notebook(Protocol):
-    """What Trainers need of a notebook."""
-
-    def latest_mesh(self) -> ProcMesh | None:
-        """Return the mesh that was started last; None if none is up."""
-
-    def call(self, mesh: ProcMesh, function: Callable[[], Any]) -> ValueMesh[Any]:
-        """Call a function on all ranks as a cell of the notebook: queued, with output, interruptible."""
 
 
 class _Finder(MetaPathFinder):

@@ -17,7 +17,6 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, 
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.base.own_log import ForwardingHandler, take_log
 from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
-from monarch_kernel.integrations.lightning import registry as lightning
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
@@ -27,6 +26,7 @@ from monarch_kernel.notebook.magics.commands import MeshCommands
 from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
+from monarch_kernel.notebook.magics.integrations import integrations
 from monarch_kernel.notebook.magics.meshes import Entry, Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
@@ -259,7 +259,8 @@ def load(shell: InteractiveShell) -> MeshMagics:
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
     magics.compat.register()
-    lightning.install(magics.meshes)
+    for integration in integrations():
+        integration.install(magics.meshes)
     atexit.register(magics.meshes.close)
     setattr(shell, _EXTENSION, (magics, matcher))
     return magics
@@ -280,7 +281,8 @@ def unload(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.compat.remove()
-    lightning.remove(magics.meshes)
+    for integration in integrations():
+        integration.remove(magics.meshes)
     magics.failures.remove()
     magics.unhandled.remove()
     magics.give_log_back()
