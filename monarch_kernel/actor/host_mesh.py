@@ -257,6 +257,11 @@ class HostMesh(Handle, Shaped):
         return runtime.stop_ranks(procs, reason, stopped, grace_s)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether the session that these hosts are of has ended."""
+        return self._session.runtime.closed
+
+    @property
     def _numbers(self) -> tuple[int, ...]:
         """Numbers of the current agents; an agent may have replaced another."""
         now = self._session.runtime.fleet.now

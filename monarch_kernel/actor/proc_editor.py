@@ -43,7 +43,7 @@ class ProcEditor(ProcHandle):
             EditError: the edit was refused, for the reasons in the text; nothing has changed on any rank.
             RanksError: ranks could not make the classes, and nothing has changed; or a ``__reload__`` failed.
         """
-        place = Target(self._client, self.procs, self._region, self._as_spawned, self.name)
+        place = Target(self._client, self.procs, self._region, self.spawned_extent, self.name)
         names = [cls for cls in classes if isinstance(cls, str)]
         given: list[tuple[type, Key | None]]
         given = [(cls, key_of(cls)) for cls in classes if not isinstance(cls, str) and check_class(cls)]
@@ -59,7 +59,7 @@ class ProcEditor(ProcHandle):
         """
         if what is not None:
             return sources_for(what)
-        finish = gather(self._region, "listing modules failed", RemoteError, read_value, self._as_spawned)
+        finish = gather(self._region, "listing modules failed", RemoteError, read_value, self.spawned_extent)
         listed = self._client.request(self.procs, lambda id: pack(ListModules(id)), "", finish, quiet=True).get()
         names = dict.fromkeys(name for there in listed.values() for name in there)
         return [source for name in names if (source := find_source(name)) is not None]
@@ -82,5 +82,5 @@ class ProcEditor(ProcHandle):
             RanksError: a module failed on a rank, and nothing has changed; or a ``__reload__`` failed.
         """
         sources = self.sources(what)
-        place = Target(self._client, self.procs, self._region, self._as_spawned, self.name)
+        place = Target(self._client, self.procs, self._region, self.spawned_extent, self.name)
         return sync_modules(place, sources, self.runtime.extension(EditingExtension).modules if here else None)

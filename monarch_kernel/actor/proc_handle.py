@@ -17,7 +17,12 @@ __all__ = ["ProcHandle"]
 
 
 class ProcHandle(Handle, Shaped):
-    """A handle on processes, one per rank; `ProcMesh` adds what can be done with them."""
+    """A handle on processes, one per rank; `ProcMesh` adds what can be done with them.
+
+    Attributes:
+        name: the name of the mesh.
+        spawned_extent: the extent of the mesh as it was spawned, of which this may be a slice.
+    """
 
     def __init__(
         self,
@@ -36,7 +41,7 @@ class ProcHandle(Handle, Shaped):
         self._region = region
         self._base = procs
         self._started_at = started_at
-        self._as_spawned = extent
+        self.spawned_extent = extent
         self.name = name
 
     @property
@@ -47,6 +52,11 @@ class ProcHandle(Handle, Shaped):
                 f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
             )
         return self._client
+
+    @property
+    def region(self) -> Region:
+        """The ranks of this mesh, in the mesh as it was spawned."""
+        return self._region
 
     @cached_property
     def procs(self) -> tuple[int, ...]:

@@ -46,25 +46,30 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
     def __repr__(self) -> str:
         return f"<ProcMesh {self.name} {self.extent}>"
 
-    def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._client, region, self._base, self.name, self._started_at, self._as_spawned, self._session)
+    def with_region(self, region: Region) -> ProcMesh:
+        """Return the processes of a region of the mesh as it was spawned."""
+        return ProcMesh(
+            self._client, region, self._base, self.name, self._started_at, self.spawned_extent, self._session
+        )
+
+    _with_region = with_region  # for `Shaped`
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_procs, (self._region, tuple(self._base), self.name, self._as_spawned)
+        return _open_procs, (self._region, tuple(self._base), self.name, self.spawned_extent)
 
     @property
     def whole(self) -> ProcMesh:
         """The whole mesh as it was spawned."""
-        return self._with_region(Region.whole(self._as_spawned))
+        return self.with_region(Region.whole(self.spawned_extent))
 
     def process(self, rank: int) -> ProcMesh:
         """Return one process, by its flat rank in the mesh as spawned, as a mesh without axes."""
-        return self._with_region(Region(Extent(), (rank,)))
+        return self.with_region(Region(Extent(), (rank,)))
 
     @property
     def initialized(self) -> Future[bool]:
         """A future that resolves when every process is up and has handled all earlier messages."""
-        finish = gather(self._region, f"starting {self.name}", SupervisionError, read_value, self._as_spawned)
+        finish = gather(self._region, f"starting {self.name}", SupervisionError, read_value, self.spawned_extent)
 
         def up(answers: Sequence[Answer]) -> bool:
             finish(answers)
@@ -96,7 +101,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         def read(answer: Value) -> CellResult:
             return CellResult(read_value(answer), answer.bundle)
 
-        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self._as_spawned)
+        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self.spawned_extent)
         return self.runtime.request(
             self.procs,
             lambda id: pack(Run(id, code, cell, want_value, rewind)),
@@ -121,14 +126,14 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             f"{note} failed on {self.name}",
             RemoteError,
             lambda answer: CellResult(read_value(answer), answer.bundle),
-            self._as_spawned,
+            self.spawned_extent,
         )
         return self.runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:
         """Run code in the namespace of every rank, and return the value of its last expression."""
         check_type("code", code, str)
-        finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self._as_spawned)
+        finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self.spawned_extent)
         return self._client.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
 
     def __getitem__(self, key: Any) -> Any:
@@ -138,16 +143,16 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         """
         if isinstance(key, list):
             ranks = [self._region.ranks[index] for index in key]
-            return self._with_region(Region(Extent({"ranks": len(ranks)}), tuple(ranks)))
+            return self.with_region(Region(Extent({"ranks": len(ranks)}), tuple(ranks)))
         if isinstance(key, Point):
-            return self._with_region(self._region.slice(**key))
+            return self.with_region(self._region.slice(**key))
         if not isinstance(key, str):
             if isinstance(key, tuple) and any(isinstance(each, str) for each in key):
                 raise TypeError(f"{self.name}[...] takes a slice or a name, not both; such as {self.name}[0:2]['x']")
-            return self._with_region(self._region.index(key))
+            return self.with_region(self._region.index(key))
         check_name(key)
         finish = gather(
-            self._region, f"pulling {key!r} from {self.name} failed", RemoteError, read_value, self._as_spawned
+            self._region, f"pulling {key!r} from {self.name} failed", RemoteError, read_value, self.spawned_extent
         )
         return self._client.request(
             self.procs, lambda id: pack(Pull(id, key)), f"pull {key!r}", finish, quiet=True
@@ -170,7 +175,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
             make = lambda id: pack(Push(id, key, payload), frames)  # noqa: E731
         finish = gather(
-            self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self._as_spawned
+            self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self.spawned_extent
         )
         self._client.request(self.procs, make, f"push {key!r}", finish, quiet=True).get()
 
@@ -204,7 +209,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
         make = apply_messages(function, given, self.ranks)
         note = f"{getattr(function, '__name__', 'a function')}()"
-        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self._as_spawned)
+        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self.spawned_extent)
         return self._client.request(self.procs, make, note, finish)
 
     def broadcast(self, name: str, value: Any) -> None:
@@ -229,7 +234,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         check_constructor(cls, args, kwargs)
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:
-            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+            reports = {self.spawned_extent.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
         mesh = ActorMesh(self, self._region, name, self._client.new_number(), cls, endpoints)
@@ -264,7 +269,9 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             return cast("Future[None]", directory_of(self._client).stop_procs.call_one(self, reason, grace_s))
         if self.is_whole:
             LoopControl(self.runtime).write(self.name, None)
-        finish = gather(self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self._as_spawned)
+        finish = gather(
+            self._region, f"stopping {self.name}", SupervisionError, lambda answer: None, self.spawned_extent
+        )
 
         def stopped(answers: Sequence[Answer]) -> None:
             finish(answers)
@@ -301,13 +308,15 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         places = {proc: rank for rank, proc in zip(self.ranks, self.procs)}
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:
-            reports = {self._as_spawned.point(rank): death for rank, death in stopped.items()}
+            reports = {self.spawned_extent.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"{what} failed: it was stopped; bring up another", reports, {})
 
         def finish(healing: Healing) -> tuple[int, ...]:
             if healing.failures:
                 gone = [failure for failure in healing.failures if failure[2].kind in ("lost", "stopped")]
-                reports = {self._as_spawned.point(places[proc]): death for _, proc, death in gone or healing.failures}
+                reports = {
+                    self.spawned_extent.point(places[proc]): death for _, proc, death in gone or healing.failures
+                }
                 if gone:
                     raise SupervisionError(f"{what} failed", reports)
                 raise ActorError(

@@ -53,7 +53,7 @@ class ProcObserver(ProcHandle):
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
-        finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self._as_spawned)
+        finish = gather(self._region, f"debugging {self.name}", RemoteError, read_value, self.spawned_extent)
         return self.runtime.request(
             self.procs, lambda id: pack(PostMortem(id, request)), "a post-mortem", finish, quiet=True
         )
@@ -159,4 +159,4 @@ class ProcObserver(ProcHandle):
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""
-        return self.runtime.view(self._base, self.name, dict(self._as_spawned), time.monotonic() - self._started_at)
+        return self.runtime.view(self._base, self.name, dict(self.spawned_extent), time.monotonic() - self._started_at)

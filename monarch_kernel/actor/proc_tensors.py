@@ -16,7 +16,7 @@ class ProcTensors(ProcHandle):
 
     @property
     def _as_targets(self) -> Ranks:
-        return Ranks(self._client, self.procs, self.ranks, self._region, self._as_spawned, self.name)
+        return Ranks(self._client, self.procs, self.ranks, self._region, self.spawned_extent, self.name)
 
     def scatter(self, name: str, tensor: Any, *, axis: str | None = None, dim: int = 0) -> Moved:
         """Cut a tensor along a dimension, assign each rank its part as a variable, and wait until all ranks have it.

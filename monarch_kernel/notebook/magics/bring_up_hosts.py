@@ -127,7 +127,7 @@ class Allocation:
     def release(self) -> None:
         """Give all hosts back, whatever their state."""
         try:
-            if not self.hosts._session.runtime.closed:
+            if not self.hosts.is_closed:
                 self.hosts.shutdown().get()
         finally:
             self._launcher.close(_CLOSE_S)

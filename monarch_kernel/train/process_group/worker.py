@@ -117,7 +117,7 @@ class _Forming:
         self._step: Future[Any]
         self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))
         first = mesh.process(mesh.ranks[0])
-        finish = gather(first._region, _what(mesh), RemoteError, read_value, mesh._as_spawned)
+        finish = gather(first.region, _what(mesh), RemoteError, read_value, mesh.spawned_extent)
         self._step = self.client.request(
             first.procs, lambda id: pack(HostStore(id)), _NOTE, lambda answers: finish(answers).item(), quiet=True
         )
@@ -130,7 +130,7 @@ class _Forming:
         store, address, port = self._step.get(0)
         mesh = self._mesh
         message = partial(FormGroup, proc=mesh.procs[0], store=store, address=address, port=port)
-        values = gather(mesh._region, _what(mesh), RemoteError, lambda answer: None)
+        values = gather(mesh.region, _what(mesh), RemoteError, lambda answer: None)
 
         def finish(answers: Sequence[Answer]) -> ValueMesh[None]:
             return values(blame_deaths(answers))
