@@ -10,13 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["Said", "ask", "ask_python", "package_root"]
+__all__ = ["ChildOutput", "ask", "ask_python", "package_root"]
 
 _LAST_LINES = 3
 _SITES = ("site-packages", "dist-packages")
 
 
-class Said(NamedTuple):
+class ChildOutput(NamedTuple):
     """The output of a child process.
 
     Attributes:
@@ -30,7 +30,7 @@ class Said(NamedTuple):
 
 def ask(
     command: Sequence[str], timeout_s: float, *, env: Mapping[str, str] | None = None, cwd: str | None = None
-) -> Said:
+) -> ChildOutput:
     """Run a command and return its output; kill it and its children after the timeout.
 
     Args:
@@ -53,24 +53,24 @@ def ask(
             start_new_session=True,
         )
     except OSError as error:
-        return Said("", f"{command[0]} can't be run: {error.strerror}")
+        return ChildOutput("", f"{command[0]} can't be run: {error.strerror}")
     with child:
         try:
             out, err = child.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # not reaped yet, so the id is still its group
             out, _ = child.communicate()
-            return Said(out, f"timed out after {timeout_s:g} s and was killed")
+            return ChildOutput(out, f"timed out after {timeout_s:g} s and was killed")
         except BaseException:
             with contextlib.suppress(ProcessLookupError):  # communicate() may have reaped it, after Ctrl-C
                 os.killpg(child.pid, signal.SIGKILL)
             raise
     if child.returncode == 0:
-        return Said(out, "")
-    return Said(out, _last(err) or _how_ended(child.returncode))
+        return ChildOutput(out, "")
+    return ChildOutput(out, _last(err) or _how_ended(child.returncode))
 
 
-def ask_python(code: str, timeout_s: float, *arguments: str) -> Said:
+def ask_python(code: str, timeout_s: float, *arguments: str) -> ChildOutput:
     """Run code in a child of this interpreter that imports this same copy of the package."""
     root, env = package_root(), dict(os.environ)
     if os.path.basename(root) not in _SITES:  # site-packages on PYTHONPATH would come before the standard library

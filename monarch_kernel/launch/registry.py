@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import Launcher, agent_command
 
-__all__ = ["COMMON", "ENGINES", "Engine", "Option", "make_launcher", "plan_text"]
+__all__ = ["COMMON", "ENGINES", "Engine", "EngineOption", "make_launcher", "plan_text"]
 
 Common = Literal["python", "hosts", "gpus", "occupied", "last_resort"]
 
@@ -73,7 +73,7 @@ def _tunnel(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Option:
+class EngineOption:
     """One option of an engine.
 
     Attributes:
@@ -116,11 +116,11 @@ class Engine:
     launcher: str
     takes: tuple[Common, ...] = ("python",)
     extra: str = ""
-    options: tuple[Option, ...] = ()
+    options: tuple[EngineOption, ...] = ()
     ends_with_us: str = ""
 
 
-_CPUS = Option(("--cpus",), "cpus", "CPU cores of each host", "N", _number)
+_CPUS = EngineOption(("--cpus",), "cpus", "CPU cores of each host", "N", _number)
 
 _LOCAL = Engine(
     "local",
@@ -139,9 +139,9 @@ _RAY = Engine(
     takes=("python", "gpus", "occupied", "last_resort"),
     extra="ray",
     options=(
-        Option(("--address",), "address", "the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
+        EngineOption(("--address",), "address", "the cluster: auto (default), HOST:PORT or ray://HOST:PORT", "ADDRESS"),
         _CPUS,
-        Option(
+        EngineOption(
             ("--resource",),
             "resources",
             "resource that each host must have; may be repeated",
@@ -149,8 +149,8 @@ _RAY = Engine(
             _pair,
             repeated=True,
         ),
-        Option(("--grows",), "grows", "wait for nodes that do not exist yet, as with an autoscaler"),
-        Option(("--dial",), "dials", "connect to the hosts, if they can't connect to this machine"),
+        EngineOption(("--grows",), "grows", "wait for nodes that do not exist yet, as with an autoscaler"),
+        EngineOption(("--dial",), "dials", "connect to the hosts, if they can't connect to this machine"),
     ),
 )
 
@@ -163,12 +163,12 @@ _SSH = Engine(
     takes=("python", "hosts", "occupied", "last_resort"),
     extra="ssh",
     options=(
-        Option(("--user", "-l"), "user", "log in as", "USER"),
-        Option(("--port",), "port", "port of sshd", "PORT", _port),
-        Option(("--identity", "-i"), "identity", "file with the private key", "FILE"),
-        Option(("--ssh-config", "-F"), "config", "configuration file, instead of ~/.ssh/config", "FILE"),
-        Option(("--forward-agent",), "forward_agent", "let programs on the hosts use your SSH agent"),
-        Option(
+        EngineOption(("--user", "-l"), "user", "log in as", "USER"),
+        EngineOption(("--port",), "port", "port of sshd", "PORT", _port),
+        EngineOption(("--identity", "-i"), "identity", "file with the private key", "FILE"),
+        EngineOption(("--ssh-config", "-F"), "config", "configuration file, instead of ~/.ssh/config", "FILE"),
+        EngineOption(("--forward-agent",), "forward_agent", "let programs on the hosts use your SSH agent"),
+        EngineOption(
             ("--tunnel",), "tunnel", "hosts connect through SSH: auto (if necessary), always, never", "WHEN", _tunnel
         ),
     ),
@@ -182,17 +182,19 @@ _SLURM = Engine(
     "SlurmLauncher",
     takes=("python", "gpus"),
     options=(
-        Option(("--partition", "-p"), "partition", "partition of the cluster", "NAME"),
-        Option(("--account", "-A"), "account", "account to charge", "NAME"),
-        Option(("--qos", "-q"), "qos", "quality of service", "NAME"),
-        Option(("--time", "-t"), "time", "time limit of the hosts", "[D-]HH:MM:SS"),
-        Option(("--nodelist", "-w"), "nodelist", "nodes that must be included", "NODES"),
-        Option(("--exclude", "-x"), "exclude", "nodes to exclude", "NODES"),
-        Option(("--constraint", "-C"), "constraint", "only nodes with these features", "FEATURES"),
-        Option(("--cpus",), "cpus", "CPU cores of each host", "N", _count),
-        Option(("--mem",), "mem", "memory of each host, such as 64G", "SIZE"),
-        Option(("--directory",), "directory", "directory for logs, shared with the nodes (default: ~/.monarch)", "DIR"),
-        Option(("--sbatch",), "sbatch", "any other option of sbatch; may be repeated", "OPTION", repeated=True),
+        EngineOption(("--partition", "-p"), "partition", "partition of the cluster", "NAME"),
+        EngineOption(("--account", "-A"), "account", "account to charge", "NAME"),
+        EngineOption(("--qos", "-q"), "qos", "quality of service", "NAME"),
+        EngineOption(("--time", "-t"), "time", "time limit of the hosts", "[D-]HH:MM:SS"),
+        EngineOption(("--nodelist", "-w"), "nodelist", "nodes that must be included", "NODES"),
+        EngineOption(("--exclude", "-x"), "exclude", "nodes to exclude", "NODES"),
+        EngineOption(("--constraint", "-C"), "constraint", "only nodes with these features", "FEATURES"),
+        EngineOption(("--cpus",), "cpus", "CPU cores of each host", "N", _count),
+        EngineOption(("--mem",), "mem", "memory of each host, such as 64G", "SIZE"),
+        EngineOption(
+            ("--directory",), "directory", "directory for logs, shared with the nodes (default: ~/.monarch)", "DIR"
+        ),
+        EngineOption(("--sbatch",), "sbatch", "any other option of sbatch; may be repeated", "OPTION", repeated=True),
     ),
 )
 
@@ -206,12 +208,12 @@ _KUBERNETES = Engine(
     extra="kubernetes",
     ends_with_us="the connection to pods may go through the kernel, and only the kernel removes them",
     options=(
-        Option(("--image",), "image", "container image that has monarch_kernel installed", "IMAGE"),
-        Option(("--namespace",), "namespace", "namespace of the pods", "NAME"),
-        Option(("--context",), "context", "context of the kubeconfig", "NAME"),
+        EngineOption(("--image",), "image", "container image that has monarch_kernel installed", "IMAGE"),
+        EngineOption(("--namespace",), "namespace", "namespace of the pods", "NAME"),
+        EngineOption(("--context",), "context", "context of the kubeconfig", "NAME"),
         _CPUS,
-        Option(("--mem",), "mem", "memory of each pod, such as 64Gi", "SIZE"),
-        Option(
+        EngineOption(("--mem",), "mem", "memory of each pod, such as 64Gi", "SIZE"),
+        EngineOption(
             ("--node-selector",),
             "node_selector",
             "label that a node must have; may be repeated",
@@ -219,11 +221,11 @@ _KUBERNETES = Engine(
             _pair,
             repeated=True,
         ),
-        Option(("--service-account",), "service_account", "service account of the pods", "NAME"),
-        Option(("--gpu-resource",), "gpu_resource", "resource name of a GPU (default: nvidia.com/gpu)", "NAME"),
-        Option(("--dial",), "dial", "connect to the pods, if they can't connect to this machine"),
-        Option(("--tunnel",), "tunnel", "connect to the pods through the API server, if they are not reachable"),
-        Option(("--pod",), "pod", "YAML file with other fields of the pods: volumes, tolerations ...", "FILE"),
+        EngineOption(("--service-account",), "service_account", "service account of the pods", "NAME"),
+        EngineOption(("--gpu-resource",), "gpu_resource", "resource name of a GPU (default: nvidia.com/gpu)", "NAME"),
+        EngineOption(("--dial",), "dial", "connect to the pods, if they can't connect to this machine"),
+        EngineOption(("--tunnel",), "tunnel", "connect to the pods through the API server, if they are not reachable"),
+        EngineOption(("--pod",), "pod", "YAML file with other fields of the pods: volumes, tolerations ...", "FILE"),
     ),
 )
 
@@ -236,13 +238,15 @@ _LIGHTNING = Engine(
     extra="lightning",
     ends_with_us="only the kernel stops its machines, which cost money",
     options=(
-        Option(("--machine",), "machine", "machine type of each host, such as H100_X_8", "MACHINE"),
-        Option(("--studio",), "studio", "Studio whose environment the hosts get (default: the current one)", "NAME"),
-        Option(("--image",), "image", "container image, instead of a Studio's environment", "IMAGE"),
-        Option(("--teamspace",), "teamspace", "teamspace, instead of the current one", "[OWNER/]NAME"),
-        Option(("--cloud",), "cloud", "cloud provider or account, instead of the teamspace's", "NAME"),
-        Option(("--interruptible",), "interruptible", "use cheaper machines, which Lightning may take away"),
-        Option(("--separate",), "separate", "run each host as a separate job, instead of one job for all"),
+        EngineOption(("--machine",), "machine", "machine type of each host, such as H100_X_8", "MACHINE"),
+        EngineOption(
+            ("--studio",), "studio", "Studio whose environment the hosts get (default: the current one)", "NAME"
+        ),
+        EngineOption(("--image",), "image", "container image, instead of a Studio's environment", "IMAGE"),
+        EngineOption(("--teamspace",), "teamspace", "teamspace, instead of the current one", "[OWNER/]NAME"),
+        EngineOption(("--cloud",), "cloud", "cloud provider or account, instead of the teamspace's", "NAME"),
+        EngineOption(("--interruptible",), "interruptible", "use cheaper machines, which Lightning may take away"),
+        EngineOption(("--separate",), "separate", "run each host as a separate job, instead of one job for all"),
     ),
 )
 

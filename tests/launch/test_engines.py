@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.registry import COMMON, ENGINES, Engine, Option, make_launcher, plan_text
+from monarch_kernel.launch.registry import COMMON, ENGINES, Engine, EngineOption, make_launcher, plan_text
 
 ALL = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
@@ -100,4 +100,4 @@ def test_invalid_values_are_refused_with_a_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         cpus.parse(text)
     assert cpus.parse("4") == 4
-    assert Option(("--x",), "x", "?").parse("text") == "text"
+    assert EngineOption(("--x",), "x", "?").parse("text") == "text"

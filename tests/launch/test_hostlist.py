@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.ssh.hostlist import Place, read_hosts
+from monarch_kernel.launch.ssh.hostlist import SshTarget, read_hosts
 
 PLACES = {
-    "node1": Place("node1"),
-    "me@node1.example.org": Place("node1.example.org", "me"),
-    "node1:2222": Place("node1", port=2222),
-    "me@10.0.0.1:2222": Place("10.0.0.1", "me", 2222),
-    "fe80::1%eth0": Place("fe80::1%eth0"),
-    "::1": Place("::1"),
-    "me@[::1]:2222": Place("::1", "me", 2222),
-    "me@corp.com@node1": Place("node1", "me@corp.com"),
+    "node1": SshTarget("node1"),
+    "me@node1.example.org": SshTarget("node1.example.org", "me"),
+    "node1:2222": SshTarget("node1", port=2222),
+    "me@10.0.0.1:2222": SshTarget("10.0.0.1", "me", 2222),
+    "fe80::1%eth0": SshTarget("fe80::1%eth0"),
+    "::1": SshTarget("::1"),
+    "me@[::1]:2222": SshTarget("::1", "me", 2222),
+    "me@corp.com@node1": SshTarget("node1", "me@corp.com"),
 }
 
 
 @pytest.mark.parametrize("text", PLACES)
 def test_valid_hosts_are_parsed(text: str) -> None:
-    assert Place.parse(text) == PLACES[text]
+    assert SshTarget.parse(text) == PLACES[text]
     assert str(PLACES[text]) == text
 
 
@@ -32,11 +32,11 @@ def test_valid_hosts_are_parsed(text: str) -> None:
 )
 def test_invalid_hosts_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a"):
-        Place.parse(text)
+        SshTarget.parse(text)
 
 
 def test_lists_and_host_files(tmp_path: Path) -> None:
-    expected = [Place("a"), Place("b", "me"), Place("c", port=2222)]
+    expected = [SshTarget("a"), SshTarget("b", "me"), SshTarget("c", port=2222)]
     assert read_hosts("a,me@b,c:2222") == expected
     assert read_hosts(" a, me@b ,,c:2222,") == expected
     assert read_hosts(["a", "me@b", "c:2222"]) == expected
@@ -47,10 +47,10 @@ def test_lists_and_host_files(tmp_path: Path) -> None:
 
 def test_the_name_of_an_existing_file_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read_hosts("hosts") == [Place("hosts")]
+    assert read_hosts("hosts") == [SshTarget("hosts")]
     (tmp_path / "hosts").write_text("a\n")
-    assert read_hosts("hosts") == [Place("a")]
-    assert read_hosts(["hosts"]) == [Place("hosts")]
+    assert read_hosts("hosts") == [SshTarget("a")]
+    assert read_hosts(["hosts"]) == [SshTarget("hosts")]
 
 
 WRONG = {

@@ -18,7 +18,7 @@ import pytest
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.slurm import SlurmLauncher
 from monarch_kernel.launch.slurm.commands import call, words_of
-from monarch_kernel.launch.slurm.host import Job
+from monarch_kernel.launch.slurm.host import SlurmJob
 from tests.launch import puppet
 from tests.launch.puppet import Desk, make_python
 from tests.launch.slurms import SlurmCluster, why_no_slurm
@@ -515,7 +515,7 @@ def test_the_script_matches_the_golden_file(name: str, monkeypatch: pytest.Monke
 )
 def test_progress_of_jobs_in_other_states(tmp_path: Path, state: str, text: str) -> None:
     launcher = SlurmLauncher(directory=tmp_path)
-    launcher._jobs.append(Job(1, {}, tmp_path, launcher.close_host, id="7", state=state))
+    launcher._jobs.append(SlurmJob(1, {}, tmp_path, launcher.close_host, id="7", state=state))
     assert launcher.progress() == f"Slurm: {text}"
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.net.wire.messages import Change
 
-__all__ = ["AHEAD_S", "Grant", "Lease", "Pace"]
+__all__ = ["AHEAD_S", "Grant", "Pace", "StepGrant"]
 
 AHEAD_S = 0.1
 """Time for which ranks may run before the controller grants more; far longer than a message takes, also on busy machines."""
@@ -50,7 +50,7 @@ class Grant(NamedTuple):
     is_paused: bool = False
 
 
-class Lease:
+class StepGrant:
     """The steps that one rank may start: the rank's counterpart of a `Pace`.
 
     Attributes:

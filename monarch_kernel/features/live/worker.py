@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.features.live.device_flops import device_peak
-from monarch_kernel.features.live.pace import Grant, Lease
+from monarch_kernel.features.live.pace import Grant, StepGrant
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, Rewind
@@ -63,7 +63,7 @@ def release_working() -> None:
         executor.released = executor.current
 
 
-class Port(NamedTuple):
+class LoopPort(NamedTuple):
     """Functions of the process that loops use.
 
     Attributes:
@@ -85,7 +85,7 @@ class Port(NamedTuple):
     release: Callable[[], None] = release_working
 
 
-class Series(Protocol):
+class SnapshotTaker(Protocol):
     """The snapshots that a loop takes between its steps."""
 
     first: int
@@ -115,7 +115,7 @@ class SnapshotHome(Protocol):
         """Register the state of the next loop; returns the first step of that loop if the state was restored."""
         ...
 
-    def take_series(self) -> Series | None:
+    def take_series(self) -> SnapshotTaker | None:
         """The snapshots of the loop that starts now."""
         ...
 
@@ -141,8 +141,8 @@ class RankLoop:
         request: int,
         number: int,
         steps: int | None,
-        port: Port,
-        series: Series | None = None,
+        port: LoopPort,
+        series: SnapshotTaker | None = None,
         *,
         recovers: bool = False,
     ) -> None:
@@ -150,7 +150,7 @@ class RankLoop:
         self.steps = steps
         self._key = request, number
         self._port = port
-        self._lease = Lease()
+        self._lease = StepGrant()
         self._waiter: Waiter | None = None
         self._knobs: dict[str, Knob] = {}
         self._new_knobs: list[Knob] = []
@@ -302,7 +302,7 @@ class Loops:
         peak: peak floating-point operations per second of the device, if the program has set it.
     """
 
-    def __init__(self, port: Port) -> None:
+    def __init__(self, port: LoopPort) -> None:
         self.snapshots: SnapshotHome | None = None
         self.peak = 0.0
         self._port = port._replace(peak=lambda: self.peak or port.peak())
@@ -325,7 +325,7 @@ class Loops:
             raise RuntimeError("live.loop(on_failure='recover') needs live.snapshot(model=model, ...) before it")
         return self._run(steps, series, recovers)
 
-    def _run(self, steps: int | None, series: Series | None, recovers: bool) -> Iterator[int]:
+    def _run(self, steps: int | None, series: SnapshotTaker | None, recovers: bool) -> Iterator[int]:
         request = self._port.request()
         with self._lock:
             number = self._counts[request] = self._counts.pop(request, 0) + 1  # moves the request to the end
@@ -446,7 +446,7 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
 @register
 def install(rank: Rank) -> None:
     """Enable live loops in the code of a rank."""
-    port = Port(
+    port = LoopPort(
         rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
     )
     loops = PROCESS.loops = Loops(port)

@@ -17,7 +17,7 @@ from monarch_kernel.runtime.buffers.transfers import carry, together
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["Held", "Kind", "Plain", "Reading", "Tally", "kind_of", "new_thing"]
+__all__ = ["Held", "Kind", "Plain", "Tally", "TensorReading", "kind_of", "new_thing"]
 
 _CAST_NBYTES = 64 << 20
 """Limit of the buffers for parts that are converted on arrival; a single part may be larger."""
@@ -69,7 +69,7 @@ class _Job(NamedTuple):
     at: tuple[slice, ...] = ()
 
 
-class Reading:
+class TensorReading:
     """Reads tensors from sources, once it is certain that the sources have all of them.
 
     If several sources hold the same elements, it reads from the nearest: in this process, then on this machine. Among equally

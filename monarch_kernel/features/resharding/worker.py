@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.features.resharding.plan import Box, Part, shape_of
-from monarch_kernel.features.resharding.reading import Held, Plain, Reading, Tally, new_thing
+from monarch_kernel.features.resharding.reading import Held, Plain, Tally, TensorReading, new_thing
 from monarch_kernel.features.resharding.state_dict import Leaf, Slot, leaves_of
 from monarch_kernel.net.memory.layout import Layout, memory_of
 from monarch_kernel.runtime.rpc.client import Client
@@ -58,7 +58,7 @@ def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -
     there: dict[str, Held | Plain] = {}
     for source in reversed(sources):
         there |= source
-    reading = Reading(PROCESS.client, sources, turn)
+    reading = TensorReading(PROCESS.client, sources, turn)
     for path, (leaf, _) in found.items():
         if isinstance(leaf, Leaf) and path in there:
             reading.want(path, leaf.thing, leaf.memory, leaf.parts)
@@ -80,7 +80,7 @@ def take_box(client: Client, sources: Sequence[Leaves], box: Box, turn: int = 0)
     """Read a box of the sources' leaf at the empty path into a new tensor, or a NumPy array if the sources have one."""
     held = next(leaf for leaf in (source[""] for source in sources) if isinstance(leaf, Held))
     thing = new_thing(held.dtype, shape_of(box), held.kind)
-    reading = Reading(client, sources, turn)
+    reading = TensorReading(client, sources, turn)
     reading.want("", thing, memory_of(thing), [Part(box, (0,) * len(box))])
     return thing, reading.go()
 

@@ -17,7 +17,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import PayloadError
 from monarch_kernel.integrations.lightning.predictions import in_order
-from monarch_kernel.integrations.lightning.program import Job, run_job
+from monarch_kernel.integrations.lightning.program import TrainerCall, run_job
 from monarch_kernel.integrations.lightning.registry import find_notebook
 from monarch_kernel.integrations.lightning.sync_back import load_trainer_state
 from monarch_kernel.net.wire.codec import Frame, dump
@@ -78,7 +78,7 @@ class MeshLauncher:
         """
         if trainer is None:
             raise TypeError("MonarchStrategy runs methods of a Trainer, but this call has no Trainer")
-        job = Job(function.__name__, trainer, args, kwargs, self._globals())
+        job = TrainerCall(function.__name__, trainer, args, kwargs, self._globals())
         parts: list[Any] = []
         try:
             texts, parts = _packed(job, function)
@@ -128,7 +128,7 @@ class _Script:
 # Packing a job.
 
 
-def _packed(job: Job, function: Callable[..., Any]) -> tuple[dict[str, str], list[Any]]:
+def _packed(job: TrainerCall, function: Callable[..., Any]) -> tuple[dict[str, str], list[Any]]:
     """Pickle a job once for all ranks, with the source of the notebook cells that define its code.
 
     Raises:
@@ -150,7 +150,7 @@ def _packed(job: Job, function: Callable[..., Any]) -> tuple[dict[str, str], lis
     return texts, [pickle.PickleBuffer(part) for part in parts]
 
 
-def _culprit_text(job: Job, function: Callable[..., Any], error: PayloadError) -> str:
+def _culprit_text(job: TrainerCall, function: Callable[..., Any], error: PayloadError) -> str:
     """Name the innermost attribute of a job that can't be pickled."""
     bound = inspect.signature(function).bind(*job.args, **job.kwargs)
     candidates = [*bound.arguments.items(), ("trainer.strategy", job.trainer.strategy)]

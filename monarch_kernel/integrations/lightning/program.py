@@ -15,11 +15,11 @@ from monarch_kernel.integrations.lightning.sync_back import dump_trainer_state
 from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Payload
 
-__all__ = ["Job", "Outcome", "run_job"]
+__all__ = ["Outcome", "TrainerCall", "run_job"]
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainerCall:
     """A call of a Trainer's method, as it is sent to the ranks.
 
     Attributes:
@@ -66,7 +66,7 @@ def run_job(texts: Mapping[str, str], parts: Sequence[Frame]) -> Outcome:
     """
     for file, text in texts.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    job: Job = load(Payload(b"", len(parts)), parts)
+    job: TrainerCall = load(Payload(b"", len(parts)), parts)
     trainer, strategy = job.trainer, job.trainer.strategy
     snapshot, variables = job.state
     snapshot.restore()
@@ -100,7 +100,7 @@ def _use_plain_bar(strategy: Any, trainer: Any) -> None:
             trainer.callbacks[i] = progress.TQDMProgressBar(refresh_rate=callback.refresh_rate, leave=callback._leave)
 
 
-def _call(strategy: Any, trainer: Any, method: Callable[..., Any], job: Job) -> Any:
+def _call(strategy: Any, trainer: Any, method: Callable[..., Any], job: TrainerCall) -> Any:
     """Call the method like Lightning does, but without Lightning's changes to a process that it assumes to own."""
     call = strategy.part("trainer.call")
     try:

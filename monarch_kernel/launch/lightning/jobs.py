@@ -17,7 +17,7 @@ _ENDED = ("Stopped", "Completed", "Failed")
 _WORDS = {"pending": "waiting for a machine", "creating": "starting a machine"}
 
 
-class Owner(Protocol):
+class JobOwner(Protocol):
     """What jobs need of their launcher."""
 
     def close_host(self, host: MachineHost, timeout_s: float) -> None:
@@ -40,7 +40,7 @@ class Owner(Protocol):
 class Jobs:
     """A job, and its hosts in the order of its machines."""
 
-    def __init__(self, launcher: Owner, name: str, configs: Sequence[AgentConfig]) -> None:
+    def __init__(self, launcher: JobOwner, name: str, configs: Sequence[AgentConfig]) -> None:
         self.launcher = launcher
         self.name = name
         self.configs = configs

@@ -50,7 +50,7 @@ from monarch_kernel.launch.ray.cluster import Cluster, Node, amount, explain, in
 from monarch_kernel.launch.ray.options import Options
 from monarch_kernel.launch.text import how_ended, plural
 
-__all__ = ["Driver", "main"]
+__all__ = ["RayDriver", "main"]
 
 _WATCH_S = 20.0
 _LOOK_S = 0.1
@@ -97,7 +97,7 @@ class _NeverError(Exception):
     """A host can't come up; the text says why."""
 
 
-class Driver:
+class RayDriver:
     """Carries out the orders of a launcher.
 
     Args:
@@ -337,7 +337,7 @@ async def _run(connection: socket.socket) -> None:
         await writer.wait_closed()
         return
     say(progress="")
-    driver = Driver(cluster, options, say)
+    driver = RayDriver(cluster, options, say)
     try:
         while line := await reader.readline():
             order = json.loads(line)

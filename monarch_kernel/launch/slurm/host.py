@@ -9,14 +9,14 @@ from typing import Any
 
 from monarch_kernel.launch.slurm.commands import tail
 
-__all__ = ["FIRST_ASK_S", "Job", "SlurmHost"]
+__all__ = ["FIRST_ASK_S", "SlurmHost", "SlurmJob"]
 
 FIRST_ASK_S = 0.5
 """Delay before the next poll of Slurm after a change, in seconds."""
 
 
 @dataclass(eq=False)
-class Job:
+class SlurmJob:
     """A Slurm job, with its last known state.
 
     Attributes:
@@ -65,7 +65,7 @@ class SlurmHost:
 
     address = ""  # the agent dials
 
-    def __init__(self, job: Job, index: int) -> None:
+    def __init__(self, job: SlurmJob, index: int) -> None:
         self.job = job
         self.node = ""
         self.pid = 0

@@ -45,7 +45,7 @@ from monarch_kernel.launch.slurm.commands import (
     why_refused,
     words_of,
 )
-from monarch_kernel.launch.slurm.host import FIRST_ASK_S, Job, SlurmHost
+from monarch_kernel.launch.slurm.host import FIRST_ASK_S, SlurmHost, SlurmJob
 from monarch_kernel.launch.slurm.script import job_script
 from monarch_kernel.launch.task_thread import DelayedTasks
 from monarch_kernel.launch.text import last_line, signal_name
@@ -130,7 +130,7 @@ class SlurmLauncher:
         parent = Path(directory).expanduser() if directory else Path.home() / ".monarch"
         self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
         self._ask_s = ask_s
-        self._jobs: list[Job] = []
+        self._jobs: list[SlurmJob] = []
         self._changed = threading.Condition()
         self._tasks = DelayedTasks("monarch-slurm")
         self._is_looking = False
@@ -154,13 +154,13 @@ class SlurmLauncher:
                 f"there is no sbatch on {os.uname().nodename}: run the notebook on a machine of the cluster, such as its "
                 "login node, and check that Slurm's commands are on PATH"
             )
-        jobs: list[Job] = []
+        jobs: list[SlurmJob] = []
         for config in configs:
             settings = json.loads(config.encode())
             number = settings.pop("host")
             last = jobs[-1] if jobs else None
             if last is None or settings != last.settings or number != last.first + len(last.hosts):
-                jobs.append(last := Job(number, settings, self.directory, self.close_host))
+                jobs.append(last := SlurmJob(number, settings, self.directory, self.close_host))
             last.hosts.append(SlurmHost(last, len(last.hosts)))
         with self._changed:
             if self._is_closed:
@@ -223,7 +223,7 @@ class SlurmLauncher:
 
     # -- tasks of the thread monarch-slurm
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: SlurmJob) -> None:
         if all(host.is_closed for host in job.hosts):
             self._set_over(job, "was given back before it was requested")
             return
@@ -291,7 +291,7 @@ class SlurmLauncher:
             with self._changed:
                 self._changed.notify_all()
 
-    def _ask(self, jobs: Sequence[Job], now: float) -> None:
+    def _ask(self, jobs: Sequence[SlurmJob], now: float) -> None:
         ids = ",".join(job.id for job in jobs)
         done = call("squeue", "--noheader", "--states=all", f"--jobs={ids}", "--format=%i|%T|%r|%N|%S")
         known = {line.split("|")[0]: line.split("|")[1:] for line in done.stdout.splitlines() if "|" in line}
@@ -312,7 +312,7 @@ class SlurmLauncher:
             job.ask_s = min(self._ask_s, 1.5 * job.ask_s)
             job.ask_at = now + job.ask_s
 
-    def _handle_state(self, job: Job, nodes: str) -> None:
+    def _handle_state(self, job: SlurmJob, nodes: str) -> None:
         """React to Slurm's state of a job."""
         if job.state in ENDS:
             text = f"Slurm job {job.id} {ENDS[job.state]}"
@@ -353,7 +353,7 @@ class SlurmLauncher:
         if job.state == "RUNNING":
             self._give_back_nodes(job)
 
-    def _set_over(self, job: Job, text: str) -> None:
+    def _set_over(self, job: SlurmJob, text: str) -> None:
         for host in job.hosts:
             if job.id:
                 self._read_files(host)  # they may have a more exact reason
@@ -364,7 +364,7 @@ class SlurmLauncher:
 
     # -- texts
 
-    def _why_failed(self, job: Job) -> str:
+    def _why_failed(self, job: SlurmJob) -> str:
         log = self.directory / f"{job.id}.log"
         if not log.exists():
             return f" and wrote no log: do the nodes share {self.directory.parent} with this machine (directory=)?"
@@ -372,7 +372,7 @@ class SlurmLauncher:
 
     # -- ending jobs
 
-    def _end(self, jobs: Sequence[Job], timeout_s: float) -> None:
+    def _end(self, jobs: Sequence[SlurmJob], timeout_s: float) -> None:
         """Wait for jobs to end, then cancel them."""
         for job in jobs:
             for host in job.hosts:
@@ -395,7 +395,7 @@ class SlurmLauncher:
         for job in live:
             self._set_over(job, f"Slurm job {job.id} was given back")
 
-    def _cancel(self, jobs: Sequence[Job]) -> None:
+    def _cancel(self, jobs: Sequence[SlurmJob]) -> None:
         """Cancel jobs, and wait until Slurm has the nodes back, except lost nodes, which Slurm can't reach."""
         deadline = time.monotonic() + _GONE_S
         lost = {host.node for job in jobs for host in job.hosts if host.is_lost}
@@ -413,7 +413,7 @@ class SlurmLauncher:
             with self._changed:
                 self._changed.wait(0.1)
 
-    def _give_back_nodes(self, job: Job) -> None:
+    def _give_back_nodes(self, job: SlurmJob) -> None:
         """Shrink a job to the hosts that stay; failures are retried after the next poll of Slurm."""
         first = job.hosts[0]
         with self._changed:

@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 import asyncssh
 
-from monarch_kernel.launch.ssh.hostlist import Place
-from monarch_kernel.launch.ssh.login import Login, LoginFailed, Unreachable, reason
+from monarch_kernel.launch.ssh.hostlist import SshTarget
+from monarch_kernel.launch.ssh.login import Login, LoginFailed, MachineUnreachable, reason
 from monarch_kernel.launch.ssh.loop import LoopThread
 from monarch_kernel.launch.ssh.scripts import FOLLOW, KILL, PROBE, SHELL, START, VERSION, quoted
 from monarch_kernel.launch.text import signal_name
 from monarch_kernel.net.wire.config import AgentConfig
 
-__all__ = ["Owner", "SshHost"]
+__all__ = ["HostOwner", "SshHost"]
 
 _START_S = 60.0
 """How long a host may take to start the agent after the login."""
@@ -36,14 +36,14 @@ _LOOPBACK = "127.0.0.1"
 _OLDEST_PYTHON = (3, 10)
 
 
-class Owner(Protocol):
+class HostOwner(Protocol):
     """What a host needs of its launcher."""
 
     login: Login
     command: tuple[str, ...]
     tunnel: str
 
-    def swap(self, host: SshHost, tried: Sequence[Place]) -> Place | None:
+    def swap(self, host: SshHost, tried: Sequence[SshTarget]) -> SshTarget | None:
         """Replace the unreachable place of a host by a free one that it has not tried; None if there is none."""
         ...
 
@@ -60,7 +60,7 @@ class SshHost:
         doing: what the launcher is doing with the machine, as text; empty when the agent runs or has ended.
     """
 
-    def __init__(self, launcher: Owner, loop: LoopThread, place: Place, config: AgentConfig) -> None:
+    def __init__(self, launcher: HostOwner, loop: LoopThread, place: SshTarget, config: AgentConfig) -> None:
         self.place = place
         self.doing = "connecting to"
         self._launcher = launcher
@@ -150,13 +150,13 @@ class SshHost:
 
     async def _connect_somewhere(self) -> asyncssh.SSHClientConnection:
         """Connect to the host, or to a spare one if it can't be reached."""
-        tried: list[Place] = []
+        tried: list[SshTarget] = []
         failures: list[str] = []
         while True:
             try:
                 self._connection = await self._launcher.login.connect(self.place)
                 return self._connection
-            except Unreachable as failed:
+            except MachineUnreachable as failed:
                 failures.append(str(failed))
                 tried.append(self.place)
                 if self._launcher.swap(self, tried) is None:

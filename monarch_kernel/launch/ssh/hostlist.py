@@ -10,13 +10,13 @@ from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
 
-__all__ = ["Place", "read_hosts"]
+__all__ = ["SshTarget", "read_hosts"]
 
 _SLOTS = re.compile(r"(max_)?slots=\d+")
 
 
 @dataclass(frozen=True)
-class Place:
+class SshTarget:
     """A machine as the user wrote it: ``[user@]host[:port]``.
 
     Attributes:
@@ -34,7 +34,7 @@ class Place:
         return (f"{self.user}@" if self.user else "") + host + (f":{self.port}" if self.port else "")
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> SshTarget:
         """Parse one host.
 
         Raises:
@@ -55,7 +55,7 @@ class Place:
         return cls(host, user, int(port or 0))
 
 
-def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[Place]:
+def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[SshTarget]:
     """Read a list of hosts: names, ``"a,b,c"``, or the path of a host file.
 
     A host file has one host per line; ``#`` starts a comment; ``slots=N``, as in host files of MPI and DeepSpeed, is ignored. A
@@ -73,7 +73,7 @@ def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[Place]:
     else:
         names = hosts.split(",") if isinstance(hosts, str) else hosts
         texts = [("", name.split()) for name in names]
-    found: dict[Place, str] = {}
+    found: dict[SshTarget, str] = {}
     for where, words in texts:
         if not words:
             continue
@@ -82,7 +82,7 @@ def read_hosts(hosts: Sequence[str] | str | os.PathLike[str]) -> list[Place]:
         if more:
             raise LaunchError(f"{at}can't parse {more!r}: write one host per line, as [user@]host[:port]")
         try:
-            place = Place.parse(words[0])
+            place = SshTarget.parse(words[0])
         except ValueError as error:
             raise LaunchError(f"{at}{error}") from error
         if place in found:

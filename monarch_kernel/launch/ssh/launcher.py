@@ -34,7 +34,7 @@ from typing import Literal
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.ssh.host import SshHost
-from monarch_kernel.launch.ssh.hostlist import Place, read_hosts
+from monarch_kernel.launch.ssh.hostlist import SshTarget, read_hosts
 from monarch_kernel.launch.ssh.login import Login
 from monarch_kernel.launch.ssh.loop import LoopThread
 from monarch_kernel.launch.text import plural
@@ -140,7 +140,7 @@ class SshLauncher:
             concurrent.futures.wait([host.begin_to_close(timeout_s) for host in hosts])
             loop.stop()
 
-    def swap(self, host: SshHost, tried: Sequence[Place]) -> Place | None:
+    def swap(self, host: SshHost, tried: Sequence[SshTarget]) -> SshTarget | None:
         """Replace the unreachable place of a host by a free one that it has not tried; None if there is none."""
         with self._lock:
             spare = next((place for place in self._free if place not in tried), None)

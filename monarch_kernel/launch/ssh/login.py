@@ -10,9 +10,9 @@ from typing import Any
 
 import asyncssh
 
-from monarch_kernel.launch.ssh.hostlist import Place
+from monarch_kernel.launch.ssh.hostlist import SshTarget
 
-__all__ = ["Login", "LoginFailed", "Unreachable", "reason"]
+__all__ = ["Login", "LoginFailed", "MachineUnreachable", "reason"]
 
 _KEEPALIVE_S = 5.0
 
@@ -23,7 +23,7 @@ class LoginFailed(Exception):
     """A login failed; the text names both machines, and says what to check."""
 
 
-class Unreachable(LoginFailed):
+class MachineUnreachable(LoginFailed):
     """A machine can't be reached; the launcher may use another one."""
 
 
@@ -59,7 +59,7 @@ class Login:
         if forward_agent is not None:
             self._options["agent_forwarding"] = forward_agent
 
-    async def connect(self, place: Place) -> asyncssh.SSHClientConnection:
+    async def connect(self, place: SshTarget) -> asyncssh.SSHClientConnection:
         """Log in.
 
         Raises:
@@ -100,20 +100,28 @@ class Login:
                 )
             raise LoginFailed(f"{subject}: {text}") from error
         except asyncio.TimeoutError as error:
-            raise Unreachable(
+            raise MachineUnreachable(
                 f"{subject}: timed out after {self._timeout_s:g} s: is it up, and do firewall and VPN let port "
                 f"{settings.port} through?"
             ) from error
         except socket.gaierror as error:
-            raise Unreachable(f"{subject}: can't resolve its name: check the spelling, and ~/.ssh/config") from error
+            raise MachineUnreachable(
+                f"{subject}: can't resolve its name: check the spelling, and ~/.ssh/config"
+            ) from error
         except ConnectionRefusedError as error:
-            raise Unreachable(f"{subject}: connection refused: is sshd running on port {settings.port}?") from error
+            raise MachineUnreachable(
+                f"{subject}: connection refused: is sshd running on port {settings.port}?"
+            ) from error
         except (asyncssh.Error, OSError) as error:
-            raise Unreachable(f"{subject}: connection failed: {reason(error)}: check that {by_hand} works") from error
+            raise MachineUnreachable(
+                f"{subject}: connection failed: {reason(error)}: check that {by_hand} works"
+            ) from error
         except ValueError as error:
             raise LoginFailed(f"{subject}: the SSH configuration is not valid: {reason(error)}") from error
 
-    async def _connect(self, place: Place, options: dict[str, Any], known: _KnownHosts) -> asyncssh.SSHClientConnection:
+    async def _connect(
+        self, place: SshTarget, options: dict[str, Any], known: _KnownHosts
+    ) -> asyncssh.SSHClientConnection:
         try:
             return await asyncssh.connect(place.host, **options)
         except (asyncssh.PermissionDenied, asyncssh.HostKeyNotVerifiable):
@@ -155,7 +163,7 @@ def _address(settings: asyncssh.SSHClientConnectionOptions) -> str:
     return f"{settings.username}@{settings.host}, port {settings.port}"
 
 
-def _words(place: Place, settings: asyncssh.SSHClientConnectionOptions, options: dict[str, Any]) -> str:
+def _words(place: SshTarget, settings: asyncssh.SSHClientConnectionOptions, options: dict[str, Any]) -> str:
     """Return the arguments of ``ssh`` to log in by hand."""
     config = f"-F {options['config'][0]} " if "config" in options else ""
     port = f"-p {settings.port} " if settings.port != 22 else ""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Layout", "Memory", "Place", "boxes", "copy", "matched", "memory_of", "paired", "runs_of", "view_of"]
+__all__ = ["Layout", "Memory", "ProcessBlock", "boxes", "copy", "matched", "memory_of", "paired", "runs_of", "view_of"]
 
 _FORMATS = {
     "?": "bool", "b": "int8", "B": "uint8", "c": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
@@ -107,7 +107,7 @@ def _packed_strides(shape: tuple[int, ...], step: int) -> tuple[int, ...]:
     return tuple(strides)
 
 
-class Place(NamedTuple):
+class ProcessBlock(NamedTuple):
     """A block of memory of some process."""
 
     address: int
@@ -127,9 +127,9 @@ class Memory(NamedTuple):
     device: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ProcessBlock:
         """The address and the layout."""
-        return Place(self.address, self.layout)
+        return ProcessBlock(self.address, self.layout)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -218,7 +218,7 @@ def _called(thing: Any) -> str:
     return f"this {type(thing).__name__}"
 
 
-def runs_of(place: Place) -> list[tuple[int, int]]:
+def runs_of(place: ProcessBlock) -> list[tuple[int, int]]:
     """Return the stretches of contiguous bytes of a block: (address, nbytes), in the order of its elements."""
     address, layout = place
     run, outer = layout.run()
@@ -281,7 +281,7 @@ def boxes(layout: Layout, max_nbytes: int) -> list[tuple[int, Layout]]:
     return [(offset, box) for box, offset in cuts]
 
 
-def copy(to: Place, source: Place) -> None:
+def copy(to: ProcessBlock, source: ProcessBlock) -> None:
     """Copy a block of this process to another of the same shape and element size; long runs without the GIL."""
     if (to.layout.is_scattered or source.layout.is_scattered) and _walks(to.layout) and _walks(source.layout):
         for row, other in zip(_rows_of(to), _rows_of(source)):
@@ -296,7 +296,7 @@ def _walks(layout: Layout) -> bool:
     return layout.strides[-1] != 0 and layout.strides[-1] % layout.itemsize == 0
 
 
-def _rows_of(place: Place) -> Iterator[memoryview]:
+def _rows_of(place: ProcessBlock) -> Iterator[memoryview]:
     """Yield each row along the last axis as a view of words, which the interpreter copies in one step."""
     address, (_, itemsize, shape, strides) = place
     word = math.gcd(itemsize, 8)

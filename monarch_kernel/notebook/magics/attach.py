@@ -23,7 +23,7 @@ from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.up import UpOptions
 from monarch_kernel.notebook.view.text import detached_text
 from monarch_kernel.runtime.controller.adoption import Resumed
-from monarch_kernel.runtime.detached.registry import Found, Home, default_root, find, home_of
+from monarch_kernel.runtime.detached.registry import FoundMesh, Home, default_root, find, home_of
 from monarch_kernel.runtime.detached.session import DetachedSession, end
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
@@ -196,7 +196,7 @@ class DetachedMeshes:
         return home
 
 
-def _view(found: Found, owner: int) -> DetachedView:
+def _view(found: FoundMesh, owner: int) -> DetachedView:
     manifest = found.manifest
     where = ""
     if manifest.elsewhere is not None:

@@ -27,7 +27,7 @@ from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.magics.bring_up_hosts import request_text
 from monarch_kernel.notebook.magics.loops import control_loop
-from monarch_kernel.notebook.magics.meshes import Entry, Meshes
+from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes
 from monarch_kernel.notebook.magics.viewers import ViewerCommand
 from monarch_kernel.notebook.output.folding import render
 from monarch_kernel.notebook.output.logs import log_lines
@@ -268,7 +268,7 @@ class MeshCommands:
         entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
         print(self._meshes.replace_ranks(entry, mesh, restart=restart))
 
-    def _part(self, words: list[str], command: str) -> tuple[Entry, ProcMesh]:
+    def _part(self, words: list[str], command: str) -> tuple[MeshEntry, ProcMesh]:
         """Return the mesh, or the slice of one, that a command names."""
         names = self._meshes.names
         if len(words) == 1 and words[0] not in names:
@@ -359,12 +359,12 @@ def _ended(name: str, count: int) -> str:
     return f"{name}: {count} rank{'s' * (count != 1)} ended"
 
 
-def _stacks(entry: Entry, mesh: ProcMesh) -> str:
+def _stacks(entry: MeshEntry, mesh: ProcMesh) -> str:
     """Describe what ranks do now."""
     return stacks_text(entry.mesh.view(), inspect_ranks(entry.mesh), mesh.ranks)
 
 
-def _logs(entry: Entry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
+def _logs(entry: MeshEntry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
     """Return what ranks have written, as pairs of stream and text."""
     logs = mesh.logs()
     lines = log_lines(logs, list(entry.cell_queue.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)

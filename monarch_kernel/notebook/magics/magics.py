@@ -27,7 +27,7 @@ from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.integrations import integrations
-from monarch_kernel.notebook.magics.meshes import Entry, Meshes, cell_number
+from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
@@ -170,7 +170,7 @@ class MeshMagics(Magics):
             raise UsageProblem(f"%remote: write an expression{what}, such as %remote {entry.mesh.name}[0] rank + 1")
         return self._run(entry, mesh, expression, options)
 
-    def _run(self, entry: Entry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
+    def _run(self, entry: MeshEntry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
         self._check_syntax(code)
         cell = self.meshes.cell(
             entry,

@@ -36,7 +36,7 @@ from monarch_kernel.runtime.detached.session import DetachedSession
 from monarch_kernel.runtime.rpc.gather import CellResult
 from monarch_kernel.train.process_group.worker import GroupStore
 
-__all__ = ["Entry", "Meshes", "cell_number", "root_name"]
+__all__ = ["MeshEntry", "Meshes", "cell_number", "root_name"]
 
 _PUMP_S = 0.05
 _POLL_S = 0.01
@@ -67,7 +67,7 @@ def cell_number(shell: InteractiveShell) -> int:
 
 
 @dataclass
-class Entry:
+class MeshEntry:
     """A named mesh with its cells and the table that shows it."""
 
     mesh: ProcMesh
@@ -108,13 +108,13 @@ class Meshes:
         self._shell = shell
         self.background = Background(self._draw)
         self.debugger = DebugPrompt(shell, lambda key, poll: self.background.drive(key, poll))
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, MeshEntry] = {}
         self._store: GroupStore | None = None
         self._latest = ""
         self.interrupt_others: Callable[[], object] = lambda: None
         self.viewers = Viewers(self._up, lambda *args, **kwargs: self.command(*args, **kwargs))
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[MeshEntry]:
         return iter(self._entries.values())
 
     def _up(self) -> list[ProcMesh]:
@@ -139,7 +139,7 @@ class Meshes:
         if self._latest not in self._entries:
             self._latest = next(reversed(self._entries), "")
 
-    def get(self, name: str) -> Entry:
+    def get(self, name: str) -> MeshEntry:
         """Return a mesh that is known to be up."""
         return self._entries[name]
 
@@ -149,7 +149,7 @@ class Meshes:
         """Start this machine's agent and zygote, so that the first mesh comes up quickly."""
         this_host()
 
-    def up(self, options: UpOptions) -> Entry:
+    def up(self, options: UpOptions) -> MeshEntry:
         """Bring up a mesh and show it; its name becomes a variable.
 
         Raises:
@@ -186,17 +186,17 @@ class Meshes:
         entry.widget = self.viewers.widget(entry.options.name)
         return entry
 
-    def show(self, entry: Entry) -> None:
+    def show(self, entry: MeshEntry) -> None:
         """Show a mesh in a new place; its previous view keeps the last state."""
         entry.end_widget()
         entry.view = LiveView()
         entry.view.show(entry.mesh.view())
         entry.widget = self.viewers.widget(entry.options.name)
 
-    def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
+    def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> MeshEntry:
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
         mesh = _spawn(hosts, options.axes, options)
-        entry = Entry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
+        entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
         try:
             self._await_start(entry, interrupts)
             if kept is not None:
@@ -208,7 +208,9 @@ class Meshes:
             raise
         return entry
 
-    def _up_on_hosts(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> Entry:
+    def _up_on_hosts(
+        self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts
+    ) -> MeshEntry:
         kept = self.detached.session(options.name) if options.detach else None
         try:
             allocation = Allocation(options, kept)
@@ -219,7 +221,7 @@ class Meshes:
         try:
             allocation.wait(view, interrupts)
             mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
-            entry = Entry(mesh, options, CellQueue(mesh, store.form), view, allocation=allocation, kept=kept)
+            entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, allocation=allocation, kept=kept)
             self._await_start(entry, interrupts)
             if kept is not None:
                 self.detached.keep(kept, mesh, options)
@@ -237,17 +239,17 @@ class Meshes:
             self._store = GroupStore()
         return self._store
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: MeshEntry) -> None:
         self._entries[entry.options.name] = entry
         self._latest = entry.options.name
         self._shell.user_ns[entry.options.name] = entry.mesh
         self.background.start()
 
-    def attend_to_stops(self, entry: Entry) -> None:
+    def attend_to_stops(self, entry: MeshEntry) -> None:
         """Ask the user when ranks stop in the debugger, also for ranks that have already stopped."""
         self.debugger.watch(entry.mesh.runtime, self._sink_of)
 
-    def attach(self, name: str) -> tuple[Entry, AttachedMesh]:
+    def attach(self, name: str) -> tuple[MeshEntry, AttachedMesh]:
         """Attach a mesh that outlived its kernel; its name becomes a variable. The caller calls `attend_to_stops`.
 
         Raises:
@@ -258,11 +260,11 @@ class Meshes:
             raise UsageProblem(f"%mesh attach: {name!r} is already attached")
         store = self._group_store()
         attached = self.detached.attach(name)
-        entry = Entry(attached.mesh, attached.options, CellQueue(attached.mesh, store.form), kept=attached.session)
+        entry = MeshEntry(attached.mesh, attached.options, CellQueue(attached.mesh, store.form), kept=attached.session)
         self._add(entry)
         return entry, attached
 
-    def _await_start(self, entry: Entry, interrupts: HeldInterrupts) -> None:
+    def _await_start(self, entry: MeshEntry, interrupts: HeldInterrupts) -> None:
         """Wait until all ranks are up, and show the progress; give up soon after a rank has ended.
 
         Raises:
@@ -338,7 +340,7 @@ class Meshes:
         """Whether a name is a mesh of the notebook, or a variable that is a mesh or a slice of one."""
         return name in self._entries or (name is not None and isinstance(namespace.get(name), ProcMesh))
 
-    def select(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> tuple[Entry, ProcMesh]:
+    def select(self, selector: str, namespace: Mapping[str, Any], targets: str = "") -> tuple[MeshEntry, ProcMesh]:
         """Return the mesh that a selector selects; an empty selector selects the mesh last brought up.
 
         Args:
@@ -372,7 +374,7 @@ class Meshes:
             raise UsageProblem(f"{selector!r} is a {type(mesh).__name__}, not a mesh; write, for example, {name}[0:2]")
         return mesh
 
-    def _entry_of(self, mesh: ProcMesh, selector: str) -> Entry:
+    def _entry_of(self, mesh: ProcMesh, selector: str) -> MeshEntry:
         """Return the entry of a mesh; the first cell on a mesh that the user made with ``spawn_procs`` creates its entry."""
         whole = mesh.whole
         for entry in self._entries.values():
@@ -389,7 +391,7 @@ class Meshes:
         if self._store is None:
             self._store = GroupStore()
         options = UpOptions(mesh.name, dict(whole.extent), gpus=False, device="auto")
-        entry = self._entries[mesh.name] = Entry(whole, options, CellQueue(whole, self._store.form))
+        entry = self._entries[mesh.name] = MeshEntry(whole, options, CellQueue(whole, self._store.form))
         self.background.start()
         self.attend_to_stops(entry)
         self._latest = self._latest or mesh.name
@@ -399,7 +401,7 @@ class Meshes:
 
     def cell(
         self,
-        entry: Entry,
+        entry: MeshEntry,
         mesh: ProcMesh,
         code: str | Callable[[], Any],
         sink: Sink,
@@ -416,7 +418,7 @@ class Meshes:
             entry.cell_queue, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
         )
 
-    def run(self, entry: Entry, cell: RemoteCell) -> ValueMesh[CellResult]:
+    def run(self, entry: MeshEntry, cell: RemoteCell) -> ValueMesh[CellResult]:
         """Drive a cell to its end, and show its output and its values.
 
         Raises:
@@ -462,7 +464,7 @@ class Meshes:
         results = self.run(entry, cell)
         return ValueMesh(results.extent, [result.value for result in results.values()])
 
-    def interrupt(self, entry: Entry, mesh: ProcMesh, *, abort: bool) -> str:
+    def interrupt(self, entry: MeshEntry, mesh: ProcMesh, *, abort: bool) -> str:
         """Interrupt everything that a mesh or a slice of it runs and has queued, and describe the effect."""
         ranks = set(mesh.ranks)
         queued = [cell for cell in list(entry.cell_queue.cells) if cell.ranks <= ranks]
@@ -482,7 +484,7 @@ class Meshes:
                 time.sleep(_POLL_S)
             return progress.text(view, waited)
 
-    def replace_ranks(self, entry: Entry, mesh: ProcMesh, *, restart: bool) -> str:
+    def replace_ranks(self, entry: MeshEntry, mesh: ProcMesh, *, restart: bool) -> str:
         """Replace the dead ranks, or all ranks, of a mesh or a slice of it by new processes, and describe the result.
 
         Raises:

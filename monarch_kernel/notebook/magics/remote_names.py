@@ -30,7 +30,7 @@ from monarch_kernel.notebook.syntax.cell_kind import IsMesh, code_at
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.options import parse_remote
 
-__all__ = ["Found", "RemoteCode", "RemoteNames", "kinds_on", "remote_code"]
+__all__ = ["Completions", "RemoteCode", "RemoteNames", "kinds_on", "remote_code"]
 
 CAP_S = 0.18
 SECOND_AFTER_S = 0.09
@@ -112,7 +112,7 @@ def remote_code(text: str, cursor: int, is_mesh: IsMesh, autoremote: str | None 
 
 
 @dataclass(frozen=True)
-class Found:
+class Completions:
     """Completions at the cursor.
 
     Attributes:
@@ -149,7 +149,7 @@ class RemoteNames:
         except UsageProblem:
             return None
 
-    def complete(self, text: str, cursor: int) -> Found | None:
+    def complete(self, text: str, cursor: int) -> Completions | None:
         """Return the completions at the cursor; None if ranks have nothing to say about them."""
         located = self.locate(text, cursor)
         if located is None:
@@ -167,7 +167,7 @@ class RemoteNames:
             if answer or quote:
                 return _keys(answer or [], quote, written or digits or "")
         if text := _in_text(code.before):
-            return Found("", []) if text == "#" else None
+            return Completions("", []) if text == "#" else None
         if attribute := _ATTRIBUTE.search(code.before):
             expression, written = attribute.groups()
             wanted = "private attributes" if written.startswith("_") else "attributes"
@@ -350,14 +350,14 @@ def _merged(*parts: Any) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def _matching(known: Sequence[tuple[str, str]], written: str) -> Found:
+def _matching(known: Sequence[tuple[str, str]], written: str) -> Completions:
     hidden = not written.startswith("_")
-    return Found(
+    return Completions(
         written, [each for each in known if each[0].startswith(written) and not (hidden and each[0][0] == "_")]
     )
 
 
-def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> Found:
+def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> Completions:
     found = []
     for key, kind in answer:
         text = str(key) if type(key) is int else key if quote else f'"{key}"'
@@ -365,7 +365,7 @@ def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> 
             continue
         if str(text).startswith(written):
             found.append((str(text), kind))
-    return Found(written, found)
+    return Completions(written, found)
 
 
 def _in_text(line: str) -> str:

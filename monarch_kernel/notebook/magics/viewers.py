@@ -40,8 +40,8 @@ from monarch_kernel.notebook.view.frames import (
     COMMANDS,
     GONE_S,
     LOOP_COMMANDS,
-    Frame,
     MeshFrame,
+    ViewState,
     curves_message,
     mesh_frame,
     to_json,
@@ -135,12 +135,12 @@ class Viewer:
         elif kind == "command":
             self._viewers.carry_out(self, message)
 
-    def show(self, frame: Frame) -> None:
+    def show(self, frame: ViewState) -> None:
         """Send a frame if it differs from the last one, or if bytes flow, as the viewer draws their rate."""
         meshes = tuple(mesh for mesh in frame.meshes if self.mesh in ("", mesh.name))
         if meshes != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
             self._shown = meshes
-            self.send({"kind": "frame", **to_json(Frame(frame.at, meshes, frame.seq))})
+            self.send({"kind": "frame", **to_json(ViewState(frame.at, meshes, frame.seq))})
 
     def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
         """Send the curves of loops, by mesh, that differ from those sent last."""
@@ -262,7 +262,7 @@ class Viewers:
             if mesh in ("", each.name)
         }
 
-    def _frame(self) -> Frame:
+    def _frame(self) -> ViewState:
         at = time.time()
         meshes = list(self._meshes())
         found = []
@@ -274,9 +274,9 @@ class Viewers:
         self._last = {frame.name: frame for frame in found}
         self._doing = {name: doing for name, doing in self._doing.items() if name in self._last}
         self._seq += 1
-        return Frame(at, tuple(found), self._seq)
+        return ViewState(at, tuple(found), self._seq)
 
-    def _curves(self, frame: Frame) -> dict[str, dict[str, Any]]:
+    def _curves(self, frame: ViewState) -> dict[str, dict[str, Any]]:
         """Return the messages with the curves of the loops in a frame, by mesh."""
         found = {}
         for mesh in self._meshes():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-from monarch_kernel.launch.registry import ENGINES, Engine, Option
+from monarch_kernel.launch.registry import ENGINES, Engine, EngineOption
 from monarch_kernel.net.wire.config import LEAST_SILENCE_S
 from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
 from monarch_kernel.runtime.controller.restarts import Restart
@@ -116,7 +116,7 @@ def up_parser(engine: str = "") -> Parser:
     return parser
 
 
-def _dest(option: Option) -> str:
+def _dest(option: EngineOption) -> str:
     return f"of_engine.{option.field}"
 
 

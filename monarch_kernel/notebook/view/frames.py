@@ -13,7 +13,7 @@ A browser sends:
 
 The kernel sends:
 
-- ``frame``: the fields of `Frame`. Frames may be lost; the next one is complete.
+- ``frame``: the fields of `ViewState`. Frames may be lost; the next one is complete.
 - ``curves``: ``mesh``, and ``loops``: for each `LoopFrame` its ``request``, ``number``, and ``curves``, name -> [steps, means,
   minima, maxima, ends] of the logged values. Minima and maxima are empty if they equal the means. Ends are the last values of
   the ranks with the smallest and the largest value, [[rank, value], [rank, value]]; of one rank, if its value is not finite; or
@@ -23,7 +23,7 @@ The kernel sends:
 - ``reply``: ``id``, ``ok``, ``text``: the result of the command, or the reason why it failed.
 
 Times are in seconds since 1970 by the clock of the kernel, so the kernel sends nothing merely because time passes. A browser
-computes the offset of its clock from `Frame.at`. Fields that have their default are omitted, except ``version``.
+computes the offset of its clock from `ViewState.at`. Fields that have their default are omitted, except ``version``.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ __all__ = [
     "LOOP_COMMANDS",
     "VERSION",
     "ErrorFrame",
-    "Frame",
     "KnobFrame",
     "LoopFrame",
     "MeshFrame",
     "RankFrame",
+    "ViewState",
     "curves_message",
     "mesh_frame",
     "pack_states",
@@ -229,7 +229,7 @@ class MeshFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class ViewState:
     """The state of all meshes at one moment.
 
     Attributes:

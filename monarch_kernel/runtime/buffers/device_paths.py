@@ -13,7 +13,7 @@ from typing import Any
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory import devices
 from monarch_kernel.net.memory.exports import BufferHandle
-from monarch_kernel.net.memory.layout import Layout, Memory, Place, matched, paired, runs_of
+from monarch_kernel.net.memory.layout import Layout, Memory, ProcessBlock, matched, paired, runs_of
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import CloseLoan, OpenBuffer
@@ -170,8 +170,8 @@ class RdmaPath:
         near, far = matched(here.layout, loan.layout)
         if near.nbytes and near.nbytes // min(near.run()[0], far.run()[0]) > _RUNS_AT_MOST:
             raise PathUnavailable("its elements are too far apart")
-        theirs = runs_of(Place(loan.address, far))
-        pairs = paired(runs_of(Place(here.address, near)), theirs)
+        theirs = runs_of(ProcessBlock(loan.address, far))
+        pairs = paired(runs_of(ProcessBlock(here.address, near)), theirs)
         why = ""
         for _ in range(2):  # retry once, because what is kept of the owner may be outdated
             opened, how = self._opening.ask(loan)  # also for 0 bytes: the memory may be gone
@@ -182,7 +182,7 @@ class RdmaPath:
                     with self._cache.held(loan.lent.cookie, nixl.agent) as agent:
                         agent.carry(described, here._replace(layout=near), pairs, is_write=is_write)
                 return
-            except nixl.Unreachable as error:
+            except nixl.NixlUnreachable as error:
                 why = str(error)  # the error itself would keep the objects of this frame alive
             finally:
                 self._opening.close(loan, opened)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from monarch_kernel.net.memory import devices, process_memory
 from monarch_kernel.net.memory.exports import BufferHandle, ExportTable
-from monarch_kernel.net.memory.layout import Memory, Place, copy, matched, memory_of, runs_of
+from monarch_kernel.net.memory.layout import Memory, ProcessBlock, copy, matched, memory_of, runs_of
 from monarch_kernel.net.memory.leases import Lent, TableOf, identity
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, SLAB_NBYTES, OwnerGone, PathUnavailable
 
@@ -121,12 +121,12 @@ class MemoryPath:
         """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
-def _matched(loan: BufferHandle, here: Memory) -> tuple[Place, Place]:
+def _matched(loan: BufferHandle, here: Memory) -> tuple[ProcessBlock, ProcessBlock]:
     ours, theirs = matched(here.layout, loan.layout)
-    return Place(here.address, ours), Place(loan.address, theirs)
+    return ProcessBlock(here.address, ours), ProcessBlock(loan.address, theirs)
 
 
-def _read(pid: int, near: Place, far: Place) -> None:
+def _read(pid: int, near: ProcessBlock, far: ProcessBlock) -> None:
     """Read from another process; where the runs are short, read the gaps between them too."""
     if far.layout.is_scattered:
         low, high = far.layout.span
@@ -135,23 +135,23 @@ def _read(pid: int, near: Place, far: Place) -> None:
         block = bytearray(high - low)
         whole = memory_of(block).address
         process_memory.read(pid, [(whole, high - low)], [(far.address + low, high - low)])
-        copy(near, Place(whole - low, far.layout))
+        copy(near, ProcessBlock(whole - low, far.layout))
     elif near.layout.is_scattered:
         block = bytearray(near.layout.nbytes)
-        packed = Place(memory_of(block).address, near.layout.packed())
+        packed = ProcessBlock(memory_of(block).address, near.layout.packed())
         process_memory.read(pid, runs_of(packed), runs_of(far))
         copy(near, packed)
     else:
         process_memory.read(pid, runs_of(near), runs_of(far))
 
 
-def _write(pid: int, near: Place, far: Place) -> None:
+def _write(pid: int, near: ProcessBlock, far: ProcessBlock) -> None:
     """Write into another process, without touching the gaps between the elements there."""
     if far.layout.is_scattered:
         raise PathUnavailable("its elements are not contiguous")
     if near.layout.is_scattered:
         block = bytearray(near.layout.nbytes)
-        packed = Place(memory_of(block).address, near.layout.packed())
+        packed = ProcessBlock(memory_of(block).address, near.layout.packed())
         copy(packed, near)
         near = packed
     process_memory.write(pid, runs_of(far), runs_of(near))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from monarch_kernel.errors import BufferGoneError, Failure, rebuild_exception
 from monarch_kernel.net.memory.counters import Piece
 from monarch_kernel.net.memory.exports import BufferHandle
-from monarch_kernel.net.memory.layout import Layout, Memory, Place, boxes, copy, matched, memory_of
+from monarch_kernel.net.memory.layout import Layout, Memory, ProcessBlock, boxes, copy, matched, memory_of
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Payload, ReadLoan, WriteLoan
@@ -47,9 +47,9 @@ class MessagesPath:
         under_way: deque[Future[None]] = deque()
         # Both are cut into the same pieces, because their shapes are the same.
         for (near, layout), (far, box) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES)):
-            piece = Place(here.address + near, layout)
+            piece = ProcessBlock(here.address + near, layout)
             offset = loan.address + far - loan.base
-            under_way.append(self._ask(loan, Place(offset, box), piece, is_write))
+            under_way.append(self._ask(loan, ProcessBlock(offset, box), piece, is_write))
             if len(under_way) >= _PIECES_AHEAD:
                 under_way.popleft().get(warn_after_s=None)
         while under_way:
@@ -58,7 +58,7 @@ class MessagesPath:
     def close(self) -> None:
         """Do nothing: this path keeps nothing open."""
 
-    def _ask(self, loan: BufferHandle, there: Place, here: Place, is_write: bool) -> Future[None]:
+    def _ask(self, loan: BufferHandle, there: ProcessBlock, here: ProcessBlock, is_write: bool) -> Future[None]:
         """Send the owner a request to read or write a piece."""
         described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
 
@@ -87,5 +87,5 @@ def error_of(failure: Failure) -> BaseException:
     return OwnerGone(str(error)) if isinstance(error, BufferGoneError) else error
 
 
-def _packed(block: bytearray | Frame, layout: Layout) -> Place:
-    return Place(memory_of(block).address, layout.packed())
+def _packed(block: bytearray | Frame, layout: Layout) -> ProcessBlock:
+    return ProcessBlock(memory_of(block).address, layout.packed())

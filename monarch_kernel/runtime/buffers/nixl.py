@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.net.memory.layout import Memory
 
-__all__ = ["Agent", "Described", "Registration", "Unreachable", "agent", "has_hardware", "is_installed"]
+__all__ = ["Agent", "Described", "NixlUnreachable", "Registration", "agent", "has_hardware", "is_installed"]
 
 _VARIANTS = ("nixl_cu13", "nixl_cu12", "nixl_rocm")
 _DEVICES = "/sys/class/infiniband"  # devices of all drivers that support verbs, EFA included
@@ -30,7 +30,7 @@ _PAUSE_S = 0.0001
 _SETTINGS = {"NIXL_LOG_LEVEL": "FATAL", "UCX_LOG_LEVEL": "fatal", "UCX_TLS": "^tcp", "UCX_KEEPALIVE_INTERVAL": "2s"}
 
 
-class Unreachable(Exception):
+class NixlUnreachable(Exception):
     """NIXL can't be used, or does not reach the other process; the text has the message of NIXL."""
 
 
@@ -80,7 +80,7 @@ def agent() -> Agent:
     """Return the agent of this process. Creating it takes half a second.
 
     Raises:
-        Unreachable: the agent can't be created.
+        NixlUnreachable: the agent can't be created.
     """
     with _lock:
         there = _agents.get(os.getpid())
@@ -110,14 +110,14 @@ def _library() -> Any:
                 return importlib.import_module(f"{name}._api")
             except (ImportError, OSError, RuntimeError) as error:
                 why = f"{name} can't be imported: {error}"
-    raise Unreachable(f"NIXL can't be used: {why}")
+    raise NixlUnreachable(f"NIXL can't be used: {why}")
 
 
 class Agent:
     """Agent of NIXL; each end has one. Its methods may be called by many threads.
 
     Raises:
-        Unreachable: the agent can't be created; the text says why.
+        NixlUnreachable: the agent can't be created; the text says why.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Agent:
                 self.nixl = api.nixl_agent(f"monarch-{os.getpid()}-{secrets.token_hex(8)}", config)
             except Exception as error:  # NIXL's exceptions have no common base class
                 why = "UCX found no way to other machines, or no descriptors are left"
-                raise Unreachable(f"NIXL can't be used: {why} ({error})") from None
+                raise NixlUnreachable(f"NIXL can't be used: {why} ({error})") from None
         self._peers: dict[str, _Peer] = {}
         self._changed = threading.Condition()
 
@@ -145,7 +145,7 @@ class Agent:
             is_write: the direction.
 
         Raises:
-            Unreachable: the copy failed; the contents of ``near`` are undefined.
+            NixlUnreachable: the copy failed; the contents of ``near`` are undefined.
         """
         nixl = self.nixl
         registration = Registration(self, near)
@@ -164,14 +164,14 @@ class Agent:
         """Register another agent and its memory; unregistering disturbs transfers, so this waits until there are none.
 
         Raises:
-            Unreachable: the agent can't be reached; also in place of all errors of NIXL within the ``with`` block.
+            NixlUnreachable: the agent can't be reached; also in place of all errors of NIXL within the ``with`` block.
         """
         peer = self._enter(far)
         try:
             yield
         except Exception as error:
             peer.is_stale = True
-            raise Unreachable(str(error) if isinstance(error, Unreachable) else f"NIXL says {error}") from None
+            raise NixlUnreachable(str(error) if isinstance(error, NixlUnreachable) else f"NIXL says {error}") from None
         finally:
             with self._changed:
                 peer.users -= 1
@@ -187,7 +187,7 @@ class Agent:
                     self.nixl.add_remote_agent(far.metadata)
                 except Exception as error:
                     if is_last:
-                        raise Unreachable(f"NIXL does not reach it ({error})") from None
+                        raise NixlUnreachable(f"NIXL does not reach it ({error})") from None
                     # The agent had registered other memory at this address before.
                     peer = self._peers.setdefault(far.agent, _Peer())
                     peer.is_stale = True
@@ -224,7 +224,7 @@ class Registration:
         described: the description that other processes need.
 
     Raises:
-        Unreachable: the memory can't be registered.
+        NixlUnreachable: the memory can't be registered.
     """
 
     def __init__(self, by: Agent, memory: Memory) -> None:
@@ -235,7 +235,7 @@ class Registration:
             registered = nixl.register_memory([(start, high - low, device, "")], kind)
             metadata = nixl.get_partial_agent_metadata(registered, True, ["UCX"])
         except Exception as error:
-            raise Unreachable(f"NIXL can't register the memory ({error})") from None
+            raise NixlUnreachable(f"NIXL can't register the memory ({error})") from None
         self.agent = by
         self.memory = memory
         self.described = Described(nixl.name, metadata, kind, device, start, high - low, memory.is_readonly)
@@ -251,4 +251,4 @@ def _wait(nixl: Any, transfer: Any) -> None:
             time.sleep(_PAUSE_S)
         state = nixl.check_xfer_state(transfer)
     if state != "DONE":
-        raise Unreachable("the transfer by NIXL failed")
+        raise NixlUnreachable("the transfer by NIXL failed")

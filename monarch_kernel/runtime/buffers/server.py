@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from monarch_kernel.net.memory import devices
 from monarch_kernel.net.memory.counters import Piece
 from monarch_kernel.net.memory.exports import ExportTable
-from monarch_kernel.net.memory.layout import Layout, Memory, Place, copy, memory_of
+from monarch_kernel.net.memory.layout import Layout, Memory, ProcessBlock, copy, memory_of
 from monarch_kernel.net.memory.leases import Lease
 from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, join, pack, split
@@ -222,5 +222,5 @@ def _layout_of(message: ReadLoan | WriteLoan) -> Layout:
     return Layout("", message.itemsize, message.shape, message.strides)
 
 
-def _packed(block: bytearray | Frame, layout: Layout) -> Place:
-    return Place(memory_of(block).address, layout.packed())
+def _packed(block: bytearray | Frame, layout: Layout) -> ProcessBlock:
+    return ProcessBlock(memory_of(block).address, layout.packed())

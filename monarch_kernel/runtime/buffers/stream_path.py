@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.memory.exports import BufferHandle
-from monarch_kernel.net.memory.layout import Memory, Place, boxes, matched
+from monarch_kernel.net.memory.layout import Memory, ProcessBlock, boxes, matched
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import join, load, pack, split
@@ -85,7 +85,7 @@ class NetworkPath:
         # Both are cut into the same pieces, because their shapes are the same.
         remaining = _RemainingPieces(
             [
-                _Piece(Place(here.address + near, mine), Place(offset + far, other))
+                _Piece(ProcessBlock(here.address + near, mine), ProcessBlock(offset + far, other))
                 for (near, mine), (far, other) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES))
             ]
         )
@@ -261,8 +261,8 @@ def _refused(answer: Failure) -> BaseException:
 class _Piece(NamedTuple):
     """A block of memory here, and there, where its address counts from the start of the lent memory."""
 
-    here: Place
-    there: Place
+    here: ProcessBlock
+    there: ProcessBlock
 
 
 def _request_piece(stream: Stream, loan: BufferHandle, piece: _Piece, is_write: bool) -> None:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from monarch_kernel.net.memory.layout import Layout, Place, boxes, copy, memory_of, view_of
+from monarch_kernel.net.memory.layout import Layout, ProcessBlock, boxes, copy, memory_of, view_of
 
 __all__ = ["IDLE_S", "INVITED_S", "Invitation", "Stream", "StreamError", "StreamListener", "reach"]
 
@@ -129,17 +129,17 @@ class Stream:
                 into = into[count:]
                 until = time.monotonic() + STALLED_S
 
-    def send_block(self, place: Place) -> None:
+    def send_block(self, place: ProcessBlock) -> None:
         """Send the elements of a block of memory without its gaps; errors as those of `send`."""
         for address, layout in _cut(place):
             if layout.is_contiguous:
                 self.send(view_of(address, layout.nbytes))
             else:
                 packed = bytearray(layout.nbytes)
-                copy(_packed(packed, layout), Place(address, layout))
+                copy(_packed(packed, layout), ProcessBlock(address, layout))
                 self.send(packed)
 
-    def receive_block(self, place: Place) -> None:
+    def receive_block(self, place: ProcessBlock) -> None:
         """Fill a block of memory with received elements, which come without gaps; errors as those of `send`."""
         for address, layout in _cut(place):
             if layout.is_contiguous:
@@ -147,7 +147,7 @@ class Stream:
             else:
                 packed = bytearray(layout.nbytes)
                 self.receive_into(memoryview(packed))
-                copy(Place(address, layout), _packed(packed, layout))
+                copy(ProcessBlock(address, layout), _packed(packed, layout))
 
     def send_header(self, header: bytes) -> None:
         """Send a few bytes, which `receive_header` returns in one piece."""
@@ -198,18 +198,18 @@ class Stream:
             raise StreamError("no data was transferred for too long")
 
 
-def _cut(place: Place) -> list[Place]:
+def _cut(place: ProcessBlock) -> list[ProcessBlock]:
     """Cut a block with gaps into parts that are packed one by one; a block without gaps stays whole."""
     address, layout = place
     if not layout.nbytes:
         return []
     if layout.is_contiguous:
         return [place]
-    return [Place(address + offset, box) for offset, box in boxes(layout, PACKED_NBYTES)]
+    return [ProcessBlock(address + offset, box) for offset, box in boxes(layout, PACKED_NBYTES)]
 
 
-def _packed(block: bytearray, layout: Layout) -> Place:
-    return Place(memory_of(block).address, layout.packed())
+def _packed(block: bytearray, layout: Layout) -> ProcessBlock:
+    return ProcessBlock(memory_of(block).address, layout.packed())
 
 
 @contextlib.contextmanager

@@ -63,8 +63,8 @@ class Tell(NamedTuple):
 class Expired(NamedTuple):
     """Effect: part of a start took too long; give up, and quote the launcher's log.
 
-    ``procs`` are the ranks that are not up (`Processes.give_up`). If it is empty, the host agent is not up or is silent
-    (`Processes.host_gone`), and ``reason`` says which.
+    ``procs`` are the ranks that are not up (`RankProcesses.give_up`). If it is empty, the host agent is not up or is silent
+    (`RankProcesses.host_gone`), and ``reason`` says which.
     """
 
     host: int

@@ -88,7 +88,7 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
 """Messages that ranks and this process itself may send to the actors here; those that only ranks can handle are refused."""
 
 
-class Owner(Client, Protocol):
+class LocalActorsOwner(Client, Protocol):
     """The part of the runtime that the actors use."""
 
     unhandled: FailureReporter
@@ -106,7 +106,7 @@ class LocalActorServer(ActorServer):
             message. The function runs at the first call.
     """
 
-    def __init__(self, runtime: Owner, driver: Driver[Any]) -> None:
+    def __init__(self, runtime: LocalActorsOwner, driver: Driver[Any]) -> None:
         super().__init__(CONTROLLER_PROC, driver, runtime)
         self.services: dict[int, Callable[[], tuple[Spawn, Sequence[Frame]]]] = {}
         self._runtime = runtime

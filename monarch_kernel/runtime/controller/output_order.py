@@ -21,7 +21,7 @@ from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.marks import is_display_mark
 from monarch_kernel.net.wire.messages import OutputChunk, Rich
 
-__all__ = ["OUTPUT_GRACE_S", "OutputOrder", "Said", "Spoken"]
+__all__ = ["OUTPUT_GRACE_S", "HeldMessage", "OutputOrder", "Spoken"]
 
 OUTPUT_GRACE_S = 0.5
 
@@ -37,7 +37,7 @@ class Spoken(Protocol):
     def written(self) -> tuple[int, int]: ...
 
 
-class Said(NamedTuple):
+class HeldMessage(NamedTuple):
     """A message of a rank, and until when it may wait for output that was written before it."""
 
     message: Spoken
@@ -53,7 +53,7 @@ class OutputOrder:
     def __init__(self) -> None:
         self._read_to = [0, 0]  # the last marks in its streams that have arrived
         self._shown_to = 0  # the mark of its last display
-        self._said: list[Said] = []
+        self._said: list[HeldMessage] = []
         self._withheld: deque[tuple[OutputChunk, float]] = deque()  # written after a display that has not arrived
 
     def is_early(self, written: tuple[int, int]) -> bool:
@@ -72,7 +72,7 @@ class OutputOrder:
 
     def hold(self, message: Spoken, frames: Sequence[Frame], now: float) -> None:
         """Keep a message that is early."""
-        self._said.append(Said(message, frames, now + OUTPUT_GRACE_S))
+        self._said.append(HeldMessage(message, frames, now + OUTPUT_GRACE_S))
 
     def shown(self, display: Rich) -> None:
         """Note that a display was handled: output written after it may follow."""
@@ -83,7 +83,7 @@ class OutputOrder:
         stream = chunk.stream == "stderr"
         self._read_to[stream] = max(chunk.end, self._read_to[stream])
 
-    def wrote(self, chunk: OutputChunk, now: float) -> Iterator[Said | OutputChunk]:
+    def wrote(self, chunk: OutputChunk, now: float) -> Iterator[HeldMessage | OutputChunk]:
         """Take new output of the process; yields the items that can be handled now."""
         if not chunk.request and self._waits(chunk):
             self._withheld.append((chunk, now + OUTPUT_GRACE_S))
@@ -92,7 +92,7 @@ class OutputOrder:
         if self._said:
             yield from self.settle()
 
-    def settle(self) -> Iterator[Said | OutputChunk]:
+    def settle(self) -> Iterator[HeldMessage | OutputChunk]:
         """Yield items that no longer wait: messages whose output has arrived, and output whose display has."""
         while True:
             still, self._said = self._said, []
@@ -107,7 +107,7 @@ class OutputOrder:
             self._withheld.remove(ready)
             yield self._pass(ready[0])
 
-    def due(self, now: float) -> Iterator[Said | OutputChunk]:
+    def due(self, now: float) -> Iterator[HeldMessage | OutputChunk]:
         """Yield items that have waited long enough."""
         if self._said:
             late = [said for said in self._said if said.until <= now]
@@ -119,7 +119,7 @@ class OutputOrder:
         if self._withheld and self._withheld[0][1] <= now:
             yield from self._give_up_displays()
 
-    def end(self) -> Iterator[Said | OutputChunk]:
+    def end(self) -> Iterator[HeldMessage | OutputChunk]:
         """Yield all items that wait: the process has ended, and nothing more will arrive."""
         yield from self._give_up_displays()
         said, self._said = self._said, []
@@ -135,7 +135,7 @@ class OutputOrder:
             self._read_to[chunk.stream == "stderr"] = chunk.end
         return chunk
 
-    def _give_up_displays(self) -> Iterator[Said | OutputChunk]:
+    def _give_up_displays(self) -> Iterator[HeldMessage | OutputChunk]:
         while self._withheld:
             self._shown_to = max(self._read_to)
             yield from self.settle()

@@ -12,7 +12,7 @@ from monarch_kernel.base.text import last_line
 from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import Backlog, Output, OutputChunk
 from monarch_kernel.runtime.controller.effects import BacklogEvent, Effect, Tell
-from monarch_kernel.runtime.controller.output_order import Said, Spoken
+from monarch_kernel.runtime.controller.output_order import HeldMessage, Spoken
 from monarch_kernel.runtime.controller.records import RankRecord
 from monarch_kernel.runtime.rpc.requests import Requests
 
@@ -83,10 +83,10 @@ class OutputRouter:
         """Take all that waits: the process has ended."""
         return self._take(record, record.order.end(), now)
 
-    def _take(self, record: RankRecord, items: Iterable[Said | OutputChunk], now: float) -> list[Effect]:
+    def _take(self, record: RankRecord, items: Iterable[HeldMessage | OutputChunk], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for item in items:
-            if isinstance(item, Said):
+            if isinstance(item, HeldMessage):
                 effects += self._accept(record, item.message, item.frames, now)
             else:
                 effects += self._tell(record, item)

@@ -3,10 +3,10 @@
 Theory of operation
 ===================
 
-Another process can replace a rank that has died (`Processes.heal`). It has the same number, which handles hold, but its own
+Another process can replace a rank that has died (`RankProcesses.heal`). It has the same number, which handles hold, but its own
 record and name on the wire (`Peer`). So a message for the one, or from it, is never taken for a message of the other. To
-replace a live rank, the controller first gives it up (`Processes.retire`). A rank has ended when its host agent says so, and
-only then does its successor start. So two processes of one number never run at the same time.
+replace a live rank, the controller first gives it up (`RankProcesses.retire`). A rank has ended when its host agent says so,
+and only then does its successor start. So two processes of one number never run at the same time.
 
 If a rank is lost, its death answers all requests that it has not answered. Other ranks that work on the same request leave
 their collectives at once: no collective with a dead rank ever ends.
@@ -34,20 +34,20 @@ from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.requests import Requests, Send
 
-__all__ = ["RANK_DEADLINE_S", "Processes", "find_routes"]
+__all__ = ["RANK_DEADLINE_S", "RankProcesses", "find_routes"]
 
 RANK_DEADLINE_S = 120.0
 CLEANUP_S = 2.0
 
 
 class _Mesh(NamedTuple):
-    """Processes, in the order of their ranks, that are restarted when they die."""
+    """RankProcesses, in the order of their ranks, that are restarted when they die."""
 
     procs: tuple[int, ...]
     restarts: Restarts
 
 
-class Processes:
+class RankProcesses:
     """Starts, ends and replaces the processes of a session; mappings are owned by the caller.
 
     Args:

@@ -62,7 +62,7 @@ from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.introductions import Introductions
 from monarch_kernel.runtime.controller.output_order import Spoken
 from monarch_kernel.runtime.controller.output_router import OutputRouter
-from monarch_kernel.runtime.controller.processes import Processes, find_routes
+from monarch_kernel.runtime.controller.processes import RankProcesses, find_routes
 from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
 from monarch_kernel.runtime.controller.senders import Senders
 from monarch_kernel.runtime.rpc.answers import Answer, Value
@@ -116,7 +116,7 @@ class State:
         self.host_requests = HostRequests(self.hosts)
         self._introductions = Introductions(self.ranks, self.hosts, self._connected)
         self._output = OutputRouter(self.ranks, self.requests, self._accept)
-        self.processes = Processes(
+        self.processes = RankProcesses(
             self.ranks,
             self.hosts,
             self.requests,

@@ -45,7 +45,7 @@ from monarch_kernel.errors import AttachError
 from monarch_kernel.net.wire.config import DETACHED, Manifest
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
 
-__all__ = ["Found", "Home", "default_root", "find", "home_of", "span"]
+__all__ = ["FoundMesh", "Home", "default_root", "find", "home_of", "span"]
 
 _ALIVE = "alive"
 # How long agents take to end when their time is over; twice `lost_after_s` if that is longer: they may notice the loss late.
@@ -63,7 +63,7 @@ def default_root(environment: Mapping[str, str], temporary: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMesh:
     """A mesh without a kernel, as described by its files.
 
     Attributes:
@@ -268,7 +268,7 @@ class Home:
             finally:
                 os.close(fd)
 
-    def look(self) -> Found:
+    def look(self) -> FoundMesh:
         """Read the files of a mesh without a kernel.
 
         Raises:
@@ -282,7 +282,7 @@ class Home:
             ticks = start_ticks(int(record.get("pid", 0)))
             is_it = ticks == record.get("started", ticks)  # else another process has the pid now
             ranks.append((ticks > 0 and is_it, str(record.get("runs", ""))))
-        return Found(self, manifest, time.time() if since is None else since, tuple(ranks))
+        return FoundMesh(self, manifest, time.time() if since is None else since, tuple(ranks))
 
     def remove(self) -> None:
         """Remove the directory, which must be locked; other processes may reuse the name immediately."""

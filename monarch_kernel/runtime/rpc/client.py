@@ -11,7 +11,7 @@ from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.net.memory.paths import DataPaths
 from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.future import Future, Owner
+from monarch_kernel.runtime.rpc.future import Future, FutureOwner
 from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.stores import StoreTable
@@ -21,7 +21,7 @@ __all__ = ["Client"]
 T = TypeVar("T")
 
 
-class Client(Owner, Protocol):
+class Client(FutureOwner, Protocol):
     """Carries requests to processes, and their answers back.
 
     Attributes:

@@ -17,7 +17,7 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.handles import opened_for
 from monarch_kernel.runtime.rpc.waits import PATIENCE_S, WARN_AFTER_S, Awaited, Wait
 
-__all__ = ["Future", "Owner", "as_they_come"]
+__all__ = ["Future", "FutureOwner", "as_they_come"]
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 _WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
 
 
-class Owner(Protocol):
+class FutureOwner(Protocol):
     """The interface of the runtime that resolves a future."""
 
     @property
@@ -105,7 +105,7 @@ class Future(Generic[T]):
 
     def __init__(
         self,
-        owner: Owner,
+        owner: FutureOwner,
         id: int,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
@@ -147,7 +147,7 @@ class Future(Generic[T]):
         raise TypeError("a Future stays where it was made; pass its result on")
 
     @property
-    def owner(self) -> Owner:
+    def owner(self) -> FutureOwner:
         """The runtime that resolves the future."""
         return self._owner
 

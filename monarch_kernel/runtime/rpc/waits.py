@@ -1,7 +1,7 @@
 """Waits for futures that last long, and that the owner of the future must know of.
 
 A short wait costs nothing extra. A wait that lasts longer than `PATIENCE_S` is a `Wait`: it is reported to its owner
-(`Owner.on_slow_wait`), which may end it with an error.
+(`FutureOwner.on_slow_wait`), which may end it with an error.
 
 An async endpoint does not report what it waits for: `futures_needed_by` reads it off its task. A task that waits for a future
 of ours, for another task, or for all of several (``asyncio.gather``), needs them. If it waits for anything else (a sleep, an
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "Pending", "Wait", "futures_needed_by"]
+__all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "PendingFuture", "Wait", "futures_needed_by"]
 
 PATIENCE_S = 0.2
 """The owner gets a report of a wait that lasts longer, in seconds."""
@@ -27,7 +27,7 @@ WARN_AFTER_S = 60.0
 T = TypeVar("T")
 
 
-class Pending(Protocol):
+class PendingFuture(Protocol):
     """The attributes of a future that matter here."""
 
     id: int
@@ -75,7 +75,7 @@ class Wait:
 
     def __init__(
         self,
-        future: Pending,
+        future: PendingFuture,
         wake: Callable[[], object],
         *,
         ends_by_itself: bool = False,
@@ -115,17 +115,17 @@ class Wait:
 class Awaited(asyncio.Future[T]):
     """The asyncio future that an event loop waits for in place of a future of ours."""
 
-    def __init__(self, future: Pending, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, future: PendingFuture, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.of = future
 
 
-def futures_needed_by(task: asyncio.Task[Any]) -> set[Pending]:
+def futures_needed_by(task: asyncio.Task[Any]) -> set[PendingFuture]:
     """The futures without which a task can't go on. May run on another thread than the task's loop, which goes on meanwhile."""
     return _needed_by(task, {})
 
 
-def _needed_by(one: asyncio.Future[Any], known: dict[asyncio.Task[Any], set[Pending]]) -> set[Pending]:
+def _needed_by(one: asyncio.Future[Any], known: dict[asyncio.Task[Any], set[PendingFuture]]) -> set[PendingFuture]:
     if one.done():
         return set()
     if isinstance(one, Awaited):
@@ -137,7 +137,7 @@ def _needed_by(one: asyncio.Future[Any], known: dict[asyncio.Task[Any], set[Pend
             if waiter is not None and not _has_timeout(one):
                 known[one] = _needed_by(waiter, known)
         return known[one]
-    found: set[Pending] = set()
+    found: set[PendingFuture] = set()
     for child in getattr(one, "_children", ()):  # of asyncio.gather
         if not child.done():
             needed = _needed_by(child, known)

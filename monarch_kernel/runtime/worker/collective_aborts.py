@@ -45,7 +45,7 @@ class Group(Protocol):
         ...
 
 
-class Owner(Protocol):
+class AbortsOwner(Protocol):
     """The part of a rank that this module uses."""
 
     spec: RankSpec
@@ -71,7 +71,7 @@ class CollectiveAborts:
         rank: The rank.
     """
 
-    def __init__(self, rank: Owner) -> None:
+    def __init__(self, rank: AbortsOwner) -> None:
         self._rank = rank
         self._unknown = ""  # why the last `GetStacks` could not find the pending collectives
 

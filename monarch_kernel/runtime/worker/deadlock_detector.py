@@ -1,6 +1,6 @@
 """Finds cycles of waiting actors, as far as they go through this process: performs the effects of `runtime.rpc.deadlock`.
 
-The thread that waits reports a wait that lasts (`Owner.on_slow_wait`). If it is an actor's thread, in one of its endpoints, the
+The thread that waits reports a wait that lasts (`FutureOwner.on_slow_wait`). If it is an actor's thread, in one of its endpoints, the
 detector sends probes after the request, again every `PROBE_EVERY_S`. The rest happens on the I/O thread. So no answer can
 arrive, and no endpoint can start to wait, while it handles a probe.
 """
@@ -26,7 +26,7 @@ PROBE_EVERY_S = 2.0
 _MAX_CALLS = 256
 
 
-class Place(Protocol):
+class DetectorOwner(Protocol):
     """The part of the process that the detector uses."""
 
     client: Client
@@ -62,7 +62,7 @@ class _Waiting:
 class DeadlockDetector:
     """The waits of a process that last, and the probes for them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DetectorOwner) -> None:
         self._place = place
         self._deadlocks = Deadlocks(place.client.waiting_for)
         self._waiting: dict[int, _Waiting] = {}

@@ -78,7 +78,7 @@ class Driving(Protocol):
         ...
 
 
-class Owner(Protocol):
+class ExecutorOwner(Protocol):
     """The part of its process that an executor uses."""
 
     driving: Driving
@@ -127,7 +127,7 @@ class Executor:
         retire: Makes the actor end, because its process does; on the I/O thread. Returns the thread, if that cleans up.
     """
 
-    def __init__(self, rank: Owner, name: str) -> None:
+    def __init__(self, rank: ExecutorOwner, name: str) -> None:
         self.name = name
         self.mailbox: deque[tuple[Any, Sequence[Frame]]] = deque()
         self.waiter = Waiter()

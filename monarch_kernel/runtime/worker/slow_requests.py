@@ -12,7 +12,7 @@ from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.waits import Pending, Wait
+from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 
 __all__ = ["slow_text", "warn_if_slow"]
 
@@ -59,7 +59,7 @@ def _read(answer: Answer) -> Doing | Failure:
     return doing
 
 
-def slow_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
+def slow_text(future: PendingFuture, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:
     """Describe which ranks have not answered, and what they do.
 
     Args:
@@ -78,7 +78,7 @@ def slow_text(future: Pending, lasts_s: float, doing: Mapping[int, Doing | Failu
     return "\n".join(lines)
 
 
-def _what(future: Pending, doing: Doing | Failure) -> str:
+def _what(future: PendingFuture, doing: Doing | Failure) -> str:
     """Describe what a rank does instead of answering."""
     if isinstance(doing, Failure):
         if doing.etype == "CancelledError":

@@ -40,7 +40,7 @@ from monarch_kernel.runtime.worker.executor import Executor
 __all__ = ["Supervisor"]
 
 
-class Owner(Protocol):
+class SupervisorOwner(Protocol):
     """The part of a process's actor server that the supervisor uses."""
 
     proc: int
@@ -71,7 +71,7 @@ class Owner(Protocol):
 class Supervisor:
     """Keeps the family of a process, and performs its effects; any thread may call its methods."""
 
-    def __init__(self, actor_server: Owner) -> None:
+    def __init__(self, actor_server: SupervisorOwner) -> None:
         self._workplace = actor_server
         self._family = OwnershipTree()
         self._lock = threading.Lock()

@@ -14,7 +14,7 @@ from monarch_kernel.train.planning.facts import ModelFacts, ParamFacts
 from monarch_kernel.train.planning.request import Strategy
 from monarch_kernel.train.planning.wrapping import Wrapping, unit_of
 
-__all__ = ["Memory", "Sent", "Split", "needed", "sent"]
+__all__ = ["MemoryEstimate", "Sent", "Split", "needed", "sent"]
 
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
@@ -35,7 +35,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEstimate:
     """Bytes that a rank needs.
 
     Attributes:
@@ -80,7 +80,7 @@ def needed(
     tensor: Mapping[str, str],
     checkpoint: Sequence[str] = (),
     precision: str = "",
-) -> Memory:
+) -> MemoryEstimate:
     """Estimate the memory of a rank; activations are those of the example on each rank."""
 
     def here(param: ParamFacts) -> float:
@@ -100,7 +100,7 @@ def needed(
     recomputed = [facts.modules[name] for name in checkpoint if name in facts.modules]
     saved = sum(module.activation_nbytes - module.input_nbytes for module in recomputed)
     again = max((module.activation_nbytes for module in recomputed), default=0)
-    return Memory(
+    return MemoryEstimate(
         parameters=round(sum(map(here, facts.params))),
         gradients=round(sum(map(here, trains))),
         optimizer=round(sum(here(param) / param.itemsize * facts.optimizer_nbytes for param in trains)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.train.planning.facts import ModelFacts
-from monarch_kernel.train.planning.memory import Memory, Sent
+from monarch_kernel.train.planning.memory import MemoryEstimate, Sent
 from monarch_kernel.train.planning.request import Axes, Resources, Strategy
 from monarch_kernel.train.planning.wrapping import unit_of
 
@@ -38,7 +38,7 @@ class Option:
 
     strategy: Strategy
     checkpoint: bool
-    memory: Memory
+    memory: MemoryEstimate
     why_not: str = ""
 
 
@@ -81,7 +81,7 @@ class Plan:
     precision: str = ""
     averaged: tuple[str, ...] = ()
     unused: tuple[str, ...] | None = None
-    memory: Memory = field(default_factory=Memory)
+    memory: MemoryEstimate = field(default_factory=MemoryEstimate)
     sent: Sent = field(default_factory=Sent)
     free_nbytes: int = 0
     flops: int = 0
@@ -245,7 +245,7 @@ def _some(plan: Plan, names: Iterable[str]) -> dict[str, int]:
     return {name: plan.axes[name] for name in names}
 
 
-def _sizes(figures: Memory | Sent) -> str:
+def _sizes(figures: MemoryEstimate | Sent) -> str:
     """Format figures, such as ``parameters 1.2 GiB, gradients 1.2 GiB``."""
     sizes = {name.replace("_", "-"): nbytes for name, nbytes in asdict(figures).items() if nbytes}
     return ", ".join(f"{name} {format_nbytes(nbytes)}" for name, nbytes in sizes.items())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.features.live.pace import Grant, Lease, Pace
+from monarch_kernel.features.live.pace import Grant, Pace, StepGrant
 
 
 class Rank:
@@ -19,7 +19,7 @@ class Rank:
         self.lab = lab
         self.number = number
         self.step_s = step_s
-        self.lease = Lease()
+        self.lease = StepGrant()
         self.step = 0
         self.seen: list[Any] = []
         self.waited_s = 0.0
@@ -221,7 +221,7 @@ def test_a_late_rank_gets_all_changes() -> None:
     pace.change("lr", 1)
     pace.progressed(1, 1, 0.01)
     pace.change("lr", 2)
-    lease = Lease()
+    lease = StepGrant()
     lease.granted(pace.joined(2))
     values = []
     for step in range(pace.horizon):
@@ -262,7 +262,7 @@ def test_ranks_that_ran_freely_follow_the_next_controller(seed: int) -> None:
 
 
 def test_a_paused_loop_stays_paused_under_the_next_controller() -> None:
-    pace, lease = Pace(), Lease()
+    pace, lease = Pace(), StepGrant()
     lease.granted(pace.joined(1))
     lease.granted(pace.pause())
     _, grant = pace.change("lr", 3)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from monarch_kernel.features.resharding.plan import Part
-from monarch_kernel.features.resharding.reading import Held, Reading
+from monarch_kernel.features.resharding.reading import Held, TensorReading
 from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Memory, memory_of
 from monarch_kernel.net.memory.leases import Lease, Lent, identity
@@ -32,7 +32,7 @@ def chosen(sources: list[tuple[str, int]], turn: int, paths: int = 1) -> list[in
     """The pids of the sources that tensors are read from; each source has all tensors in full."""
     theirs = memory_of(torch.zeros(4))
     leaves = [{str(path): held(theirs, machine, pid) for path in range(paths)} for machine, pid in sources]
-    reading = Reading(NOBODY, leaves, turn)
+    reading = TensorReading(NOBODY, leaves, turn)
     for path in range(paths):
         mine = torch.zeros(4)
         reading.want(str(path), mine, memory_of(mine), [FULL])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.net.memory.layout import Layout, Place, boxes, copy, matched, memory_of, paired, runs_of
+from monarch_kernel.net.memory.layout import Layout, ProcessBlock, boxes, copy, matched, memory_of, paired, runs_of
 
 
 @st.composite
@@ -70,7 +70,7 @@ def test_parts_are_bounded_and_make_the_whole(data: st.DataObject) -> None:
     at = memory_of(into).address
     for offset, box in boxes(layout, most):
         assert box.nbytes <= most
-        copy(Place(at, box.packed()), Place(address + offset, box))
+        copy(ProcessBlock(at, box.packed()), ProcessBlock(address + offset, box))
         at += box.nbytes
     assert into.tobytes() == source.tobytes()
     low, high = layout.span

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.base.events import CurvePoint, CurveView, KnobView, LoopView, MeshView
-from monarch_kernel.notebook.view.frames import Frame, MeshFrame, RankFrame, curves_message
+from monarch_kernel.notebook.view.frames import MeshFrame, RankFrame, ViewState, curves_message
 from tests.notebook.view.pages import AT, ViewPage, all_in, browser, drawn, history, losing_a_host, training
 
 PICTURES = Path(__file__).resolve().parents[3] / "docs" / "pictures"
@@ -42,8 +42,8 @@ def show(page: ViewPage, *meshes: MeshView | MeshFrame) -> None:
     page.receive({"kind": "history", "meshes": histories})
     for second in range(0, 40, 2):
         earlier = tuple(_earlier(each, second, histories[each.name][20 + second]) for each in frames)
-        page.play([Frame(AT - 40 + second, earlier, second)])
-    page.play([Frame(AT, frames, 40)])
+        page.play([ViewState(AT - 40 + second, earlier, second)])
+    page.play([ViewState(AT, frames, 40)])
 
 
 def _earlier(mesh: MeshFrame, second: int, rates: list[int]) -> MeshFrame:
@@ -71,7 +71,7 @@ def live_loop(page: ViewPage) -> None:
     page.page.get_by_label("Knob lr", exact=True).fill("0.0001")
     page.page.get_by_label("Knob lr", exact=True).press("Enter")
     page.reply("lr is 0.0001 from step 6,214 on")
-    page.frame(Frame(AT, (drawn(dataclasses.replace(view, loops=(loop(lr=0.0001),))),)))
+    page.frame(ViewState(AT, (drawn(dataclasses.replace(view, loops=(loop(lr=0.0001),))),)))
     page.page.get_by_label("Knob lr", exact=True).blur()
 
 
@@ -99,11 +99,11 @@ def large(page: ViewPage, count: int, failed: tuple[int, ...], dead: tuple[int, 
 
 
 def misfit(page: ViewPage) -> None:
-    page.frame(Frame(AT, version=2))
+    page.frame(ViewState(AT, version=2))
 
 
 def finished(page: ViewPage) -> None:
-    page.frame(Frame(AT, (dataclasses.replace(drawn(all_in(4, "stopped")), where="local"),)))
+    page.frame(ViewState(AT, (dataclasses.replace(drawn(all_in(4, "stopped")), where="local"),)))
 
 
 def loop(lr: float = 0.0003) -> LoopView:
@@ -140,8 +140,8 @@ SCENES: dict[str, Callable[[ViewPage], None]] = {
     "answers": reply,
     "two": lambda page: show(page, training(2), losing_a_host()),
     "waiting": lambda page: None,
-    "empty": lambda page: page.frame(Frame(AT)),
-    "starting": lambda page: page.frame(Frame(AT, (drawn(all_in(8, "starting")),))),
+    "empty": lambda page: page.frame(ViewState(AT)),
+    "starting": lambda page: page.frame(ViewState(AT, (drawn(all_in(8, "starting")),))),
     "all-failed": lambda page: show(page, training(8, failed=tuple(range(8)))),
     "all-dead": lambda page: show(page, training(2, dead=(0, 1))),
     "stopped": finished,

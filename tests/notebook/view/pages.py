@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import monarch_kernel.notebook.view
 from monarch_kernel.base.events import HostView, MeshView, RankState, RankView
-from monarch_kernel.notebook.view.frames import Frame, MeshFrame, mesh_frame, to_json
+from monarch_kernel.notebook.view.frames import MeshFrame, ViewState, mesh_frame, to_json
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
@@ -134,10 +134,10 @@ class ViewPage:
         self.page.evaluate("message => window.view.receive(message)", message)
         self.settle()
 
-    def frame(self, frame: Frame | dict[str, Any]) -> None:
-        self.receive({"kind": "frame", **(to_json(frame) if isinstance(frame, Frame) else frame)})
+    def frame(self, frame: ViewState | dict[str, Any]) -> None:
+        self.receive({"kind": "frame", **(to_json(frame) if isinstance(frame, ViewState) else frame)})
 
-    def play(self, frames: list[Frame]) -> None:
+    def play(self, frames: list[ViewState]) -> None:
         """Draw frames with the clock at the time of each."""
         script = """async (frames) => {
             for (const frame of frames) {

@@ -18,7 +18,15 @@ from monarch_kernel.base.events import (
     RankState,
     RankView,
 )
-from monarch_kernel.notebook.view.frames import CARDS, STATES, Frame, curves_message, mesh_frame, pack_states, to_json
+from monarch_kernel.notebook.view.frames import (
+    CARDS,
+    STATES,
+    ViewState,
+    curves_message,
+    mesh_frame,
+    pack_states,
+    to_json,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 AT = 1_800_000_000.0
@@ -92,14 +100,14 @@ def in_a_loop() -> MeshView:
 
 
 FRAMES = {
-    "empty": Frame(AT),
-    "small": Frame(
+    "empty": ViewState(AT),
+    "small": ViewState(
         AT,
         (mesh_frame(trainers(), AT, doing={0: ("cell [5], line 3", "all_reduce")}), mesh_frame(generators(), AT)),
         17,
     ),
-    "large": Frame(AT, (mesh_frame(large(), AT),), 18),
-    "loops": Frame(AT, (mesh_frame(in_a_loop(), AT),), 19),
+    "large": ViewState(AT, (mesh_frame(large(), AT),), 18),
+    "loops": ViewState(AT, (mesh_frame(in_a_loop(), AT),), 19),
 }
 
 

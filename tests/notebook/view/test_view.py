@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from monarch_kernel.base.events import MeshView, RankView
-from monarch_kernel.notebook.view.frames import CARDS, COMMANDS, STATES, Frame, mesh_frame, pack_states, to_json
+from monarch_kernel.notebook.view.frames import CARDS, COMMANDS, STATES, ViewState, mesh_frame, pack_states, to_json
 from tests.notebook.view.pages import AT, STATIC, ViewPage, all_in, browser, drawn, losing_a_host, training, why_not
 from tests.support.timing import Bar
 
@@ -97,7 +97,7 @@ def test_cards_show_the_golden_frame(view: ViewPage) -> None:
 @pytest.mark.slow
 def test_each_state_has_a_distinct_tile_and_its_word(view: ViewPage) -> None:
     ranks = tuple(RankView(i, (("gpus", i),), state) for i, state in enumerate(STATES))
-    view.frame(Frame(AT, (mesh_frame(MeshView("m", (("gpus", 6),), ranks), AT),)))
+    view.frame(ViewState(AT, (mesh_frame(MeshView("m", (("gpus", 6),), ranks), AT),)))
     shapes = set()
     for rank, state in enumerate(STATES):
         assert card(view, rank).locator(".mk-state").inner_text() == state
@@ -129,7 +129,7 @@ def test_the_heat_map_shows_the_golden_frame(view: ViewPage) -> None:
 def test_a_heat_map_that_was_hidden_is_drawn_when_it_is_shown(view: ViewPage) -> None:
     view.page.evaluate("document.getElementById('root').style.display = 'none'")
     for dead in ((), (7,)):
-        view.frame(Frame(AT, (drawn(training(256, dead=dead)),)))
+        view.frame(ViewState(AT, (drawn(training(256, dead=dead)),)))
     view.page.evaluate("document.getElementById('root').style.display = ''")
     view.page.wait_for_function("document.querySelector('.mk-canvas').width > 300")
     view.page.get_by_role("gridcell").focus()
@@ -157,7 +157,7 @@ def test_rows_of_the_heat_map_align_with_axes(
     count = math.prod(size for _, size in axes)
     ranks = tuple(RankView(i, (), "idle") for i in range(count))
     view.resize(width)
-    view.frame(Frame(AT, (mesh_frame(MeshView("m", axes, ranks), AT),)))
+    view.frame(ViewState(AT, (mesh_frame(MeshView("m", axes, ranks), AT),)))
     assert view.page.get_by_role("grid").get_attribute("aria-colcount") == str(columns)
     assert view.page.evaluate("document.documentElement.scrollWidth") <= width
     view.resize(900)
@@ -167,7 +167,7 @@ def test_rows_of_the_heat_map_align_with_axes(
 def test_tiles_of_the_heat_map_are_drawn_where_the_cursor_finds_them(view: ViewPage) -> None:
     """When one rank changes its state, only its tile changes on the canvas."""
     states = ["idle"] * 1024
-    frame = to_json(Frame(AT, (drawn(all_in(1024, "idle")),)))
+    frame = to_json(ViewState(AT, (drawn(all_in(1024, "idle")),)))
     view.frame(frame)
     pixels = "node.getContext('2d').getImageData(0, 0, node.width, node.height).data"
     canvas = view.page.locator(".mk-canvas")
@@ -220,7 +220,7 @@ def test_throughput_falls_to_zero_without_frames(view: ViewPage) -> None:
 def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
     evil = "<img src=x onerror=alert(1)><b>bold</b>"
     rank = RankView(0, (("gpus", 0),), "failed", last_error=evil, last_line=evil, host=evil, device=evil)
-    view.frame(Frame(AT, (mesh_frame(MeshView(evil, (("gpus", 1),), (rank,), evil), AT),)))
+    view.frame(ViewState(AT, (mesh_frame(MeshView(evil, (("gpus", 1),), (rank,), evil), AT),)))
     button(view, f"Traceback of {evil}").click()
     view.reply(f"\x1b[31m{evil}\x1b[0m")
     button(view, "Stacks").click()
@@ -235,12 +235,14 @@ def test_text_with_html_in_it_is_shown_as_text(view: ViewPage) -> None:
     ("options", "frame", "text"),
     [
         ({}, None, "Waiting for the kernel …"),
-        ({}, Frame(AT), "No mesh. Run %mesh up NAME -n 4 in a cell."),
-        ({"mesh": "other"}, Frame(AT, (drawn(training(2)),)), "The mesh other is not up."),
-        ({}, Frame(AT, (drawn(training(2)),), version=2), "Reload the page."),
+        ({}, ViewState(AT), "No mesh. Run %mesh up NAME -n 4 in a cell."),
+        ({"mesh": "other"}, ViewState(AT, (drawn(training(2)),)), "The mesh other is not up."),
+        ({}, ViewState(AT, (drawn(training(2)),), version=2), "Reload the page."),
     ],
 )
-def test_pages_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], frame: Frame | None, text: str) -> None:
+def test_pages_without_a_mesh_say_so(
+    view: ViewPage, options: dict[str, Any], frame: ViewState | None, text: str
+) -> None:
     view.start(**options)
     if frame is not None:
         view.frame(frame)
@@ -251,7 +253,7 @@ def test_pages_without_a_mesh_say_so(view: ViewPage, options: dict[str, Any], fr
 @pytest.mark.slow
 def test_only_the_requested_mesh_is_shown(view: ViewPage) -> None:
     view.start(mesh="evaluators")
-    view.frame(Frame(AT, (drawn(training(2)), drawn(losing_a_host()))))
+    view.frame(ViewState(AT, (drawn(training(2)), drawn(losing_a_host()))))
     assert view.page.locator(".mk-name").all_inner_texts() == ["evaluators"]
 
 
@@ -267,9 +269,9 @@ def test_the_last_frame_is_marked_as_outdated_until_the_kernel_sends_one(view: V
 
 @pytest.mark.slow
 def test_a_disconnected_view_says_so_and_disables_commands(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
+    view.frame(ViewState(AT, (drawn(training(4, dead=(3,))),)))
     button(view, "Stacks").click()
-    last = to_json(Frame(AT + 1, (drawn(training(4, dead=(2, 3))),)))
+    last = to_json(ViewState(AT + 1, (drawn(training(4, dead=(2, 3))),)))
     both = "frame => ['frame', 'closed'].forEach((kind) => window.view.receive({ ...frame, kind }))"
     view.page.evaluate(both, last)
     view.settle()
@@ -282,7 +284,7 @@ def test_a_disconnected_view_says_so_and_disables_commands(view: ViewPage) -> No
     assert [each["command"] for each in view.commands()] == ["stacks"]
     view.receive({"kind": "opened"})
     assert view.sent()[-1] == {"kind": "hello"}
-    view.frame(Frame(AT, (drawn(training(4, dead=(3,))),)))
+    view.frame(ViewState(AT, (drawn(training(4, dead=(3,))),)))
     assert view.page.locator(".mk-banner").is_hidden()
     assert button(view, "Heal").is_enabled()
 
@@ -321,7 +323,7 @@ def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> Non
 
 @pytest.mark.slow
 def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
-    first = Frame(AT, (drawn(training(4, failed=(2,))),))
+    first = ViewState(AT, (drawn(training(4, failed=(2,))),))
     view.frame(first)
     client_for_unpickling = button(view, "Traceback of torch", exact=False)
     client_for_unpickling.click()
@@ -333,7 +335,7 @@ def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
     ):
         focused.focus()
         view.page.evaluate("window.kept = [document.activeElement, document.querySelector('.mk-error-row pre')]")
-        view.frame(Frame(AT + 1, (drawn(training(4, failed=(2,), dead=dead)),), 2))
+        view.frame(ViewState(AT + 1, (drawn(training(4, failed=(2,), dead=dead)),), 2))
         assert view.page.evaluate("window.kept[0] === document.activeElement && window.kept[1].isConnected")
     assert client_for_unpickling.get_attribute("aria-expanded") == "true"
     assert view.page.locator(".mk-error-row pre:visible").inner_text() == "line 1\nline 2"
@@ -357,11 +359,11 @@ def test_an_equal_frame_changes_nothing_on_the_page(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_meshes_and_ranks_that_are_gone_are_removed(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4)), drawn(losing_a_host()))))
-    view.frame(Frame(AT, (drawn(training(2)),)))
+    view.frame(ViewState(AT, (drawn(training(4)), drawn(losing_a_host()))))
+    view.frame(ViewState(AT, (drawn(training(2)),)))
     assert view.page.locator(".mk-name").all_inner_texts() == ["trainers"]
     assert view.page.locator(".mk-card").count() == 2
-    view.frame(Frame(AT, (drawn(training(256)),)))
+    view.frame(ViewState(AT, (drawn(training(256)),)))
     assert view.page.locator(".mk-card").count() == 0
     view.page.evaluate("window.view.dispose()")
     assert view.page.locator("#root > *").count() == 0
@@ -539,7 +541,7 @@ def test_frames_do_not_overwrite_a_field_with_focus(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_buttons_send_commands(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4, failed=(2,), dead=(3,))),)))
+    view.frame(ViewState(AT, (drawn(training(4, failed=(2,), dead=(3,))),)))
     button(view, "Interrupt").first.click()
     button(view, "Stacks").click()
     button(view, "Heal").click()
@@ -562,7 +564,7 @@ def test_buttons_send_commands(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_restart_asks_for_confirmation_and_ignores_double_clicks(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4)),)))
+    view.frame(ViewState(AT, (drawn(training(4)),)))
     button(view, "Restart").dblclick()
     assert view.commands() == []
     assert "Restart all? Press again to confirm." in view.page.locator("[aria-live]").inner_text()
@@ -576,9 +578,9 @@ def test_restart_asks_for_confirmation_and_ignores_double_clicks(view: ViewPage)
 
 @pytest.mark.slow
 def test_heal_is_enabled_only_with_dead_ranks(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4, failed=(1,))),)))
+    view.frame(ViewState(AT, (drawn(training(4, failed=(1,))),)))
     assert button(view, "Heal").is_disabled()
-    view.frame(Frame(AT, (drawn(training(4, dead=(1,))),)))
+    view.frame(ViewState(AT, (drawn(training(4, dead=(1,))),)))
     assert button(view, "Heal").is_enabled()
     button(view, "Heal").click()
     assert button(view, "Heal").is_disabled()  # until the reply
@@ -589,7 +591,7 @@ def test_heal_is_enabled_only_with_dead_ranks(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_replies_are_announced_and_can_be_dismissed(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4)),)))
+    view.frame(ViewState(AT, (drawn(training(4)),)))
     button(view, "Stacks").click()
     view.reply("\x1b[1m[0-3]\x1b[0m cell [12], line 7\nwaits")
     assert view.page.locator("[aria-live=polite]").inner_text() == "trainers: Stacks: [0-3] cell [12], line 7"
@@ -631,7 +633,7 @@ def test_the_page_reports_its_presence(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_the_keyboard_moves_the_cursor_of_the_heat_map(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(1024, failed=(100,), dead=(900,))),)))
+    view.frame(ViewState(AT, (drawn(training(1024, failed=(100,), dead=(900,))),)))
     cell = view.page.get_by_role("gridcell")
     cell.focus()
     columns = int(view.page.get_by_role("grid").get_attribute("aria-colcount") or 0)
@@ -649,9 +651,9 @@ def test_the_keyboard_moves_the_cursor_of_the_heat_map(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_failing_ranks_are_announced_to_screen_readers(view: ViewPage) -> None:
-    view.frame(Frame(AT, (drawn(training(4)),)))
+    view.frame(ViewState(AT, (drawn(training(4)),)))
     assert view.page.locator("[aria-live]").inner_text() == ""
-    view.frame(Frame(AT, (drawn(training(4, failed=(1,), dead=(2, 3))),)))
+    view.frame(ViewState(AT, (drawn(training(4, failed=(1,), dead=(2, 3))),)))
     assert view.page.locator("[aria-live]").inner_text() == "trainers: 2 dead, 1 failed"
 
 
@@ -663,14 +665,14 @@ def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
     view.theme(theme)
     view.page.evaluate(AXE.read_text())
     meshes = (training(4, failed=(2,), dead=(3,)), training(256, failed=(9,), name="many"))
-    view.frame(Frame(AT, tuple(drawn(each) for each in meshes)))
+    view.frame(ViewState(AT, tuple(drawn(each) for each in meshes)))
     view.page.get_by_role("region", name="Mesh trainers").get_by_role("button", name="Stacks").click()
     view.reply("one\ntwo")
     button(view, "Traceback of torch", exact=False).first.click()
     view.reply("one\ntwo")
     button(view, "Actions for rank 2").first.click()
     judged = _violations(view)
-    view.frame(Frame(AT, (drawn(losing_a_host()),)))
+    view.frame(ViewState(AT, (drawn(losing_a_host()),)))
     view.receive({"kind": "closed"})
     _violations(view)
     view.start()
@@ -697,9 +699,9 @@ def _violations(view: ViewPage) -> int:
 # --- Speed -------------------------------------------------------------------------------------------------------------
 
 
-def changing(count: int) -> list[Frame]:
+def changing(count: int) -> list[ViewState]:
     """Make two seconds of frames, five a second, that change all ranks: the states in a large mesh, else other fields."""
-    return [Frame(AT + step / 5, (mesh_frame(_changed(count, step), AT),), step) for step in range(10)]
+    return [ViewState(AT + step / 5, (mesh_frame(_changed(count, step), AT),), step) for step in range(10)]
 
 
 def _changed(count: int, step: int) -> MeshView:
@@ -753,7 +755,7 @@ def test_the_module_and_the_golden_frames_match_the_declared_types(tmp_path: Pat
     if node is None or not TSC.exists():
         pytest.skip(f"node is not installed, or TypeScript is not at {TSC}; TSC_PATH may name it")
     frames = ",\n".join((GOLDEN / f"{name}.json").read_text() for name in ("empty", "small", "large"))
-    source = f'import type {{ Frame }} from "{STATIC}/view.js";\nexport const frames: Frame[] = [{frames}];\n'
+    source = f'import type {{ ViewState }} from "{STATIC}/view.js";\nexport const frames: ViewState[] = [{frames}];\n'
     (tmp_path / "golden.ts").write_text(source)
     options = "--noEmit --skipLibCheck --checkJs --strict --target ES2022 --module esnext --moduleResolution bundler"
     options += " --lib ES2022,DOM,DOM.Iterable"

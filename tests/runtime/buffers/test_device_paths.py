@@ -217,7 +217,7 @@ def test_an_agent_is_not_removed_during_a_transfer() -> None:
     later.join(LONG_S)
     assert entered.is_set()
     assert agent.nixl.removed == 1
-    with pytest.raises(nixl.Unreachable, match="broken"), agent._using(other):
+    with pytest.raises(nixl.NixlUnreachable, match="broken"), agent._using(other):
         raise ValueError("broken")
     assert agent.nixl.removed == 2  # the next caller meets it again
     with agent._using(other):
