@@ -13,7 +13,7 @@ from monarch_kernel.net.memory.mappings import Mappings
 from monarch_kernel.net.memory.processes import is_ending
 from monarch_kernel.net.memory.shared_blocks import STORED_NBYTES, Blocks, Reference, is_for_all
 from monarch_kernel.net.transport.base import Peer
-from monarch_kernel.net.wire.codec import STORE, Frame, Unreadable
+from monarch_kernel.net.wire.codec import PAYLOAD_STORE, Frame, Unreadable
 from monarch_kernel.net.wire.tensor_frames import FOR_ALL
 
 __all__ = ["for_all", "forget", "may_look_at", "may_look_at_parent", "refer", "resolve", "share"]
@@ -31,11 +31,11 @@ os.register_at_fork(before=_blocks.before_fork, after_in_parent=_blocks.after_fo
 
 def share(in_memory: bool = True) -> None:
     """Check the size of values when they are pickled, and store large ones in shared memory if ``in_memory``."""
-    STORE.check = _blocks.check
-    STORE.is_for_all = is_for_all
+    PAYLOAD_STORE.check = _blocks.check
+    PAYLOAD_STORE.is_for_all = is_for_all
     if in_memory:
-        STORE.keep = _blocks.store
-        STORE.from_nbytes = STORED_NBYTES
+        PAYLOAD_STORE.keep = _blocks.store
+        PAYLOAD_STORE.from_nbytes = STORED_NBYTES
 
 
 def for_all(value: memoryview) -> memoryview:

@@ -26,7 +26,7 @@ from monarch_kernel.net.wire.tensor_frames import APART_NBYTES, REDUCERS, find_t
 
 __all__ = [
     "INLINE_NBYTES",
-    "STORE",
+    "PAYLOAD_STORE",
     "Frame",
     "Packed",
     "Unreadable",
@@ -105,7 +105,7 @@ class Unreadable(bytes):
     """A placeholder for a frame that could not be read; the bytes say why."""
 
 
-class _Store:
+class PayloadStore:
     """Where large pickled data is copied; by default the same place as small data.
 
     Attributes:
@@ -126,7 +126,7 @@ def _join(pieces: Pieces) -> memoryview:
     return memoryview(b"".join(pieces))
 
 
-STORE = _Store()
+PAYLOAD_STORE = PayloadStore()
 """Set by the transport, once per process."""
 
 
@@ -260,7 +260,7 @@ def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.Pickle
     def takes(buffer: pickle.PickleBuffer) -> bool:
         """Whether a buffer stays in the pickle: a separate frame costs more than a copy of it."""
         raw = buffer.raw()
-        if raw.nbytes <= APART_NBYTES and not STORE.is_for_all(raw):
+        if raw.nbytes <= APART_NBYTES and not PAYLOAD_STORE.is_for_all(raw):
             return True
         buffers.append(buffer)
         return False
@@ -270,10 +270,10 @@ def _dump_by(kind: type[pickle.Pickler], value: Any, buffers: list[pickle.Pickle
 
 
 def _kept(pieces: Pieces) -> Frame:
-    if STORE.is_for_all(pieces[0]):
+    if PAYLOAD_STORE.is_for_all(pieces[0]):
         return pieces[0]
-    if sum(map(len, pieces)) >= STORE.from_nbytes:
-        return STORE.keep(pieces)
+    if sum(map(len, pieces)) >= PAYLOAD_STORE.from_nbytes:
+        return PAYLOAD_STORE.keep(pieces)
     first = pieces[0]
     return first if len(pieces) == 1 and memoryview(first).readonly else _join(pieces)
 
@@ -299,7 +299,9 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     # The message may be sent later, and must hold the current value: memory that can change is copied, once.
     try:
         if parts:
-            STORE.check(sum([len(piece) for pieces in parts for piece in pieces if not STORE.is_for_all(piece)]))
+            PAYLOAD_STORE.check(
+                sum([len(piece) for pieces in parts for piece in pieces if not PAYLOAD_STORE.is_for_all(piece)])
+            )
         frames = tuple([_kept(pieces) for pieces in parts])
     except MemoryError as error:
         raise PayloadError(f"{what} can't be sent: {error or 'out of memory'}") from error
@@ -350,8 +352,8 @@ def keep(pieces: Pieces) -> Frame:
     Raises:
         MemoryError: there is not enough memory; the text has the figures.
     """
-    STORE.check(sum(map(len, pieces)))
-    return STORE.keep(pieces) if sum(map(len, pieces)) >= STORE.from_nbytes else _join(pieces)
+    PAYLOAD_STORE.check(sum(map(len, pieces)))
+    return PAYLOAD_STORE.keep(pieces) if sum(map(len, pieces)) >= PAYLOAD_STORE.from_nbytes else _join(pieces)
 
 
 def load(payload: Payload, frames: Sequence[Frame]) -> Any:

@@ -1,8 +1,8 @@
 """Finds cycles of waiting actors, as far as they go through this process: performs the effects of `runtime.rpc.deadlock`.
 
-The thread that waits reports a wait that lasts (`FutureOwner.on_slow_wait`). If it is an actor's thread, in one of its endpoints, the
-detector sends probes after the request, again every `PROBE_EVERY_S`. The rest happens on the I/O thread. So no answer can
-arrive, and no endpoint can start to wait, while it handles a probe.
+The thread that waits reports a wait that lasts (`FutureOwner.on_slow_wait`). If it is an actor's thread, in one of its
+endpoints, the detector sends probes after the request, again every `PROBE_EVERY_S`. The rest happens on the I/O thread. So no
+answer can arrive, and no endpoint can start to wait, while it handles a probe.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.features.live.worker import working_request
-from monarch_kernel.net.wire.codec import STORE, Frame, dump, keep, pack
+from monarch_kernel.net.wire.codec import PAYLOAD_STORE, Frame, dump, keep, pack
 from monarch_kernel.net.wire.messages import (
     Failed,
     FetchSnapshot,
@@ -287,7 +287,7 @@ class Snapshots:
     @staticmethod
     def _again(frame: Frame) -> Frame:
         """Move a large frame that came from another process to where a third process can read it, too."""
-        return keep([frame]) if len(frame) >= STORE.from_nbytes else frame
+        return keep([frame]) if len(frame) >= PAYLOAD_STORE.from_nbytes else frame
 
 
 def _reference(thing: Any) -> Callable[[], Any]:

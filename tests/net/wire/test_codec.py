@@ -24,7 +24,7 @@ from monarch_kernel.errors import Failure, PayloadError
 from monarch_kernel.net.wire import messages
 from monarch_kernel.net.wire.codec import (
     INLINE_NBYTES,
-    STORE,
+    PAYLOAD_STORE,
     Packed,
     WireError,
     dump,
@@ -488,9 +488,9 @@ def test_a_value_that_does_not_fit_is_refused_before_it_is_copied(monkeypatch: p
         asked.append(nbytes)
         raise MemoryError("20.0 GiB are needed, and there are 1.0 GiB of free memory")
 
-    monkeypatch.setattr(STORE, "check", check)
-    monkeypatch.setattr(STORE, "from_nbytes", 1000)
-    monkeypatch.setattr(STORE, "keep", lambda pieces: pytest.fail("copied"))
+    monkeypatch.setattr(PAYLOAD_STORE, "check", check)
+    monkeypatch.setattr(PAYLOAD_STORE, "from_nbytes", 1000)
+    monkeypatch.setattr(PAYLOAD_STORE, "keep", lambda pieces: pytest.fail("copied"))
     tensors = list(torch.ones(4, 1000))  # views
     with pytest.raises(PayloadError, match=r"^the arguments can't be sent: 20.0 GiB are needed, and"):
         dump_call((tensors, b"x" * 100_000), {}, ("tensors", "data"))
@@ -501,8 +501,8 @@ def test_a_value_that_does_not_fit_is_refused_before_it_is_copied(monkeypatch: p
 def test_large_bytes_are_pickled_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(10 * INLINE_NBYTES)
     kept: list[list[Any]] = []
-    monkeypatch.setattr(STORE, "keep", lambda pieces: kept.append(list(pieces)) or memoryview(b"".join(pieces)))
-    monkeypatch.setattr(STORE, "from_nbytes", 1000)
+    monkeypatch.setattr(PAYLOAD_STORE, "keep", lambda pieces: kept.append(list(pieces)) or memoryview(b"".join(pieces)))
+    monkeypatch.setattr(PAYLOAD_STORE, "from_nbytes", 1000)
     payload, frames = dump(["before", data, "after"])
     assert any(piece is data for piece in kept[0])
     assert load(payload, frames) == ["before", data, "after"]
