@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.diagnostics.failures import describe
 
-__all__ = ["CellOutcome", "followed_by_semicolon", "forget_last_error", "set_last_error"]
+__all__ = ["CellOutcome", "cell_failure", "followed_by_semicolon", "forget_last_error"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,33 @@ class CellOutcome:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def set_last_error(error: BaseException) -> None:
+def cell_failure(error: BaseException, name: str, flush: Callable[[], object]) -> Failure:
+    """Describe the error that ended a cell, and keep it for a post-mortem.
+
+    Args:
+        error: its traceback is cut so that it starts in the cell: a post-mortem starts at the user's code, and the error does
+            not keep our frames alive.
+        name: the file name of the cell's code.
+        flush: sends the output that came before the error.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != name:
+        trace = trace.tb_next
+    if trace is not None:
+        error.__traceback__ = trace
+    _set_last_error(error)
+    try:
+        failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
+        if isinstance(error, SystemExit):
+            why = "a cell cannot end its rank; use %mesh down"
+            failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
+        flush()
+    except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
+        return Failure("interrupted", "KeyboardInterrupt", "")
+    return failure
+
+
+def _set_last_error(error: BaseException) -> None:
     """Keep an error where Python's debugger looks for the last one."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
@@ -37,7 +65,7 @@ def set_last_error(error: BaseException) -> None:
 
 
 def forget_last_error() -> None:
-    """Drop the error that `set_last_error` has kept."""
+    """Drop the error that `cell_failure` has kept."""
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)

@@ -27,19 +27,16 @@ import inspect
 import os
 import types
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-from monarch_kernel.errors import Failure
-from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.worker.cell_outcome import (
     CellOutcome,
+    cell_failure,
     followed_by_semicolon,
     forget_last_error,
-    set_last_error,
 )
 from monarch_kernel.runtime.worker.ipython_shell import Publish, RankShell, flush, prepare
 
@@ -217,25 +214,13 @@ class CellShell:
     # Failures.
 
     def _failed(self, error: BaseException, name: str) -> CellOutcome:
-        # A post-mortem must start at the user's code, and the error must not keep our frames alive.
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != name:
-            trace = trace.tb_next
-        if trace is not None:
-            error.__traceback__ = trace
         self._last_error = error
-        set_last_error(error)
-        try:
-            failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
-            if isinstance(error, SystemExit):
-                why = "a cell cannot end its rank; use %mesh down"
-                failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
-            if pages := self._shell.take_pages():
-                self._shell.display_pub.publish(pages)
-            flush()
-        except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
-            failure = Failure("interrupted", "KeyboardInterrupt", "")
-        return CellOutcome(failure=failure)
+        return CellOutcome(failure=cell_failure(error, name, self._flush))
+
+    def _flush(self) -> None:
+        if pages := self._shell.take_pages():
+            self._shell.display_pub.publish(pages)
+        flush()
 
     def _forget(self) -> None:
         """Drop the last error, which keeps its frames and so their tensors alive."""

@@ -18,16 +18,14 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.worker.cell_outcome import (
     CellOutcome,
+    cell_failure,
     followed_by_semicolon,
     forget_last_error,
-    set_last_error,
 )
 
 if TYPE_CHECKING:
@@ -148,23 +146,13 @@ class LightShell:
             linecache.cache.pop(oldest, None)
 
     def _failed(self, error: BaseException, name: str) -> Failure:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != name:
-            trace = trace.tb_next
-        if trace is not None:  # a post-mortem starts at the user's code
-            error.__traceback__ = trace
         self._last_error = error
-        set_last_error(error)
-        try:
-            failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
-            if isinstance(error, SystemExit):
-                why = "a cell cannot end its rank; use %mesh down"
-                failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
-            with contextlib.suppress(AttributeError, OSError, ValueError):
-                sys.stdout.flush()
-        except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
-            return Failure("interrupted", "KeyboardInterrupt", "")
-        return failure
+        return cell_failure(error, name, _flush)
+
+
+def _flush() -> None:
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        sys.stdout.flush()
 
 
 def _compiled(code: str, name: str) -> tuple[list[types.CodeType], bool]:
