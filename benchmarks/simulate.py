@@ -458,7 +458,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
         for host in range(1, hosts + 1):
             sim.agents[host] = Agent(sim, host)
             sim.at(costs.agent_up_s, sim.agents[host].say_hello)
-            runtime.enter(partial(runtime.fleet._expect, host, None, LOST_AFTER_S))
+            runtime.enter(partial(runtime.host_pool._expect, host, None, LOST_AFTER_S))
             runtime.start_ranks(host, _specs(procs, host, per_host, extent))
         mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
         mesh.initialized.get()

@@ -137,7 +137,7 @@ class FakeLauncher:
 
 def add_host(runtime: Runtime, launcher: Launcher, token: str = "t") -> int:
     """Launch the agent of one host; returns the number of the host."""
-    return runtime.fleet.add(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
+    return runtime.host_pool.add(launcher, lambda host: AgentConfig(host, token, ("ipc://nowhere",)))[0]
 
 
 class FakePeer:

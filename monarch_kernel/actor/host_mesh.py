@@ -61,8 +61,8 @@ def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
     session = mesh._session
     if session is None:
         return None
-    fleet = session.runtime.fleet
-    gone = [host for host in fleet.not_up(mesh.procs) if session.launcher_of(host) is not None]
+    host_pool = session.runtime.host_pool
+    gone = [host for host in host_pool.not_up(mesh.procs) if session.launcher_of(host) is not None]
     return HostMesh(session.runtime, Region.whole(Extent({"hosts": len(gone)})), gone) if gone else None
 
 
@@ -211,13 +211,13 @@ class HostMesh(Handle, Shaped):
                 raise LaunchError("\n".join([*said, *self.hints()]))
             return True
 
-        return self._session.runtime.fleet.wait_for(numbers, up)
+        return self._session.runtime.host_pool.wait_for(numbers, up)
 
     def view(self) -> HostsView:
         """Return the current state of the hosts, for display."""
         session, numbers = self._session, self._numbers
         launcher = session.launcher_of(numbers[0])
-        hosts = session.runtime.fleet.views(numbers)
+        hosts = session.runtime.host_pool.views(numbers)
         is_coming = any(host.state == "starting" for host in hosts)
         return HostsView(
             "" if launcher is None else launcher.name, hosts, launcher.progress() if launcher and is_coming else ""
@@ -227,7 +227,7 @@ class HostMesh(Handle, Shaped):
         """Return lines of help for hosts that did not come up: their versions, and the addresses that agents connect to."""
         lines = list(self.compare().table)
         session, numbers = self._session, self._numbers
-        silent = [view.number for view in session.runtime.fleet.views(numbers) if view.is_silent]
+        silent = [view.number for view in session.runtime.host_pool.views(numbers) if view.is_silent]
         addresses = session.addresses_for(silent[0]) if silent else ()
         if addresses:
             lines.append(
@@ -238,7 +238,7 @@ class HostMesh(Handle, Shaped):
 
     def compare(self) -> Comparison:
         """Compare the software and the clocks of the hosts that are up with those of this machine."""
-        return self._session.runtime.fleet.compare(self._numbers)
+        return self._session.runtime.host_pool.compare(self._numbers)
 
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End all processes on these hosts, and with them their actors. The hosts stay, and can start other processes.
@@ -246,7 +246,7 @@ class HostMesh(Handle, Shaped):
         The arguments, the result and the errors are those of `ProcMesh.stop`.
         """
         runtime = self._session.runtime
-        procs = runtime.fleet.procs_on(self._numbers)
+        procs = runtime.host_pool.procs_on(self._numbers)
         finish = gather(
             Region.whole(Extent({"processes": len(procs)})), "stopping hosts", SupervisionError, lambda _: None
         )
@@ -264,7 +264,7 @@ class HostMesh(Handle, Shaped):
     @property
     def _numbers(self) -> tuple[int, ...]:
         """Numbers of the current agents; an agent may have replaced another."""
-        now = self._session.runtime.fleet.now
+        now = self._session.runtime.host_pool.now
         return tuple(now(self._hosts[base]) for base in self._region.ranks)
 
     def shutdown(self) -> Future[None]:

@@ -325,7 +325,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             return tuple(sorted(places[proc] for proc in healing.replaced))
 
         runtime = self.runtime
-        gone = runtime.fleet.gone(self.procs)
+        gone = runtime.host_pool.gone(self.procs)
         hosts = runtime.session.replace_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
         return runtime.replacement.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)

@@ -544,7 +544,7 @@ def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
-    agent = current_session().runtime.fleet.agent_pid(current_session().local_host())
+    agent = current_session().runtime.host_pool.agent_pid(current_session().local_host())
     os.kill(agent, signal.SIGKILL)
     wait_until(lambda: len(procs.deaths()) == 2, "the loss of all ranks")
     assert procs.heal().get(LONG_S) == (0, 1)

@@ -349,7 +349,7 @@ def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -
 
     for _ in range(10):
         cycle()
-    agent = current_session().runtime.fleet.agent_pid(current_session().local_host())
+    agent = current_session().runtime.host_pool.agent_pid(current_session().local_host())
 
     def settle() -> None:
         wait_until(lambda: len(Path(f"/proc/{agent}/task/{agent}/children").read_text().split()) == 1, "ranks to end")

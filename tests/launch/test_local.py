@@ -50,7 +50,7 @@ class Controller:
 
     def launch(self, launcher: LocalLauncher) -> int:
         """Launch the agent of this machine."""
-        return self.runtime.fleet.add(launcher, self.config)[0]
+        return self.runtime.host_pool.add(launcher, self.config)[0]
 
     def config(self, host: int, token: str = "the secret token") -> AgentConfig:
         """Return the config of an agent on this machine."""
@@ -68,7 +68,7 @@ class Controller:
 
     @property
     def handle(self) -> LocalHost:
-        handle = self.runtime.fleet._handles[self.host]
+        handle = self.runtime.host_pool._handles[self.host]
         assert isinstance(handle, LocalHost)
         return handle
 

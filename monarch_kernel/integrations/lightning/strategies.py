@@ -82,7 +82,7 @@ class OnMesh:
         if any(rank.state == "starting" for rank in mesh.view().ranks):
             mesh.initialized.get()
         ranks = mesh.view().ranks
-        hosts = set(mesh.runtime.fleet.places(mesh.procs))
+        hosts = set(mesh.runtime.host_pool.places(mesh.procs))
         self._mesh: ProcMesh | None = mesh
         self._nodes = len(hosts)
         self.is_over = False

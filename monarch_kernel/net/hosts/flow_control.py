@@ -76,8 +76,8 @@ class Outbox:
         """Queue a beat; it replaces an earlier one for the same hosts."""
         key = beat.source, beat.target, beat.over
         before = self._beats.pop(key, None)
-        if before is not None and before.again and before.life == beat.life and not beat.again:
-            beat = Beat(beat.source, beat.target, beat.life, beat.sent, beat.received, True, False, beat.attached)
+        if before is not None and before.again and before.epoch == beat.epoch and not beat.again:
+            beat = Beat(beat.source, beat.target, beat.epoch, beat.sent, beat.received, True, False, beat.attached)
         self._beats[key] = beat
 
     def withdraw(self, which: Callable[[Hop], bool]) -> list[tuple[Entry, Sequence[Frame]]]:
@@ -190,4 +190,4 @@ def _between(bounds: tuple[int, int], nbytes: int) -> int:
 
 def _light(beat: Beat) -> Beat:
     """The same beat, without the count of sent messages."""
-    return Beat(beat.source, beat.target, beat.life, 0, beat.received, beat.again, False, beat.attached)
+    return Beat(beat.source, beat.target, beat.epoch, 0, beat.received, beat.again, False, beat.attached)

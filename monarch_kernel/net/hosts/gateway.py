@@ -69,7 +69,7 @@ class Gateway:
         directory: where ranks find it.
         addresses: of the controller; empty if the controller dials.
         keys: for connections to other machines; None if there are none.
-        life: the epoch: the number of controllers that the session had before.
+        epoch: the number of controllers that the session had before.
         watch: called with a descriptor that must be polled, and True: call `turn` whenever it is readable; and with False
             before it is closed.
 
@@ -85,7 +85,7 @@ class Gateway:
         directory: str,
         addresses: Sequence[str],
         keys: LinkKeys | None,
-        life: int,
+        epoch: int,
         watch: Callable[[int, bool], None],
     ) -> None:
         self.name = host_peer(host)
@@ -94,7 +94,7 @@ class Gateway:
         self._watch_fd = watch
         self._addresses = tuple(addresses)
         self._context: zmq.Context[Any] = zmq.Context()
-        self._relay = Relay(host, life, default=CONTROLLER_HOST)
+        self._relay = Relay(host, epoch, default=CONTROLLER_HOST)
         self._epoll = select.epoll()
         self._watch_fd(self._epoll.fileno(), True)
         self._listener = PacketListener(self.address.removeprefix("ipc://"))

@@ -21,7 +21,7 @@ gap drops the messages after it and requests all from there; it drops duplicates
 A large message is cut into pieces: each piece that arrives shows that the host is alive, while a gigabyte in one frame would
 not. The `Outbox` of a neighbour limits how many pieces are in transit to it; the messages that wait there are numbered already.
 
-A new controller starts a new *epoch* (``life``): the numbers of the last one are void, and an agent that hears from it starts
+A new controller starts a new *epoch*: the numbers of the last one are void, and an agent that hears from it starts
 again, too.
 """
 
@@ -77,7 +77,7 @@ class _SentMessage(NamedTuple):
 class _Session:
     """The state of the exchange with another host."""
 
-    life: int = 0
+    epoch: int = 0
     sent: int = 0
     received: int = 0
     unacknowledged: int = 0  # received messages that are not acknowledged, and their bytes
@@ -96,7 +96,7 @@ class Relay:
 
     Args:
         host: its number.
-        life: the epoch: the number of controllers before this one, or before the one that the host belongs to.
+        epoch: the number of controllers before this one, or before the one that the host belongs to.
         default: the neighbour for hosts that were not heard of yet; None to queue messages for them.
         members: the hosts of the session; None if they are not known, and any host is accepted.
 
@@ -110,7 +110,7 @@ class Relay:
     """
 
     def __init__(
-        self, host: int, life: int = 0, default: int | None = None, members: Container[int] | None = None
+        self, host: int, epoch: int = 0, default: int | None = None, members: Container[int] | None = None
     ) -> None:
         self.host = host
         self._members = members
@@ -121,7 +121,7 @@ class Relay:
         self.is_given_up = False
         self.is_attached = False
         self.attached: set[int] = set()
-        self._life = life
+        self._epoch = epoch
         self._paths: dict[int, int] = {}
         self._sessions: dict[int, _Session] = {}
         self._drafts: list[_Draft] = []
@@ -245,7 +245,7 @@ class Relay:
                         continue
                     session = self._session(host)
                     session.sent += 1
-                    hop = Hop(self.host, host, session.sent, session.life, senders, receivers)
+                    hop = Hop(self.host, host, session.sent, session.epoch, senders, receivers)
                     session.kept.append(_SentMessage(hop, frames, goes_on, is_cut))
                     way = self.way(host)
                     if way is None:
@@ -275,7 +275,7 @@ class Relay:
         session = self._session(host)
         session.unacknowledged = session.unacknowledged_nbytes = 0
         self._pass_beat(
-            Beat(self.host, host, session.life, session.sent, session.received, again, False, self.is_attached)
+            Beat(self.host, host, session.epoch, session.sent, session.received, again, False, self.is_attached)
         )
 
     def _pass_beat(self, beat: Beat) -> None:
@@ -286,8 +286,8 @@ class Relay:
     def _session(self, host: int) -> _Session:
         session = self._sessions.get(host)
         if session is None:
-            life = self._life if CONTROLLER_HOST in (host, self.host) else 0
-            session = self._sessions[host] = _Session(life)
+            epoch = self._epoch if CONTROLLER_HOST in (host, self.host) else 0
+            session = self._sessions[host] = _Session(epoch)
         return session
 
     # -- incoming messages
@@ -360,20 +360,20 @@ class Relay:
     def _order_end(self, host: int, neighbour: int) -> None:
         self.dropped += 1
         if host != self.host:
-            over = Beat(self.host, host, self._life, 0, 0, over=True)
+            over = Beat(self.host, host, self._epoch, 0, 0, over=True)
             self._outbox(neighbour).put_beat(over)
 
-    def _is_of_this_life(self, host: int, life: int, session: _Session) -> bool:
+    def _is_of_this_epoch(self, host: int, epoch: int, session: _Session) -> bool:
         """Whether a number belongs to the current epoch; an agent that hears of a new controller starts again."""
-        if life > session.life and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
-            self._sessions[host] = _Session(life)
+        if epoch > session.epoch and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
+            self._sessions[host] = _Session(epoch)
             return True
-        return life == session.life
+        return epoch == session.epoch
 
     def _accept(self, hop: Hop, entry: Entry, frames: Sequence[Frame]) -> list[Frame] | None:
         """Return a message if it is the next one and all of its pieces have arrived."""
         host = hop.source
-        if not self._is_of_this_life(host, hop.life, self._session(host)):
+        if not self._is_of_this_epoch(host, hop.epoch, self._session(host)):
             self.dropped += 1
             return None
         session = self._session(host)
@@ -412,7 +412,7 @@ class Relay:
         if beat.over:
             self.is_given_up |= beat.source == CONTROLLER_HOST
             return
-        if not self._is_of_this_life(beat.source, beat.life, self._session(beat.source)):
+        if not self._is_of_this_epoch(beat.source, beat.epoch, self._session(beat.source)):
             self.dropped += 1
             return
         if beat.attached:

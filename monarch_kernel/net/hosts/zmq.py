@@ -62,13 +62,13 @@ class ZmqRouter(Wakeable):
     Args:
         address: where ranks and the agent of this machine connect.
         keys: of connections to other machines; None if there are none.
-        life: the epoch: the number of controllers that the session had before.
+        epoch: the number of controllers that the session had before.
 
     Attributes:
         meters: counts the frames that it sends.
     """
 
-    def __init__(self, address: str, keys: LinkKeys | None = None, life: int = 0) -> None:
+    def __init__(self, address: str, keys: LinkKeys | None = None, epoch: int = 0) -> None:
         super().__init__()
         self.meters = Meters(place_of(CONTROLLER))
         self._context = zmq.Context()
@@ -88,7 +88,7 @@ class ZmqRouter(Wakeable):
         self._was_remote = False  # whether the last message went to another host
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._hosts: set[int] = set()
-        self._relay = Relay(CONTROLLER_HOST, life, members=self._hosts)
+        self._relay = Relay(CONTROLLER_HOST, epoch, members=self._hosts)
         self._links = Links(self._context, CONTROLLER_HOST, keys, self._watch) if keys else None
         self._is_linked = False
         self._homes: dict[Peer, int] = {}

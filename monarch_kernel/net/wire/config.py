@@ -61,7 +61,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         has_own_directory: whether the agent made the directory, and so removes it.
         controller_pid: the agent ends when this process does; 0 if the controller is on another machine.
         log: file to which the zygote's output is appended; empty: a file in the directory.
-        life: the epoch: the number of controllers that the session had before.
+        epoch: the number of controllers that the session had before.
         number_from: environment variable whose number is added to ``host``, for engines that start many agents alike.
         beat_s: interval of the agent's beats, in seconds.
         grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends everything.
@@ -77,7 +77,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     has_own_directory: bool = False
     controller_pid: int = 0
     log: str = ""
-    life: int = 0
+    epoch: int = 0
     number_from: str = ""
     beat_s: float = 0.25
     grace_s: float = 10.0

@@ -28,14 +28,14 @@ _Names = Annotated[list[_Name], msgspec.Meta(min_length=1)]
 class Hop(msgspec.Struct, array_like=True, gc=False):
     """A message from one host to another, from and to processes there; 0 is the controller's host.
 
-    ``number`` counts the messages from ``source`` to ``target``. ``life`` is the epoch: messages of another one are not for
-    this host. Each of the senders has sent this same message, and each of the receivers gets it from each of them.
+    ``number`` counts the messages from ``source`` to ``target``. ``epoch`` counts controllers: messages of another one are not
+    for this host. Each of the senders has sent this same message, and each of the receivers gets it from each of them.
     """
 
     source: _Host
     target: _Host
     number: _Number
-    life: _Count
+    epoch: _Count
     senders: _Names
     receivers: _Names
 
@@ -61,7 +61,7 @@ class Beat(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     source: _Host
     target: _Host
-    life: _Count
+    epoch: _Count
     sent: _Count
     received: _Count
     again: bool = False

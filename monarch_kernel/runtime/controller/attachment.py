@@ -11,7 +11,7 @@ from monarch_kernel.net.transport.base import HostTransport, host_peer
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.messages import Attach, RankSpec
 from monarch_kernel.runtime.controller.adoption import Resumed
-from monarch_kernel.runtime.controller.fleet import Fleet, Loop
+from monarch_kernel.runtime.controller.host_pool import HostPool, Loop
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
@@ -27,7 +27,7 @@ class Attachment:
         wait: Waits until a waiter is ready, for some seconds.
         state: The controller's state.
         transport: The controller's end.
-        fleet: The hosts of the session.
+        host_pool: The hosts of the session.
         token: What ranks and agents have.
         epoch: How many controllers the ranks had before this one.
 
@@ -42,7 +42,7 @@ class Attachment:
         wait: Callable[[Waiter, float | None], bool],
         state: State,
         transport: HostTransport,
-        fleet: Fleet,
+        host_pool: HostPool,
         token: str,
         epoch: int,
     ) -> None:
@@ -52,7 +52,7 @@ class Attachment:
         self._wait = wait
         self._state = state
         self._transport = transport
-        self._fleet = fleet
+        self._host_pool = host_pool
         self._token = token
         self._epoch = epoch
         self._is_over = Waiter()
@@ -75,7 +75,7 @@ class Attachment:
             lost_after_s: After how many seconds of silence a host on another machine is lost.
             known: Hosts with smaller numbers belong to the session. Any other of these that sends something has to end.
         """
-        self._fleet.take_up(handles, max(known, *hosts) + 1)
+        self._host_pool.take_up(handles, max(known, *hosts) + 1)
         for extension in self._state.extensions.values():
             extension.adopting()
         message = Attach(self._token, os.getpid(), self._epoch)

@@ -18,8 +18,8 @@ __all__ = [
     "Effect",
     "Expired",
     "GiveUp",
-    "Gone",
     "Halt",
+    "HostGone",
     "Later",
     "LostEvent",
     "RestartDue",
@@ -110,7 +110,7 @@ class Attached(NamedTuple):
     silent: tuple[int, ...]
 
 
-class Gone(NamedTuple):
+class HostGone(NamedTuple):
     """Effect: a rank is dead, or was stopped.
 
     ``is_reported`` says that the death is reported elsewhere in any case: to the caller that asked for it, to a caller that
@@ -125,4 +125,4 @@ class Gone(NamedTuple):
     is_reported: bool
 
 
-Effect = GiveUp | Gone | Halt | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | RestartDue
+Effect = GiveUp | HostGone | Halt | Route | Send | Resolve | Tell | Expired | Later | Resumed | Attached | RestartDue

@@ -22,7 +22,16 @@ from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.transport.base import Peer, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Goodbye, KillRanks, Lost, RankSpec, Release, StartRanks
-from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, RestartDue, Route, Tell
+from monarch_kernel.runtime.controller.effects import (
+    Effect,
+    Expired,
+    GiveUp,
+    HostGone,
+    LostEvent,
+    RestartDue,
+    Route,
+    Tell,
+)
 from monarch_kernel.runtime.controller.exit_reasons import describe_exit, signal_name
 from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S, ExitWaits
 from monarch_kernel.runtime.controller.host_requests import HostRequests
@@ -346,7 +355,7 @@ class RankProcesses:
         record.names.clear()
         self._connected.pop(record.peer, None)
         effects: list[Effect] = self._introductions.announce(record)
-        effects.append(Gone(spec.proc, spec.incarnation, spec.mesh, spec.rank, reported, is_reported))
+        effects.append(HostGone(spec.proc, spec.incarnation, spec.mesh, spec.rank, reported, is_reported))
         effects += self._lost(record, now)
         for id in [*record.open_requests, *record.out_of_band]:
             effects += self._answer(id, spec.proc, failure, now)

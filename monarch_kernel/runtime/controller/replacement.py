@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from monarch_kernel.errors import LaunchError, MeshDownError
 from monarch_kernel.runtime.controller.effects import Effect, RestartDue
-from monarch_kernel.runtime.controller.fleet import Fleet, Loop
 from monarch_kernel.runtime.controller.healing import Healer, Healing
+from monarch_kernel.runtime.controller.host_pool import HostPool, Loop
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.future import Future
@@ -35,14 +35,14 @@ class Replacement:
     Args:
         loop: Performs effects.
         state: The controller's state.
-        fleet: The hosts of the session.
+        host_pool: The hosts of the session.
         healer: Starts processes, and asks them for the actors that were there.
     """
 
-    def __init__(self, loop: Loop, state: State, fleet: Fleet, healer: Healer) -> None:
+    def __init__(self, loop: Loop, state: State, host_pool: HostPool, healer: Healer) -> None:
         self._loop = loop
         self._state = state
-        self._fleet = fleet
+        self._host_pool = host_pool
         self._healer = healer
         self._new_hosts: dict[int, NewHosts] = {}
 
@@ -73,7 +73,7 @@ class Replacement:
             def over() -> None:
                 # Of several ranks that are killed together, some are known to be dead later than others.
                 left = [proc for proc in procs if proc not in healing.replaced and self._state.processes.is_lost(proc)]
-                if left and not self._fleet.gone(left):
+                if left and not self._host_pool.gone(left):
                     self._loop.perform(self._healer.heal(left, healing, {}, time.monotonic()))
                 else:
                     self._loop.perform([Resolve(id, [], True)])
@@ -112,7 +112,7 @@ class Replacement:
                 _log.exception("no host in place of one that is gone")
             self._loop.enter(lambda now: replace(hosts, now))
 
-        gone = self._fleet.gone(due.procs)
+        gone = self._host_pool.gone(due.procs)
         if not gone:
             self._loop.perform(replace({}, time.monotonic()))  # at once: nothing else may find a dead rank there
             return

@@ -41,16 +41,16 @@ from monarch_kernel.runtime.controller.effects import (
     Effect,
     Expired,
     GiveUp,
-    Gone,
     Halt,
+    HostGone,
     Later,
     RestartDue,
     Route,
     Tell,
 )
 from monarch_kernel.runtime.controller.extensions import ExtensionT
-from monarch_kernel.runtime.controller.fleet import Fleet, Item
 from monarch_kernel.runtime.controller.healing import Healer
+from monarch_kernel.runtime.controller.host_pool import HostPool, Item
 from monarch_kernel.runtime.controller.listeners import Listener, Listeners
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
@@ -88,7 +88,7 @@ class Runtime(ClientBase):
 
     Attributes:
         session: The session that owns it, if any.
-        fleet: Its hosts.
+        host_pool: Its hosts.
         queries: What its records say of processes.
         replacement: Replaces ranks that have died.
         attachment: Attaches to ranks of an earlier controller.
@@ -129,10 +129,10 @@ class Runtime(ClientBase):
         self.actor_server = LocalActorServer(self, self._driver)
         supervisor = self.actor_server.supervisor
         self._admission = Admission(self._state, transport, token, self._driver.catch_up, supervisor.up)
-        self.fleet = Fleet(self, self._state, transport)
+        self.host_pool = HostPool(self, self._state, transport)
         healer = Healer(self._state, self._request_for, supervisor.respawned)
-        self.replacement = Replacement(self, self._state, self.fleet, healer)
-        self.attachment = Attachment(self, self.wait, self._state, transport, self.fleet, token, epoch)
+        self.replacement = Replacement(self, self._state, self.host_pool, healer)
+        self.attachment = Attachment(self, self.wait, self._state, transport, self.host_pool, token, epoch)
         self.unhandled = FailureReporter(lambda: supervisor.take(PROGRAM))
         self._driver.start()
 
@@ -393,7 +393,7 @@ class Runtime(ClientBase):
         self._await_output()
         self.enter(partial(self._state.processes.end_all, grace_s=grace_s))
         self._stop()
-        self.fleet.close(timeout_s)
+        self.host_pool.close(timeout_s)
 
     def leave(self) -> None:
         """End the loop; ranks and agents continue. Pending futures end with an error."""
@@ -402,7 +402,7 @@ class Runtime(ClientBase):
         self._await_output()
         self.enter(self._state.processes.leave_all)
         self._stop()
-        self.fleet.settle()  # hosts that others have replaced
+        self.host_pool.settle()  # hosts that others have replaced
 
     def _stop(self) -> None:
         self._closed = True
@@ -484,7 +484,7 @@ class Runtime(ClientBase):
                     future.resolve(effect.answers, effect.in_step)
             elif type(effect) is Tell:
                 self.listeners.tell(effect.event)
-            elif type(effect) is Gone:
+            elif type(effect) is HostGone:
                 self._transport.forget(rank_peer(effect.proc, effect.incarnation))
                 supervisor = self.actor_server.supervisor
                 known = supervisor.gone(Process(effect.proc, effect.incarnation), effect.death)
@@ -510,10 +510,10 @@ class Runtime(ClientBase):
                 self._transport.give_up(effect.host)
             elif type(effect) is Expired:
                 if effect.procs:
-                    log = self.fleet.log_tail(effect.host)
+                    log = self.host_pool.log_tail(effect.host)
                     self.perform(self._state.processes.give_up(effect.host, effect.procs, log, time.monotonic()))
                 else:
-                    self.fleet.expired(effect.host, effect.reason)
+                    self.host_pool.expired(effect.host, effect.reason)
 
     def _on_tick(self, now: float) -> None:
         self.listeners.flush()
@@ -521,7 +521,7 @@ class Runtime(ClientBase):
         self._listened_at = now
         self.perform([*self._state.hosts.expire(self._transport.active_hosts(), listened_s)])
         self.perform(self._state.tick(now))
-        self.fleet.look()
+        self.host_pool.look()
         self.on_tick(now)
 
 

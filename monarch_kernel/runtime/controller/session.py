@@ -85,8 +85,8 @@ class Session:
         An agent that is launched ``is_idle`` prepares nothing for ranks: it cleans up if this process is killed.
         """
         with self._lock:
-            if self._local_host is None or self.runtime.fleet.is_gone(self._local_host):
-                (self._local_host,) = self.runtime.fleet.add(
+            if self._local_host is None or self.runtime.host_pool.is_gone(self._local_host):
+                (self._local_host,) = self.runtime.host_pool.add(
                     self._launcher, lambda host: self._config_here(host, is_idle)
                 )
             return self._local_host
@@ -122,7 +122,9 @@ class Session:
         if launcher not in self._launchers:
             self._launchers.append(launcher)
         origin = Origin(launcher, config, timeout_s, lost_after_s)
-        hosts = self.runtime.fleet.add(launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s)
+        hosts = self.runtime.host_pool.add(
+            launcher, config.numbered, count, timeout_s=timeout_s, lost_after_s=lost_after_s
+        )
         self._origins.update(dict.fromkeys(hosts, origin))
         self._held.update(hosts)
         return hosts
@@ -138,24 +140,24 @@ class Session:
         for host in gone:
             with self._lock:
                 origin = self._origins.get(host)
-                successor = self.runtime.fleet.now(host)
-                if origin is not None and (successor == host or self.runtime.fleet.is_gone(successor)):
+                successor = self.runtime.host_pool.now(host)
+                if origin is not None and (successor == host or self.runtime.host_pool.is_gone(successor)):
                     try:
                         new = self._another(origin)
                     except LaunchError:  # a list of hosts may have none but the one that is gone
-                        self.runtime.fleet.give_back(successor)
+                        self.runtime.host_pool.give_back(successor)
                         new = self._another(origin)
                     self._origins[new] = origin
                     self._held.discard(successor)
                     self._held.add(new)
-                    self.runtime.fleet.replace(successor, new)
+                    self.runtime.host_pool.replace(successor, new)
                     successor = new
             found[host] = self.local_host() if origin is None else successor
         return found
 
     def _another(self, origin: Origin) -> int:
         """Launch one more host in the way of an earlier one."""
-        (host,) = self.runtime.fleet.add(
+        (host,) = self.runtime.host_pool.add(
             origin.launcher,
             origin.config.numbered,
             timeout_s=origin.timeout_s,
@@ -165,8 +167,8 @@ class Session:
 
     def release_hosts(self, hosts: Sequence[int], reason: str, grace_s: float = 2.0) -> None:
         """Give hosts back to their engines, with everything that runs there; returns when that is done."""
-        ours = [host for host in map(self.runtime.fleet.now, hosts) if host in self._held]
-        self.runtime.fleet.release(ours, reason, grace_s)
+        ours = [host for host in map(self.runtime.host_pool.now, hosts) if host in self._held]
+        self.runtime.host_pool.release(ours, reason, grace_s)
         for host in ours:
             self._held.discard(host)
             launcher = self._origins[host].launcher
@@ -186,8 +188,8 @@ class Session:
 
     def host_of(self, proc: int) -> int:
         """The host of a process; for a process on this machine, the current agent."""
-        host = self.runtime.fleet.host_of(proc)
-        return self.runtime.fleet.now(host) if host in self._origins else self.local_host()
+        host = self.runtime.host_pool.host_of(proc)
+        return self.runtime.host_pool.now(host) if host in self._origins else self.local_host()
 
     def _config_elsewhere(self, lost_after_s: float, grace_s: float = 10.0, *, is_light: bool = False) -> AgentConfig:
         """The configuration of agents on other machines."""
@@ -196,7 +198,7 @@ class Session:
             self.token,
             tuple(f"tcp://{address}:{self._port}" for address in own_addresses()),
             self._keys,
-            life=self._epoch,
+            epoch=self._epoch,
             beat_s=min(0.25, lost_after_s / 4),
             grace_s=max(grace_s, 2 * lost_after_s),
             is_light=is_light,
@@ -212,7 +214,7 @@ class Session:
             str(self.directory),
             controller_pid=os.getpid(),
             log=str(self.directory / f"agent-{host}.log"),
-            life=self._epoch,
+            epoch=self._epoch,
             beat_s=1.0,
             is_idle=is_idle,
         )
@@ -229,9 +231,9 @@ class Session:
         """Read the kept output of ranks; reads it from hosts elsewhere by requests, and nothing from hosts that are gone."""
         max_nbytes = min(MAX_LOG_NBYTES, MAX_LOGS_NBYTES // max(1, len(procs)))
         asked = {
-            proc: self.runtime.fleet.read_log(host, proc, max_nbytes)
+            proc: self.runtime.host_pool.read_log(host, proc, max_nbytes)
             for proc in procs
-            if (host := self.runtime.fleet.host_of(proc)) in self._origins
+            if (host := self.runtime.host_pool.host_of(proc)) in self._origins
         }
         return [asked[proc].get(LOG_S) if proc in asked else read_log(self.directory, proc) for proc in procs]
 

@@ -113,14 +113,14 @@ class DetachedSession(Session):
         place: Elsewhere | None = None
         host = pid = started = 0
         if self._origins:
-            places = self.runtime.fleet.places([spec.proc for spec in specs])
+            places = self.runtime.host_pool.places([spec.proc for spec in specs])
             origin = self._origins[places[0]]
             known = max(self._origins) + 1
             engine, nodes = origin.launcher.name, self._nodes(places)
             place = Elsewhere(engine, self._keys, self._port, origin.lost_after_s, places, known, nodes, recipe)
         else:
             host = self.local_host()
-            pid = self.runtime.fleet.agent_pid(host)
+            pid = self.runtime.host_pool.agent_pid(host)
             started = start_ticks(pid)
         here, now = version("monarch_kernel"), time.time()
         self._keep(
@@ -134,7 +134,7 @@ class DetachedSession(Session):
         self.home.write(manifest)
         hosts = (manifest.host,) if manifest.elsewhere is None else dict.fromkeys(manifest.elsewhere.places)
         deadline = time.monotonic() + wait_s
-        confirmations = [self.runtime.fleet.outlive(host, manifest.keep_s) for host in hosts]
+        confirmations = [self.runtime.host_pool.outlive(host, manifest.keep_s) for host in hosts]
         for confirmation in confirmations if wait_s else ():
             if not confirmation.wait(max(0.0, deadline - time.monotonic())) or not confirmation.get():
                 raise LaunchError(
@@ -145,7 +145,7 @@ class DetachedSession(Session):
     def _nodes(self, hosts: Collection[int]) -> dict[int, str]:
         """Return the engine's names of the machines of hosts, as far as its launcher needs them."""
         before = self._manifest.elsewhere.nodes if self._manifest and self._manifest.elsewhere else {}
-        found = {host: self.runtime.fleet.node(host) or before.get(host, "") for host in hosts}
+        found = {host: self.runtime.host_pool.node(host) or before.get(host, "") for host in hosts}
         return {host: node for host, node in found.items() if node}
 
     def replace_hosts(self, gone: Collection[int]) -> dict[int, int]:
@@ -164,7 +164,7 @@ class DetachedSession(Session):
     def _used(self) -> tuple[list[str], list[str]]:
         """Return the machines of running hosts, and those of hosts that are gone."""
         nodes = self._nodes(self._origins)
-        runs = {node for host, node in nodes.items() if not self.runtime.fleet.is_gone(host)}
+        runs = {node for host, node in nodes.items() if not self.runtime.host_pool.is_gone(host)}
         return sorted(runs), sorted(set(nodes.values()) - runs)
 
     @classmethod

@@ -149,7 +149,7 @@ class HostAgent:
         self._interface = interface_to(config.addresses)
         self._born = time.monotonic()
         self._gateway = Gateway(
-            config.host, config.directory, config.addresses, config.keys, config.life, self._watch_gateway
+            config.host, config.directory, config.addresses, config.keys, config.epoch, self._watch_gateway
         )
         if not config.addresses:
             print(f"{LISTENS} {self._gateway.port}", flush=True)

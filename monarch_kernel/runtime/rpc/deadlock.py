@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from monarch_kernel.net.wire.messages import Probe
 
-__all__ = ["Circle", "Deadlocks", "PassOn", "Standing", "describe_circle"]
+__all__ = ["Cycle", "Deadlocks", "PassOn", "Standing", "describe_circle"]
 
 _MAX_SEEN = 1 << 10
 _MAX_STEPS = 16
@@ -64,7 +64,7 @@ class PassOn(NamedTuple):
     probe: Probe
 
 
-class Circle(NamedTuple):
+class Cycle(NamedTuple):
     """Effect: a wait can never end; ``path`` names the endpoints on the cycle, from the one that waits back to its actor."""
 
     wait: int
@@ -118,14 +118,14 @@ class Deadlocks:
         """Forget a wait that is over."""
         self._waits.pop(wait, None)
 
-    def handle(self, probe: Probe, standing: Standing | None) -> list[PassOn | Circle]:
+    def handle(self, probe: Probe, standing: Standing | None) -> list[PassOn | Cycle]:
         """Handle a probe for a request; ``standing`` is None if the request does not stand here, or no longer."""
         if standing is None:
             return []
         path = (*probe.path, (standing.what, standing.behind))
         if probe.wait in standing.waits and probe.wait in self._waits:
-            return [Circle(probe.wait, path)]
-        effects: list[PassOn | Circle] = []
+            return [Cycle(probe.wait, path)]
+        effects: list[PassOn | Cycle] = []
         for number in standing.waits:
             wait = self._waits.get(number)
             if wait is None or wait.seen.get(probe.wait, 0) >= probe.round:

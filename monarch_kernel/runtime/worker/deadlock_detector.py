@@ -16,7 +16,7 @@ from monarch_kernel.errors import DeadlockError
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Call, Message, Probe, Run, Spawn
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.deadlock import Circle, Deadlocks, PassOn, Standing, describe_circle
+from monarch_kernel.runtime.rpc.deadlock import Cycle, Deadlocks, PassOn, Standing, describe_circle
 from monarch_kernel.runtime.rpc.waits import Wait, futures_needed_by
 from monarch_kernel.runtime.worker.executor import Executor
 
@@ -104,7 +104,7 @@ class DeadlockDetector:
             where = self._describe(executor, waiting.message)
             self._perform(self._deadlocks.probe(wait.number, wait.future.id, where))
 
-    def _perform(self, effects: Sequence[PassOn | Circle]) -> None:
+    def _perform(self, effects: Sequence[PassOn | Cycle]) -> None:
         for effect in effects:
             if isinstance(effect, PassOn):
                 self._place.client.tell(effect.procs, pack(effect.probe))

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 An actor that ends sends `StopActor` to what it has spawned and, if it failed, `ActorEnded` to the process of its owner. The
-transport reports the death of a process (`ProcessStatus`; in the controller `Gone`), which counts once.
+transport reports the death of a process (`ProcessStatus`; in the controller `HostGone`), which counts once.
 
 An owner handles a failure on its own thread: a mark goes to the front of its mailbox, and the wait that the thread is in
 wakes (`Executor.attend`). An async owner gets a task. An owner that does not handle the failure ends, by an exception out

@@ -23,9 +23,9 @@ C = b"C"
 class Net:
     """Relays, the connections between them, and all delivered messages."""
 
-    def __init__(self, links: Sequence[tuple[int, int]], life: int = 0) -> None:
+    def __init__(self, links: Sequence[tuple[int, int]], epoch: int = 0) -> None:
         hosts = {host for link in links for host in link} | {0}
-        self.relays = {host: Relay(host, life, default=None if host == 0 else 0) for host in sorted(hosts)}
+        self.relays = {host: Relay(host, epoch, default=None if host == 0 else 0) for host in sorted(hosts)}
         self.wires: dict[tuple[int, int], list[list[Frame]]] = {}
         self.open = {frozenset(link) for link in links}
         self.got: list[tuple[int, bytes, bytes, tuple[bytes, ...]]] = []
@@ -321,7 +321,7 @@ def test_a_new_controller_starts_a_new_epoch() -> None:
     net.flush()
     net.wires.clear()
     net.got.clear()
-    net.relays[0] = Relay(0, life=1)
+    net.relays[0] = Relay(0, epoch=1)
     net[0].greet(1)
     net[0].send(C, b"R1", 1, [b"of the new one"])
     net.settle()

@@ -42,7 +42,7 @@ def test_garbage_is_not_an_envelope(garbage: list[bytes]) -> None:
         ("hop", {"source": MAX_HOST + 1}),
         ("hop", {"target": 2**64 - 1}),
         ("hop", {"number": 0}),
-        ("hop", {"life": -1}),
+        ("hop", {"epoch": -1}),
         ("hop", {"senders": []}),
         ("hop", {"receivers": []}),
         ("hop", {"senders": [b""]}),
@@ -58,7 +58,7 @@ def test_garbage_is_not_an_envelope(garbage: list[bytes]) -> None:
         ("envelope", {"taken": -1}),
         ("beat", {"source": -1}),
         ("beat", {"target": MAX_HOST + 1}),
-        ("beat", {"life": -1}),
+        ("beat", {"epoch": -1}),
         ("beat", {"sent": -1}),
         ("beat", {"received": -1}),
     ],
@@ -171,7 +171,7 @@ def test_an_acknowledgement_of_unsent_messages_is_dropped() -> None:
         Envelope([Entry([Hop(0, 1, 1, 7, [C], [b"H1"])], 1)], []),
         Envelope([Entry([Hop(0, 1, 1, 0, [C], [b"H1"])], 1)], []),
     ],
-    ids=["end", "a new life", "words of a new life", "words"],
+    ids=["end", "a new epoch", "words of a new epoch", "words"],
 )
 def test_no_other_host_can_impersonate_the_controller(said: Envelope) -> None:
     controller, agent = pair()

@@ -73,7 +73,7 @@ def given_back(notebook: Notebook) -> Iterator[None]:
 def agent_of(notebook: Notebook, rank: int, mesh: str = "d") -> int:
     return int(
         notebook.value(
-            f"(lambda runtime: runtime._state.hosts[runtime.fleet.host_of({mesh}.procs[{rank}])].pid)({mesh}.runtime)"
+            f"(lambda runtime: runtime._state.hosts[runtime.host_pool.host_of({mesh}.procs[{rank}])].pid)({mesh}.runtime)"
         )
     )
 

@@ -326,7 +326,7 @@ def test_the_end_of_a_host_ends_its_ranks(lab: Lab) -> None:
     future = lab.ask()
     lab.launcher.hosts[lab.host].end("the machine is on fire")
     assert all("on fire" in text for text in future.get(LONG_S))
-    assert lab.runtime.fleet.is_gone(lab.host)
+    assert lab.runtime.host_pool.is_gone(lab.host)
 
 
 def test_an_answer_comes_after_its_output(lab: Lab, bar: Bar) -> None:

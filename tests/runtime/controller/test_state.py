@@ -35,7 +35,7 @@ from monarch_kernel.net.wire.messages import (
     Rich,
     StartRanks,
 )
-from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, Gone, LostEvent, Tell
+from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, HostGone, LostEvent, Tell
 from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S
 from monarch_kernel.runtime.controller.host_tree import HOST_DEADLINE_S
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
@@ -436,7 +436,7 @@ def test_an_answer_before_a_death_counts() -> None:
 def test_a_request_of_a_dead_rank_is_not_sent_to_the_others() -> None:
     state = running(2)
     gone, effect = state.handle(Lost(1, 3, 0, "", (), 0), (), b"H1", 0.0)
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, HostGone)
     assert (gone.proc, gone.death.exit_code, gone.is_reported) == (1, 3, False)
     assert isinstance(effect, Tell)
     assert isinstance(effect.event, LostEvent)

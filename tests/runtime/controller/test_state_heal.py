@@ -30,7 +30,7 @@ from monarch_kernel.net.wire.messages import (
     StartRanks,
     Stopped,
 )
-from monarch_kernel.runtime.controller.effects import Effect, Expired, Gone, LostEvent, RestartDue, Tell
+from monarch_kernel.runtime.controller.effects import Effect, Expired, HostGone, LostEvent, RestartDue, Tell
 from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.restarts import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
@@ -301,7 +301,7 @@ def test_owners_get_a_failure_only_if_the_rank_is_not_restarted() -> None:
     kinds = []
     for now in (1.0, 2.0):
         effects = state.handle(Lost(2, 0, 9, "", (), 0), (), AGENT, now)
-        kinds += [effect.death.kind for effect in effects if isinstance(effect, Gone)]
+        kinds += [effect.death.kind for effect in effects if isinstance(effect, HostGone)]
         state.processes.heal((2,), now)
     assert kinds == ["stopped", "lost"]
 

@@ -10,7 +10,7 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, LogRead, ReadLog, Software, StartRanks
-from monarch_kernel.runtime.controller.effects import GiveUp, Gone
+from monarch_kernel.runtime.controller.effects import GiveUp, HostGone
 from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.answers import Value
@@ -46,7 +46,7 @@ def test_a_host_with_other_versions_is_refused_before_anything_runs_there(state:
     effects = state.handle(hello(2, THERE), (), host_peer(2), 1.0)
     assert of(effects, Send) == [Send(host_peer(2), pack(Goodbye()))]  # and no StartRanks
     assert of(effects, GiveUp) == [GiveUp(2)]
-    assert [gone.proc for gone in of(effects, Gone)] == [2]
+    assert [gone.proc for gone in of(effects, HostGone)] == [2]
     (resolved,) = of(effects, Resolve)
     assert isinstance(resolved.answers[0], Value)
     assert isinstance(resolved.answers[1], Failure)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.net.wire.messages import Probe
-from monarch_kernel.runtime.rpc.deadlock import Circle, Deadlocks, PassOn, Standing, describe_circle
+from monarch_kernel.runtime.rpc.deadlock import Cycle, Deadlocks, PassOn, Standing, describe_circle
 
 CLIENT = -1
 """Asks, and is never asked."""
@@ -46,7 +46,7 @@ class World:
         self.numbers = count(1)
         self.sides = {proc: Deadlocks(self.owing) for proc in sorted(set(procs))}
         self.told: set[int] = set()
-        self.false_alarms: list[Circle] = []
+        self.false_alarms: list[Cycle] = []
 
     def owing(self, request: int) -> list[int]:
         return sorted({self.actors[actor].proc for actor in self.open_requests.get(request, ())})
@@ -126,9 +126,9 @@ class World:
                     found.append(Standing(f"actor {index}", f"actor {index}", waits))
         return found
 
-    def perform(self, proc: int, effects: Sequence[PassOn | Circle]) -> None:
+    def perform(self, proc: int, effects: Sequence[PassOn | Cycle]) -> None:
         for effect in effects:
-            if isinstance(effect, Circle):
+            if isinstance(effect, Cycle):
                 self.told.add(effect.wait)
                 if effect.wait not in self.on_circles():
                     self.false_alarms.append(effect)
@@ -271,7 +271,7 @@ def test_the_path_names_the_endpoints_on_the_cycle() -> None:
     assert isinstance(onward, PassOn)
     assert (onward.procs, onward.probe.request) == ([1], 8)
     (circle,) = side.handle(onward.probe, Standing("a.h on rank 0", "a.f", [100]))
-    assert isinstance(circle, Circle)
+    assert isinstance(circle, Cycle)
     assert circle.wait == 100
     assert describe_circle(circle.path) == "a.f on rank 0 -> b.g on rank 1 -> a.h on rank 0 (behind a.f)"
 

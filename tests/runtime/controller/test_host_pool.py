@@ -50,7 +50,7 @@ def runtime() -> Iterator[Runtime]:
 
 
 def add(runtime: Runtime, launcher: SlowLauncher, count: int) -> tuple[int, ...]:
-    return runtime.fleet.add(launcher, lambda host: AgentConfig(host, "t", ("ipc://nowhere",)), count)
+    return runtime.host_pool.add(launcher, lambda host: AgentConfig(host, "t", ("ipc://nowhere",)), count)
 
 
 @pytest.mark.parametrize("how", ["release", "close"])
@@ -58,7 +58,7 @@ def test_hosts_are_given_back_at_the_same_time(runtime: Runtime, how: str) -> No
     launcher = SlowLauncher(3)
     hosts = add(runtime, launcher, 3)
     if how == "release":
-        runtime.fleet.release(hosts, "no longer needed")
+        runtime.host_pool.release(hosts, "no longer needed")
     else:
         runtime.close()
     assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 3
@@ -67,17 +67,17 @@ def test_hosts_are_given_back_at_the_same_time(runtime: Runtime, how: str) -> No
 def test_a_replaced_host_is_given_back_in_the_background(runtime: Runtime) -> None:
     launcher = SlowLauncher(2)
     old, new = add(runtime, launcher, 2)
-    runtime.fleet.replace(old, new)
+    runtime.host_pool.replace(old, new)
     assert not launcher.slow[0].closed
-    assert runtime.run_on_io_thread(lambda: runtime.fleet.now(old)) == new
-    runtime.fleet.release((new,), "no longer needed")
+    assert runtime.run_on_io_thread(lambda: runtime.host_pool.now(old)) == new
+    runtime.host_pool.release((new,), "no longer needed")
     assert [(host.closed, host.was_alone) for host in launcher.slow] == [(True, False)] * 2
 
 
 def test_leaving_gives_back_only_replaced_hosts(runtime: Runtime) -> None:
     launcher = SlowLauncher(2)
     old, new = add(runtime, launcher, 2)
-    runtime.fleet.replace(old, new)
+    runtime.host_pool.replace(old, new)
     meanwhile = threading.Thread(target=launcher.others.wait)
     meanwhile.start()
     runtime.leave()

@@ -30,7 +30,7 @@ from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["Fleet", "Item", "Loop"]
+__all__ = ["HostPool", "Item", "Loop"]
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Loop(Protocol):
         ...
 
 
-class Fleet:
+class HostPool:
     """The hosts of a session, with the handles of their engines.
 
     Args:
