@@ -21,7 +21,7 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults clean
+.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults gpu gpu-wheels clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,30 @@ bench-survival: bytecode ## Measure what it takes to go on when ranks die in tra
 
 bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)
+
+# For a bare machine with a GPU, a Python that has torch and pytest, and no network.
+GPU_PYTHON ?= python3
+WHEELS ?=
+GPU_SITE := build/gpu-site
+GPU_ENV = PYTHONUNBUFFERED=1 PYTHONPATH="$(CURDIR):$(CURDIR)/$(GPU_SITE)" $(GPU_PYTHON)
+
+gpu: ## Where there is an NVIDIA GPU: run the tests marked gpu and the benchmark; WHEELS=folder has packages that are missing
+	$(if $(WHEELS),$(GPU_PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(GPU_SITE) $(WHEELS)/*.whl)
+	$(GPU_ENV) -m pytest -q -m gpu -p no:benchmark -p no:cacheprovider tests/gpu tests/net/memory tests/runtime/host $(ARGS)
+	$(GPU_ENV) -m benchmarks.gpu
+
+# What the project needs besides torch, in the versions of the constraints.
+GPU_PACKAGES := anywidget asttokens asyncssh cffi cloudpickle comm cryptography debugpy executing ipykernel ipython \
+	ipython_pygments_lexers ipywidgets jedi jupyter_client jupyter_core jupyterlab_widgets matplotlib-inline msgspec \
+	nest-asyncio2 nvidia-ml-py parso pexpect platformdirs prompt_toolkit psutil psygnal ptyprocess pure_eval pycparser \
+	pytest-reportlog pytest-timeout pyzmq stack_data tornado traitlets wcwidth widgetsnbextension hypothesis sortedcontainers
+GPU_VERSION ?= 3.12
+
+gpu-wheels: $(VENV)/.stamp ## Download the wheels for `make gpu` into build/wheels; GPU_VERSION is the version of Python there
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: -c constraints.txt \
+		--python-version $(GPU_VERSION) --implementation cp -d build/wheels \
+		$(foreach n,17 24 26 27 28 31 34 35 36,--platform manylinux_2_$(n)_x86_64) \
+		--platform manylinux2014_x86_64 --platform manylinux1_x86_64 $(GPU_PACKAGES)
 
 clean: ## Remove what was built; the virtual environments stay
 	rm -rf build dist labextension/dist labextension/lib .hypothesis .mypy_cache .pytest_cache .ruff_cache

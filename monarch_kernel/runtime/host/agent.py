@@ -388,10 +388,9 @@ class HostAgent:
         if report.error:
             self._lost(rank, 0, 0, report.error)
             return
-        rank.pid = report.pid
+        rank.forked(report.pid)
         self._zygote_wait_s = 0.0
         self._zygote_knows_groups = False
-        rank.pidfd = os.pidfd_open(report.pid)
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
         if rank.stopping is not None:  # it was stopped before it was forked
             self._kill([report.proc], rank.stopping, keep_logs=rank.keeps_log)
@@ -430,18 +429,13 @@ class HostAgent:
                 rank.kill_at = now + grace_s
 
     def _ended(self, rank: RankProcess) -> None:
-        # The agent became the parent when the helper that forked the rank ended; until then there is no status to collect.
-        try:
-            info = os.waitid(os.P_PIDFD, rank.pidfd, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            return
-        if info is None:
+        status = rank.collect()
+        if status is None:
             return
         for stream in rank.streams:
             if stream.fd >= 0:
                 stream.read()
-        by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-        self._lost(rank, 0 if by_signal else info.si_status, info.si_status if by_signal else 0, "")
+        self._lost(rank, *status, "")
 
     def _lost(self, rank: RankProcess, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
@@ -544,6 +538,8 @@ class HostAgent:
             if pid == 0:
                 _kill_children()
                 time.sleep(0.002)
+        for rank in self._ranks.values():
+            rank.remove_segments()
         self._gateway.close()
         if self._controller_fd >= 0:
             os.close(self._controller_fd)

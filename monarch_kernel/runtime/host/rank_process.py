@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
 
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.output import OutputStream
+from monarch_kernel.runtime.host.segments import remove_segments
 
 __all__ = ["RankProcess"]
 
@@ -21,6 +24,7 @@ class RankProcess:
         log: Keeps its output.
         pid: Its process id; 0 until the zygote has forked it.
         pidfd: A descriptor of the process; -1 until then.
+        forked_at: When that was, in seconds since 1970.
         kill_at: When to send SIGKILL; None if it was not stopped.
         rss_nbytes: Its resident memory at the last reading.
         cpu_s: Its processor time at the last reading, in seconds.
@@ -33,8 +37,32 @@ class RankProcess:
     log: RankLog
     pid: int = 0
     pidfd: int = -1
+    forked_at: float = 0.0
     kill_at: float | None = None
     rss_nbytes: int = 0
     cpu_s: float = 0.0
     stopping: float | None = field(default=None)
     keeps_log: bool = False
+
+    def forked(self, pid: int) -> None:
+        """Note the process that the zygote has forked."""
+        self.pid, self.pidfd, self.forked_at = pid, os.pidfd_open(pid), time.time()
+
+    def collect(self) -> tuple[int, int] | None:
+        """Collect the exit code and the signal of the process; None while the agent can't, or the process has not ended.
+
+        The agent becomes the parent when the helper that forked the rank ends; until then there is no status to collect.
+        """
+        try:
+            info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if info is None:
+            return None
+        by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+        self.remove_segments()
+        return (0, info.si_status) if by_signal else (info.si_status, 0)
+
+    def remove_segments(self) -> None:
+        """Remove shared memory that the process has left; it must have ended."""
+        remove_segments(self.pid, self.forked_at)
