@@ -1,6 +1,8 @@
 """Sends the memory of torch tensors apart from the pickle, like that of arrays (PEP 574); torch itself would copy it twice.
 
-Only processes that have imported torch have tensors; in others this module does nothing.
+A tensor on a GPU travels through pinned memory of the CPU, and arrives on the GPU of the receiver with the same number, or on
+its current one if it has none with that number. Only processes that have imported torch have tensors; in others this module
+does nothing.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ def find_torch() -> bool:
 
 def _reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor; of a view, send only its elements, not all of the storage."""
+    if tensor.is_cuda and tensor.is_leaf and str(tensor.layout) == "torch.strided" and not tensor.is_quantized:
+        return _reduce_on_gpu(tensor)
     if not (tensor.is_leaf and tensor.is_cpu and str(tensor.layout) == "torch.strided" and not tensor.is_quantized):
         return tensor.__reduce_ex__(5)
     if FOR_ALL and _is_plain(tensor) and (block := FOR_ALL.get(tensor.untyped_storage().data_ptr())) is not None:
@@ -66,6 +70,34 @@ def _reduce_tensor(tensor: Any) -> Any:
         shown.__dict__.update(tensor.__dict__)
         tensor = shown
     return tensor.__reduce_ex__(5)
+
+
+def _reduce_on_gpu(tensor: Any) -> Any:
+    if not (tensor.numel() and _is_plain(tensor) and _is_dense(tensor)):
+        return tensor.__reduce_ex__(5)
+    import torch
+
+    here = torch.empty_like(tensor, device="cpu", pin_memory=True, requires_grad=False)  # dense: it keeps the strides
+    here.copy_(tensor.detach())
+    return _rebuild_on_gpu, (tensor.device.index, tensor.requires_grad, _reduce_tensor(here))
+
+
+def _rebuild_on_gpu(index: int, requires_grad: bool, reduced: Any) -> Any:
+    """Make a tensor of received memory on a GPU.
+
+    Raises:
+        PayloadError: this process has no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise PayloadError(
+            f"a tensor on cuda:{index} was sent to a process that can use no GPU: send a copy of it on the CPU, tensor.cpu()"
+        )
+    rebuild, arguments = reduced
+    there = index if index < torch.cuda.device_count() else torch.cuda.current_device()
+    tensor = rebuild(*arguments).to(f"cuda:{there}")
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _elements(tensor: Any, nbytes: int) -> Any:
