@@ -67,19 +67,21 @@ dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
 print("times", json.dumps(steps_of(fully(model_of({width}, {blocks}, kind)), kind, range({steps}))))
 dist.destroy_process_group()
 """
-OURS = """
+ON_RANK = """
 import gc
 from monarch_kernel.parallel import parallelize
 units = [f"blocks.{i}" for i in range(blocks)]
 example = torch.zeros((1, 64), dtype=torch.long, device=kind)
-model = parallelize(model_of(width, blocks, kind), mesh, "fsdp", example=example, units=units, quiet=True)
-times = steps_of(model, kind, live.loop(steps))
+model = model_of(width, blocks, kind)
+model = fully(model) if by == "hand" else parallelize(model, mesh, "fsdp", example=example, units=units, quiet=True)
+times = steps_of(model, kind, live.loop(steps) if by == "parallelize and live.loop" else range(steps))
 del model
 gc.collect()
 if kind == "cuda":
     torch.cuda.empty_cache()
 times
 """
+WAYS = ("hand", "parallelize", "parallelize and live.loop")
 
 
 class Caller(Actor):
@@ -139,26 +141,28 @@ def copied_state(trainer: ProcMesh, generator: ProcMesh, kind: str, mib: int) ->
 
 
 def training(mesh: ProcMesh, kind: str, size: str, steps: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of a step: under torchrun, and on the mesh with `parallelize` and ``live.loop``, in turns."""
+    """Milliseconds of a step under torchrun and on a rank of the mesh, wrapped by hand and by `parallelize`, in turns."""
     width, blocks = SIZES[size]
     mesh["width"], mesh["blocks"], mesh["steps"] = width, blocks, steps
-    found: dict[str, list[float]] = {"torchrun": [], "mesh": []}
+    found: dict[str, list[float]] = {"torchrun": [], **{f"by {way} on a rank": [] for way in WAYS}}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text(MODEL + STEP + SCRIPT.format(kind=kind, width=width, blocks=blocks, steps=steps))
         for _ in range(rounds):
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", str(script)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
-            found["torchrun"].append(statistics.median(json.loads(done.stdout.split("times")[1])[WARM_UP:]))
-            times: Any = mesh.run_cell(OURS, want_value=True).get().values()[0].value
-            found["mesh"].append(statistics.median(times[WARM_UP:]))
+            found["torchrun"] += json.loads(done.stdout.split("times")[1])[WARM_UP:]
+            for way in WAYS:
+                mesh["by"] = way
+                times: Any = mesh.run_cell(ON_RANK, want_value=True).get().values()[0].value
+                found[f"by {way} on a rank"] += times[WARM_UP:]
     return {name: 1e3 * statistics.median(each) for name, each in found.items()}
 
 
 def main() -> None:
     """Print a table, and write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=2, help="turns of torchrun and the mesh")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of torchrun and the mesh")
     parser.add_argument("--json", type=Path, default=Path("build/bench/gpu.json"))
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -167,18 +171,24 @@ def main() -> None:
         print("There is no CUDA device: the same code runs on the CPU, with smaller sizes.\n")
     mib, sizes, steps = (1024, list(SIZES), STEPS) if kind == "cuda" else (64, ["10 M"], 8)
     store = GroupStore()
-    trainer, generator = (this_host().spawn_procs({"gpus": 1}, name=name, device=kind) for name in ("trainer", "generator"))
+    trainer, generator = (
+        this_host().spawn_procs({"gpus": 1}, name=name, device=kind) for name in ("trainer", "generator")
+    )
     for mesh in (trainer, generator):
         mesh["kind"] = kind
         mesh.run(MODEL + STEP).get()
         store.form(mesh).get()
-    rows: dict[str, Any] = {f"{mib} MiB, GB/s: {what}": each for what, each in transfers(trainer, generator, kind, mib).items()}
+    rows: dict[str, Any] = {
+        f"{mib} MiB, GB/s: {what}": each for what, each in transfers(trainer, generator, kind, mib).items()
+    }
     rows[f"{mib} MiB, GB/s: pinned memory to {kind}, one process"] = pinned(kind, mib)
     rows[f"{mib} MiB, GB/s: copy_state"] = copied_state(trainer, generator, kind, mib)
     caller = trainer.spawn("caller", Caller)
     rows["empty call, us"] = 1e6 * seconds(lambda: caller.nothing.call_one().get(), 1000)
     given = torch.ones(16 << 20, device=kind)
-    rows["64 MiB tensor as an argument, GB/s"] = given.nbytes / 1e9 / seconds(lambda: caller.nbytes.call_one(given).get(), 10)
+    rows["64 MiB tensor as an argument, GB/s"] = (
+        given.nbytes / 1e9 / seconds(lambda: caller.nbytes.call_one(given).get(), 10)
+    )
     for size in sizes:
         for name, each in training(trainer, kind, size, steps, options.rounds).items():
             rows[f"FSDP2 step of {size} parameters, ms: {name}"] = each

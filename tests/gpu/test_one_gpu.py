@@ -6,14 +6,14 @@ Without a GPU the tests are skipped. ``MONARCH_GPU_TESTS=cpu`` runs all but what
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytest
 import torch
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host
-from monarch_kernel.errors import RemoteError
+from monarch_kernel.errors import MonarchError, RemoteError
 from monarch_kernel.rdma import Buffer
 from monarch_kernel.runtime.host.gpus import GpuMeters
 from monarch_kernel.train.process_group.worker import GroupStore
@@ -148,16 +148,6 @@ losses(hand), losses(ours)
     assert hand[-1] < hand[0]
 
 
-def test_weights_are_copied_from_the_trainer_to_the_generator(meshes: tuple[ProcMesh, ProcMesh]) -> None:
-    trainer, generator = meshes
-    make = "torch.manual_seed({seed}); model = nn.Linear(2048, 2048, device=device); float(model.weight.sum())"
-    wanted = run(trainer, make.format(seed=1))
-    assert run(generator, make.format(seed=2)) != wanted
-    moved = generator.copy_state(trainer, "model")
-    assert run(generator, "float(model.weight.sum())") == wanted
-    assert moved.nbytes == (2048 * 2048 + 2048) * 4
-
-
 def test_a_rollback_restores_weights_and_the_generator_of_the_gpu(mesh: ProcMesh) -> None:
     code = """
 model = nn.Linear(8, 8, device=device)
@@ -197,6 +187,51 @@ model.weight.device.type, torch.equal(model.weight, before)
     assert run(mesh, code) == (DEVICE, True)
 
 
+class Echo(Actor):
+    """Sends back what it gets, and says where it was."""
+
+    @endpoint
+    def echo(self, value: Any) -> tuple[str, Any]:
+        return str(next(iter(torch.utils._pytree.tree_leaves(value))).device), value
+
+
+@pytest.fixture(scope="module")
+def echo(meshes: tuple[ProcMesh, ProcMesh]) -> Any:
+    return meshes[1].spawn("echo", Echo)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.randn(1 << 22, device=DEVICE),
+        lambda: torch.arange(6.0, device=DEVICE).reshape(2, 3).t(),
+        lambda: torch.arange(100.0, device=DEVICE)[::3],
+        lambda: torch.randn(9, device=DEVICE).to(torch.bfloat16),
+        lambda: torch.ones((), device=DEVICE),
+        lambda: torch.ones((0, 3), device=DEVICE),
+        lambda: torch.ones(6, device=DEVICE, requires_grad=True),
+        lambda: torch.nn.Parameter(torch.ones(50_000, device=DEVICE)),
+    ],
+    ids=["large", "transposed", "strided", "bfloat16", "scalar", "empty", "grad", "parameter"],
+)
+def test_a_tensor_travels_from_gpu_to_gpu(echo: Any, make: Callable[[], torch.Tensor]) -> None:
+    tensor = make()
+    where, back = echo.echo.call_one(tensor).get(LONG_S)
+    assert (where, back.device) == (str(tensor.device), tensor.device)
+    assert (type(back), back.dtype, back.requires_grad) == (type(tensor), tensor.dtype, tensor.requires_grad)
+    assert torch.equal(back, tensor)
+    if tensor.is_contiguous():
+        assert back.is_contiguous()
+
+
+@only_gpu
+def test_a_tensor_of_a_gpu_is_refused_where_there_is_none(meshes: tuple[ProcMesh, ProcMesh]) -> None:
+    mesh = this_host().spawn_procs({"r": 1}, name="cpu", device="cpu")
+    with pytest.raises(MonarchError, match=r"a tensor on cuda:0 was sent to a process that can use no GPU"):
+        mesh["x"] = torch.ones(3, device="cuda")
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
 class Owner(Actor):
     """Exports a tensor that a kernel is still computing."""
 
@@ -219,8 +254,30 @@ class Reader(Actor):
         return transfer.path, bool(torch.equal(into.cpu(), torch.arange(len(into), dtype=torch.float64)))
 
 
-def test_a_rank_reads_memory_of_another_rank_that_is_still_being_computed(meshes: tuple[ProcMesh, ProcMesh]) -> None:
-    trainer, generator = meshes
+@pytest.fixture
+def pair(session: None, by_value: None) -> Iterator[tuple[ProcMesh, ProcMesh]]:
+    """Two meshes that share a GPU for one test: what CUDA keeps for memory that is shared goes away with the processes."""
+    both = [this_host().spawn_procs({"gpus": 1}, name=name, device=DEVICE) for name in ("trainer", "generator")]
+    for mesh in both:
+        mesh["kind"] = DEVICE
+        mesh.run(PRELUDE).get(LONG_S)
+    yield both[0], both[1]
+    for mesh in both:
+        mesh.stop(grace_s=0).get(LONG_S)
+
+
+def test_weights_are_copied_from_the_trainer_to_the_generator(pair: tuple[ProcMesh, ProcMesh]) -> None:
+    trainer, generator = pair
+    make = "torch.manual_seed({seed}); model = nn.Linear(2048, 2048, device=device); model.weight.sum().item()"
+    wanted = run(trainer, make.format(seed=1))
+    assert run(generator, make.format(seed=2)) != wanted
+    moved = generator.copy_state(trainer, "model")
+    assert run(generator, "model.weight.sum().item()") == wanted
+    assert moved.nbytes == (2048 * 2048 + 2048) * 4
+
+
+def test_a_rank_reads_memory_of_another_rank_that_is_still_being_computed(pair: tuple[ProcMesh, ProcMesh]) -> None:
+    trainer, generator = pair
     owner, reader = trainer.spawn("owner", Owner), generator.spawn("reader", Reader)
     buffer = owner.lend.call_one(DEVICE, 1 << 22).get(LONG_S)
     assert reader.read.call_one(buffer, DEVICE).get(LONG_S) == ("cuda" if DEVICE == "cuda" else "memory", True)
