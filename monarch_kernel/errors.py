@@ -79,6 +79,7 @@ class Frame:
         first_line: the line number of ``source[0]``.
         user: whether this is the user's code (a cell, ``__main__`` or a file outside site-packages).
         variables: name and short description (shape, dtype, device or value) of the variables in the line.
+        left_out: number of frames between this one and the one before it that are not in the report.
     """
 
     file: str
@@ -88,16 +89,12 @@ class Frame:
     first_line: int = 0
     user: bool = False
     variables: tuple[tuple[str, str], ...] = ()
+    left_out: int = 0
 
 
-# Lines that Python writes between the tracebacks of chained exceptions -> how the later exception relates to the earlier.
-_CHAINS = {
-    "The above exception was the direct cause of the following exception:": "caused by",
-    "During handling of the above exception, another exception occurred:": "raised while handling",
-}
-_CHAIN = re.compile(f"^({'|'.join(map(re.escape, _CHAINS))})$", re.MULTILINE)
-_HEADLINE = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*(\S.*)", re.MULTILINE)
-_PLACE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):"
+_ON_THE_RANK = "Traceback on the rank:\n"
+_MAX_MORE_LINES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +103,41 @@ class Cause:
 
     Attributes:
         link: ``caused by`` or ``raised while handling``.
-        headline: class and text, in one line.
-        place: file and line where it was raised; empty if its traceback has none.
+        etype: name of the exception's class.
+        message: ``str(exception)``.
+        notes: the lines that ``add_note()`` added.
+        frame: the line of the user's code that raised it, or else the innermost line; None if it was never raised.
     """
 
     link: str
-    headline: str
-    place: tuple[str, ...] = ()
+    etype: str
+    message: str = ""
+    notes: tuple[str, ...] = ()
+    frame: Frame | None = None
 
-    @classmethod
-    def of(cls, link: str, traceback: str) -> Cause:
-        """Make a cause from its part of a traceback."""
-        headlines, places = _HEADLINE.findall(traceback), _PLACE.findall(traceback)
-        outer = [line for line in traceback.splitlines() if line[:1].strip()]
-        headline = headlines[-1] if headlines else outer[-1] if outer else "another exception"
-        return cls(link, headline, places[-1] if places else ())
+    @property
+    def headline(self) -> str:
+        """Class and first line of the text, ``KeyError: 'w'``; for a text with a traceback in it also its last line."""
+        lines = [line.strip() for line in self.message.splitlines() if line.strip() not in ("", '"""')]
+        starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+        text = lines[0] if lines else ""
+        if starts:
+            text = f"{text} … {lines[-1]}" if starts[0] else lines[-1]
+        return f"{self.etype}: {text}" if text else self.etype
+
+    @property
+    def more_lines(self) -> tuple[str, ...]:
+        """The lines of the text after the first, if there is no traceback in it; of many the first and the last."""
+        lines = self.message.strip().splitlines()
+        if any(line.endswith(_TRACEBACK) for line in lines):
+            return ()
+        rest = [line.rstrip() for line in lines[1:] if line.strip()]
+        return tuple(rest if len(rest) <= _MAX_MORE_LINES else [*rest[: _MAX_MORE_LINES - 2], "…", rest[-1]])
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
         """Key that is equal for causes that differ only in their texts."""
-        return (self.link, self.headline.partition(":")[0], self.place)
+        return (self.link, self.etype, self.frame and (self.frame.file, self.frame.line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +160,8 @@ class Failure:
         signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
         python: for a failed import, the interpreter of the rank; hosts may have different ones.
         notes: further lines about the place: for a model the module, its inputs and its parameters.
+        added_notes: the lines that ``add_note()`` added to the exception.
+        chain: the exceptions to which this one is chained, the nearest first.
     """
 
     kind: FailureKind
@@ -163,17 +177,13 @@ class Failure:
     signal: str = ""
     python: str = ""
     notes: tuple[str, ...] = ()
+    added_notes: tuple[str, ...] = ()
+    chain: tuple[Cause, ...] = ()
 
     @property
     def user_frame(self) -> Frame | None:
         """The innermost frame of the user's own code."""
         return next((frame for frame in reversed(self.frames) if frame.user), None)
-
-    @property
-    def chain(self) -> tuple[Cause, ...]:
-        """The exceptions to which this one is chained, the nearest first."""
-        *parts, _ = _CHAIN.split(self.traceback)  # the text of a cause, then its link, and so on
-        return tuple(Cause.of(_CHAINS[link], text) for text, link in zip(parts[::2], parts[1::2], strict=True))[::-1]
 
     @property
     def fingerprint(self) -> tuple[object, ...]:
@@ -188,7 +198,8 @@ class Failure:
         elif not path:
             path = list(self.frames[-1:])
         lines = tuple((frame.file, frame.line) for frame in path)
-        return (self.kind, self.etype, self.message, lines, tuple(cause.fingerprint for cause in self.chain))
+        chain = tuple(cause.fingerprint for cause in self.chain)
+        return (self.kind, self.etype, self.message, self.added_notes, lines, chain)
 
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
@@ -318,6 +329,7 @@ def _details(reports: Mapping[int, Failure]) -> list[str]:
         lines.append(f"    {where.file}, line {where.line}, in {where.function}")
         if where.source:
             lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+    lines += [f"    {note}" for note in failure.added_notes]
     lines += [f"    {line}" for line in causes_by_rank(reports)]
     lines += [f"    {note}" for note in failure.notes]
     if failure.host:
@@ -339,19 +351,42 @@ def causes_by_rank(reports: Mapping[int, Failure]) -> list[str]:
         reports: rank -> report, of ranks whose fingerprints are equal.
     """
     lines = []
-    chains = {rank: report.chain for rank, report in reports.items()}
-    for causes in zip(*chains.values(), strict=True):
-        ranks: dict[str, list[int]] = {}
-        for rank, cause in zip(chains, causes, strict=True):
-            ranks.setdefault(cause.headline, []).append(rank)
-        if len(ranks) == 1:
-            lines.append(f"{causes[0].link} {causes[0].headline}")
-            continue
-        shown = [f"on {format_ranks(theirs)} {text}" for text, theirs in list(ranks.items())[:_MAX_TEXTS]]
-        if hidden := [rank for theirs in list(ranks.values())[_MAX_TEXTS:] for rank in theirs]:
-            shown.append(f"{len(ranks) - _MAX_TEXTS:,} more on {format_ranks(hidden)}")
-        lines.append(f"{causes[0].link}, {'; '.join(shown)}")
+    for causes in _causes_of(reports):
+        cause = next(iter(causes.values()))
+        is_same = len({(each.headline, each.more_lines, each.notes) for each in causes.values()}) == 1
+        lines.append(f"{cause.link}{_texts_by_rank(causes)}")
+        if is_same:
+            lines += [f"    {line}" for line in (*cause.more_lines, *cause.notes)]
+        if cause.frame is not None:
+            function = "" if cause.frame.function in ("", "<module>") else f", in {cause.frame.function}"
+            lines.append(f"    {cause.frame.file}, line {cause.frame.line}{function}{_code(cause.frame)}")
     return lines
+
+
+def _code(frame: Frame) -> str:
+    index = frame.line - frame.first_line
+    return f": {frame.source[index].strip()}" if 0 <= index < len(frame.source) else ""
+
+
+def _causes_of(reports: Mapping[int, Failure]) -> list[dict[int, Cause]]:
+    """The causes of ranks whose fingerprints are equal, as rank -> cause, the nearest first."""
+    chains = {rank: report.chain for rank, report in reports.items()}
+    return [dict(zip(chains, causes, strict=True)) for causes in zip(*chains.values(), strict=True)]
+
+
+def _texts_by_rank(causes: Mapping[int, Cause]) -> str:
+    """`` OSError: no shard``, or ``, on [0] OSError: no shard-0; on [1] OSError: no shard-1``."""
+    ranks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank, cause in causes.items():
+        ranks.setdefault((cause.headline, cause.notes), []).append(rank)
+    if len(ranks) == 1:
+        return f" {next(iter(causes.values())).headline}"
+    shown = []
+    for (text, notes), theirs in list(ranks.items())[:_MAX_TEXTS]:
+        shown.append(f"on {format_ranks(theirs)} {text}" + (f" ({'; '.join(notes)})" if notes else ""))
+    if hidden := [rank for theirs in list(ranks.values())[_MAX_TEXTS:] for rank in theirs]:
+        shown.append(f"{len(ranks) - _MAX_TEXTS:,} more on {format_ranks(hidden)}")
+    return f", {'; '.join(shown)}"
 
 
 def _python(failure: Failure) -> str:
@@ -446,7 +481,7 @@ class RanksError(MonarchError):
             place = f" ({where.file}, line {where.line})" if where else ""
             head, *rest = failure.headline().split("\n")
             lines.append(f"{format_ranks(ranks)} {head}{place}")
-            lines.extend(f"    {line}" for line in rest)
+            lines.extend(f"    {line}" for line in (*rest, *failure.added_notes))
             if failure.host:  # otherwise no report has come
                 pid = f", pid {failure.pid}" if failure.pid else ""
                 lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
@@ -561,7 +596,10 @@ def rebuild_exception(failure: Failure) -> BaseException:
         error = RuntimeError(failure.headline())
     if not isinstance(error, BaseException):
         error = RuntimeError(failure.headline())
-    if failure.traceback and not getattr(error, "__notes__", None):
-        note = f"Traceback on the rank:\n{failure.traceback.rstrip()}"
-        error.__notes__ = [note]  # like add_note(), which Python 3.10 does not have
+    stored = getattr(error, "__notes__", None)
+    notes = list(stored) if isinstance(stored, list) and stored else list(failure.added_notes)
+    if failure.traceback and not any(str(note).startswith(_ON_THE_RANK) for note in notes):
+        notes.append(f"{_ON_THE_RANK}{failure.traceback.rstrip()}")
+    if notes:
+        error.__notes__ = notes  # like add_note(), which Python 3.10 does not have
     return error

@@ -22,7 +22,8 @@ def with_cell_names(failure: Failure) -> Failure:
         return in_notebook(Frame(found[0], 0, "")).file.strip("<>")
 
     message = _FILE.sub(name, failure.message)
-    return replace(failure, frames=tuple(map(in_notebook, failure.frames)), message=message)
+    chain = tuple(replace(cause, frame=cause.frame and in_notebook(cause.frame)) for cause in failure.chain)
+    return replace(failure, frames=tuple(map(in_notebook, failure.frames)), message=message, chain=chain)
 
 
 def in_notebook(frame: Frame) -> Frame:

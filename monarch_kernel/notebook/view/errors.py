@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from monarch_kernel.base.text import plain
 from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
+from monarch_kernel.notebook.view.messages import condensed, narrow
 from monarch_kernel.runtime.diagnostics.source_names import short_file
 
 __all__ = ["error_block"]
 
 _MAX_BLOCKS = 8
 _MAX_LINES = 40  # in a block
-_MAX_MESSAGE_LINES = 10
 _MAX_USER_FRAMES = 5
 _MAX_VARIABLES = 8
 _MAX_LAST_LINES = 10
-_MAX_CAUSES = 3
+_MAX_CAUSES = 9  # lines
 _MAX_WIDTH = 160
-_MAX_HEADLINE = 500
+_MAX_HEADLINE = 1_000
 _SHOWN_BY = "%tb Verbose shows them"
+_CELL = re.compile(r"^(    )<((?:remote|notebook) cell \[\d+\])>(?=, line )")
 _CONTEXT_LINES = 2  # of source, before and after the failing line
 
 
@@ -89,12 +91,11 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     label = format_ranks(ranks)
     by_rank = {point.rank: report for point, report in error.reports.items()}
     reports = {rank: by_rank[rank] for rank in ranks}
-    headline = plain(_headline(failure)).rstrip().split("\n")
-    n_message = len(headline) if verbose else _MAX_MESSAGE_LINES
-    yield f"{paint.error(label)} {_colored_headline(_narrow(headline[0], verbose, _MAX_HEADLINE), failure, paint)}"
-    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in headline[1:n_message])
-    if len(headline) > n_message:
-        yield paint.dim(f"    … {len(headline) - n_message:,} more lines of the message")
+    head, *rest = condensed(plain(_headline(failure)), whole=verbose)
+    yield f"{paint.error(label)} {_colored_headline(_message_line(head, verbose), failure, paint)}"
+    yield from (f"    {_message_line(line, verbose)}" for line in rest)
+    if failure.added_notes:
+        yield from (f"    {_message_line(line, verbose)}" for line in _added_notes(failure, verbose))
     if processes := _processes(reports):
         yield paint.dim(f"    {processes}")
     if pythons := {each.python for each in reports.values() if each.python}:
@@ -110,7 +111,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         tail = [line for line in plain(failure.traceback).splitlines() if line.strip()]
         if len(tail) > 1:  # a single line would repeat the headline
             yield from (f"    {_narrow(line, verbose)}" for line in (tail if verbose else tail[-_MAX_LAST_LINES:]))
-    yield from (f"    {_narrow(line, verbose, _MAX_HEADLINE)}" for line in _causes(reports))
+    yield from (f"    {_message_line(line, verbose)}" for line in _causes(reports, verbose))
     if failure.last_lines:
         last = failure.last_lines if verbose else failure.last_lines[-_MAX_LAST_LINES:]
         of_rank = f" of {format_ranks(ranks[:1])}" if len({each.last_lines for each in reports.values()}) > 1 else ""
@@ -121,10 +122,20 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         yield from (f"    {line}" for line in plain(failure.traceback).splitlines())
 
 
+def _added_notes(failure: Failure, verbose: bool) -> list[str]:
+    return condensed(plain("\n".join(failure.added_notes)), whole=verbose)
+
+
+def _message_line(line: str, verbose: bool) -> str:
+    """Bound a line of an error's text: its end often says what to do."""
+    return line if verbose else narrow(line, _MAX_HEADLINE, keep_end=True)
+
+
 def _headline(failure: Failure) -> str:
     if failure.kind == "interrupted" and not failure.message:
         return f"{failure.etype}: interrupted on request, its state is kept"
-    return failure.headline()
+    message = failure.message.lstrip("\n")
+    return f"{failure.etype}: {message}" if message else failure.etype
 
 
 def _colored_headline(headline: str, failure: Failure, paint: _Paint) -> str:
@@ -178,12 +189,17 @@ def _frames(failure: Failure, paint: _Paint, verbose: bool, on_rank: str) -> Ite
         indices = list(group)
         if is_shown:
             for i in indices:
+                if frames[i].left_out and (verbose or i - 1 in shown):
+                    yield paint.dim(f"    … {frames[i].left_out:,} frames are not in the report …")
                 yield from _frame(frames[i], paint, verbose)
                 if i == innermost:
                     yield from _variables(frames[i], paint, verbose, on_rank)
         else:
             hint = f" ({_SHOWN_BY})" if indices[-1] == last_folded else ""
-            yield paint.dim(f"    {_folded_frames([frames[i] for i in indices])}{hint}")
+            # Frames that the report does not have are counted with those beside them that are not shown.
+            around = [*indices, *range(indices[-1] + 1, min(indices[-1] + 2, len(frames)))]
+            n_left_out = sum(frames[i].left_out for i in around)
+            yield paint.dim(f"    {_folded_frames([frames[i] for i in indices], n_left_out)}{hint}")
 
 
 def _frame(frame: Frame, paint: _Paint, whole: bool) -> Iterator[str]:
@@ -219,10 +235,11 @@ def _place(frame: Frame) -> str:
     return f"{short_file(frame.file)}, line {frame.line}{function}"
 
 
-def _folded_frames(frames: Sequence[Frame]) -> str:
+def _folded_frames(frames: Sequence[Frame], n_left_out: int = 0) -> str:
+    n_frames = len(frames) + n_left_out
     files = list(dict.fromkeys(short_file(frame.file) for frame in frames))
     names = ", ".join(files[:2]) + (", …" if len(files) > 2 else "")
-    return f"… {len(frames):,} frame{'' if len(frames) == 1 else 's'} in {names} …"
+    return f"… {n_frames:,} frame{'' if n_frames == 1 else 's'} in {names} …"
 
 
 def _source_line(frame: Frame) -> str:
@@ -230,12 +247,18 @@ def _source_line(frame: Frame) -> str:
     return _narrow(plain(frame.source[index]).strip()) if 0 <= index < len(frame.source) else ""
 
 
-def _causes(reports: Mapping[int, Failure]) -> Iterator[str]:
-    """Yield the exceptions that this error is chained to, nearest first."""
-    chain = [plain(line) for line in causes_by_rank(reports)]
-    yield from chain[:_MAX_CAUSES]
-    if len(chain) > _MAX_CAUSES:
-        yield f"… and {len(chain) - _MAX_CAUSES} more ({_SHOWN_BY})"
+def _causes(reports: Mapping[int, Failure], verbose: bool) -> Iterator[str]:
+    """Yield the exceptions that this error is chained to, nearest first, with their lines."""
+    lines = [_in_cell(plain(line)) for line in causes_by_rank(reports)]
+    shown = lines if verbose else lines[:_MAX_CAUSES]
+    yield from shown
+    if n_more := sum(not line.startswith(" ") for line in lines[len(shown) :]):
+        yield f"… and {n_more} more ({_SHOWN_BY})"
+
+
+def _in_cell(line: str) -> str:
+    """Name a cell without angle brackets, as in the frames above it."""
+    return _CELL.sub(r"\1\2", line)
 
 
 def _shortened(block: list[str], paint: _Paint) -> list[str]:
@@ -248,5 +271,5 @@ def _shortened(block: list[str], paint: _Paint) -> list[str]:
     return [*block[:n_head], paint.dim(f"    … {n_cut} lines left out here …"), *block[-n_tail:]]
 
 
-def _narrow(line: str, whole: bool = False, width: int = _MAX_WIDTH) -> str:
-    return line if whole or len(line) <= width else line[: width - 1] + "…"
+def _narrow(line: str, whole: bool = False) -> str:
+    return line if whole else narrow(line, _MAX_WIDTH)

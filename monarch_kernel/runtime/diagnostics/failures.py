@@ -30,7 +30,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch_kernel.base.location import PACKAGE
-from monarch_kernel.errors import Failure, FailureKind, Frame
+from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
 from monarch_kernel.runtime.diagnostics.module_errors import model_notes
 from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
 
@@ -39,6 +39,9 @@ __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_
 _log = logging.getLogger(__name__)
 
 _MESSAGE_LENGTH = 20_000
+_CAUSE_LENGTH = 4_000
+_MAX_CAUSES = 20
+_MAX_NOTES = 50
 _TRACEBACK_LENGTH = 200_000
 _SOURCE_WIDTH = 400
 _FIRST_FRAMES, _LAST_FRAMES = 20, 40
@@ -46,6 +49,7 @@ _MAX_VARIABLES = 24
 _MAX_EXCEPTION_NBYTES = 1 << 20
 _MAX_PARSED_LINES = 5_000
 
+_PLACE = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$', re.MULTILINE)
 _IPYTHON_CORE = os.sep + os.path.join("IPython", "core") + os.sep
 _LIBRARY = os.path.dirname(os.__file__)
 # What starts a script, what compiles a cell, and what raises BdbQuit in it.
@@ -87,6 +91,16 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         text = f"{type(error).__name__}: {message}\n"
         note("the traceback", problem)
     try:
+        chain = tuple(_chain(error, own_files))
+    except Exception as problem:  # for the same reason
+        chain = ()
+        note("the causes", problem)
+    try:
+        added_notes = tuple(_added_notes(error))
+    except Exception as problem:  # for the same reason
+        added_notes = ()
+        note("the notes", problem)
+    try:
         notes = model_notes(error)
     except Exception as problem:  # an addition, which must not hide the rest
         notes = ()
@@ -94,14 +108,16 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
     return Failure(
         kind=kind,
         etype=type(error).__name__,
-        message=_cut(message, _MESSAGE_LENGTH),
+        message=_without_middle(message, _MESSAGE_LENGTH),
         frames=frames,
-        traceback=_cut(text, _TRACEBACK_LENGTH),
+        traceback=_without_middle(text, _TRACEBACK_LENGTH),
         host=socket.gethostname(),
         pid=os.getpid(),
         exception=_pickled(error),
         python=sys.executable if isinstance(error, ImportError) else "",
         notes=(*notes, *unknown),
+        added_notes=added_notes,
+        chain=chain,
     )
 
 
@@ -117,7 +133,60 @@ def _message(error: BaseException) -> str:
     for one in getattr(error, "exceptions", None) or ():  # the members of an ExceptionGroup
         if isinstance(one, BaseException):
             lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
+            lines += [f"    {note}" for note in _added_notes(one)]
     return "\n".join([*lines, ""])[:-1]  # an exact str, even if __str__ returns a subclass
+
+
+def _added_notes(error: BaseException) -> Iterator[str]:
+    """Yield the lines that ``add_note()`` added; whatever else ``__notes__`` contains is left out."""
+    notes = vars(error).get("__notes__")
+    for note in notes[:_MAX_NOTES] if isinstance(notes, (list, tuple)) else ():
+        if isinstance(note, str):
+            yield from _without_middle(note, _MESSAGE_LENGTH).splitlines()
+
+
+def _chain(error: BaseException, own_files: Collection[str]) -> Iterator[Cause]:
+    """Yield the exceptions to which an error is chained, the nearest first, as Python prints them."""
+    seen = {id(error)}
+    for _ in range(_MAX_CAUSES):
+        if error.__cause__ is not None:
+            link, error = "caused by", error.__cause__
+        elif error.__context__ is not None and not error.__suppress_context__:
+            link, error = "raised while handling", error.__context__
+        else:
+            return
+        if id(error) in seen:
+            return
+        seen.add(id(error))
+        try:
+            message = _without_middle(_message(error), _CAUSE_LENGTH)
+        except Exception:  # the user's __str__ may do anything
+            message = f"<{type(error).__name__} whose __str__ failed>"
+        try:
+            place = _place_of(error, own_files)
+        except Exception:  # a cause without its line is better than none
+            place = None
+        yield Cause(link, type(error).__name__, message, tuple(_added_notes(error)), place)
+
+
+def _place_of(error: BaseException, own_files: Collection[str]) -> Frame | None:
+    """Describe the innermost frame of the user's code in the traceback of a cause, or else its innermost frame."""
+    steps = [step for step in _steps(error.__traceback__) if not is_machinery(step[0].f_code.co_filename, own_files)]
+    if not steps:
+        return _place_in_text(error)
+    of_user = [step for step in steps if is_user(step[0])]
+    innermost = (of_user or steps)[-1:]
+    return next(describe_frames(innermost, own_files, with_variables=False), None)
+
+
+def _place_in_text(error: BaseException) -> Frame | None:
+    """Describe the user's line in a text that is a traceback: a pool's worker sends that of its error as a cause."""
+    found = [match for match in _PLACE.finditer(_message(error)) if is_user_file(match["file"])]
+    if not found:
+        return None
+    file, line = found[-1]["file"], int(found[-1]["line"])
+    source, first_line = _around(linecache.getlines(file), line)
+    return Frame(file, line, found[-1]["function"] or "<module>", source, first_line, True)
 
 
 def _is_quit(error: BaseException) -> bool:
@@ -194,12 +263,15 @@ def describe_frames(
     known = [step for step in steps if not is_machinery(step[0].f_code.co_filename, own_files)]
     # The callers of the user's code (an event loop, a thread's run) do not help the user; the functions that it calls do.
     first = next((i for i, (frame, _, _) in enumerate(known) if is_user(frame)), 0)
-    for frame, line, end in _middle_cut(known[first:]):
+    known = known[first:]
+    n_left_out = len(known) - len(_middle_cut(known))
+    for i, (frame, line, end) in enumerate(_middle_cut(known)):
         code, user = frame.f_code, is_user(frame)
         lines = linecache.getlines(code.co_filename, frame.f_globals)
         source, first_line = _around(lines, line)
         variables = tuple(_variables(frame, lines, line, end)) if user and with_variables else ()
-        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables)
+        left_out = n_left_out if i == _FIRST_FRAMES else 0
+        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables, left_out)
 
 
 def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
@@ -375,6 +447,15 @@ def _dotted(node: ast.expr) -> str | None:
         owner = _dotted(node.value)
         return f"{owner}.{node.attr}" if owner else None
     return None
+
+
+def _without_middle(text: str, length: int) -> str:
+    """Cut a long text in its middle: the last line of an error often says the most."""
+    if len(text) <= length:
+        return text
+    mark = f" … {len(text) - length:,} characters left out … "
+    n_tail = length // 4
+    return f"{text[: length - n_tail - len(mark)]}{mark}{text[-n_tail:]}"
 
 
 def _cut(text: str, length: int) -> str:

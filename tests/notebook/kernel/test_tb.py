@@ -70,3 +70,31 @@ def test_a_shown_error_can_be_pickled(notebook: Notebook) -> None:
         (0, 1),
         "cell",
     ]
+
+
+def test_an_error_of_a_worker_shows_its_last_line_and_the_line_of_the_cell(notebook: Notebook) -> None:
+    shown = notebook.run("""%%remote
+import torch.multiprocessing as mp
+def work(i):
+    raise ValueError(f"row {7 + i} is corrupt")
+mp.start_processes(work, nprocs=1, start_method="fork")""").error
+    assert "ProcessRaisedException: -- Process 0 terminated with the following error:\n" in shown
+    assert "    ValueError: row 7 is corrupt\n" in shown
+    assert 'raise ValueError(f"row {7 + i} is corrupt")\n' in shown
+
+
+def test_an_error_shows_its_notes_and_its_cause_with_line_and_notes(notebook: Notebook) -> None:
+    shown = notebook.run("""%%remote
+def load():
+    error = FileNotFoundError(f"shard-{rank}.pt")
+    error.__notes__ = ["look at the mount"]
+    raise error
+try:
+    load()
+except OSError as missing:
+    failed = RuntimeError("step failed")
+    failed.__notes__ = ["in step 5"]
+    raise failed from missing""").error
+    assert "RuntimeError: step failed\n    in step 5\n" in shown
+    assert "    caused by, on [0] FileNotFoundError: shard-0.pt (look at the mount); on [1] FileNot" in shown
+    assert ", line 5, in load: raise error\n" in f"{shown}\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from monarch_kernel.errors import Failure, Frame, RemoteError
+from monarch_kernel.errors import Cause, Failure, Frame, RemoteError
 from monarch_kernel.notebook.view.errors import error_block
 
 
@@ -57,6 +57,24 @@ LOST = Failure(
     last_lines=("step 41", "step 42"),
 )
 RELEASED = Failure("released", "RuntimeError", "aborted", (CELL,), host="node1", pid=43)
+
+
+WORKER = """Caught ValueError in DataLoader worker process 1.
+Original Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)  # type: ignore[possibly-undefined]
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in fetch
+    data = [self.dataset[idx] for idx in possibly_batched_index]
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/env/lib/python3.11/site-packages/torch/utils/data/_utils/fetch.py", line 54, in <listcomp>
+    data = [self.dataset[idx] for idx in possibly_batched_index]
+            ~~~~~~~~~~~~^^^^^
+  File "<remote cell [3]>", line 4, in __getitem__
+    if i == 7: raise ValueError(f"row {i} is corrupt")
+               ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ValueError: row 7 is corrupt
+"""
 
 
 def block_of(reports: dict[int, Failure], results: dict[int, object] | None = None, **options: bool) -> list[str]:
@@ -141,31 +159,23 @@ def test_an_interrupted_rank_shows_its_position_in_one_line() -> None:
     ]
 
 
-def test_chained_exceptions_are_named_nearest_first() -> None:
-    def chained() -> Failure:
-        text = (
-            "Traceback (most recent call last):\n  a\nKeyError: 'w'\n\n"
-            "During handling of the above exception, another exception occurred:\n\n"
-            "Traceback (most recent call last):\n  b\nValueError: no weight\n\n"
-            "The above exception was the direct cause of the following exception:\n\n"
-            "Traceback (most recent call last):\n  c\nRuntimeError: mat1\n"
-        )
-        return replace(SHAPES, traceback=text)
-
-    lines = block_of({0: chained()})
-    assert lines[-2:] == ["    caused by ValueError: no weight", "    raised while handling KeyError: 'w'"]
-
-
-CAUSED = "The above exception was the direct cause of the following exception"
-HANDLING = "During handling of the above exception, another exception occurred"
-
-
-def caused(text: str, line: int = 2, link: str = CAUSED) -> str:
-    """Make the traceback of an error with a cause."""
-    return (
-        f'Traceback (most recent call last):\n  File "data.py", line {line}, in load\n    open(path)\n{text}\n\n'
-        f'{link}:\n\nTraceback (most recent call last):\n  File "a.py", line 9, in step\nRuntimeError: mat1\n'
+def test_chained_exceptions_are_named_nearest_first_with_their_lines_and_notes() -> None:
+    chain = (
+        Cause("caused by", "ValueError", "no weight", ("look at row 17",), replace(CELL, line=1)),
+        Cause("raised while handling", "KeyError", "'w'"),
     )
+    lines = block_of({0: replace(SHAPES, chain=chain)})
+    assert lines[-4:] == [
+        "    caused by ValueError: no weight",
+        "        look at row 17",
+        "        remote cell [5], line 1: x = torch.ones(4, 3)",
+        "    raised while handling KeyError: 'w'",
+    ]
+
+
+def caused(message: str, line: int = 2, link: str = "caused by", etype: str = "OSError") -> tuple[Cause, ...]:
+    """Make the chain of an error with one cause."""
+    return (Cause(link, etype, message, frame=Frame("data.py", line, "load", user=True)),)
 
 
 def heads(lines: list[str]) -> list[str]:
@@ -176,36 +186,31 @@ def heads(lines: list[str]) -> list[str]:
 def test_causes_with_different_texts_are_listed_by_rank_in_one_block() -> None:
     def of(*missing: int) -> list[str]:
         return block_of(
-            {
-                rank: replace(SHAPES, traceback=caused(f"OSError: no shard-{shard}"))
-                for rank, shard in enumerate(missing)
-            }
+            {rank: replace(SHAPES, chain=caused(f"no shard-{shard}")) for rank, shard in enumerate(missing)}
         )
 
-    assert of(0, 0)[-1] == "    caused by OSError: no shard-0"
-    assert of(0, 1)[-1] == "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1"
-    assert of(0, 1, 0)[-1] == "    caused by, on [0,2] OSError: no shard-0; on [1] OSError: no shard-1"
+    assert of(0, 0)[-2:] == ["    caused by OSError: no shard-0", "        data.py, line 2, in load"]
+    assert of(0, 1)[-2] == "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1"
+    assert of(0, 1, 0)[-2] == "    caused by, on [0,2] OSError: no shard-0; on [1] OSError: no shard-1"
     many = of(*range(1_000))
     assert len(heads(many)) == 1
-    assert many[-1].endswith("; on [3] OSError: no shard-3; 996 more on [4-999]")
+    assert many[-2].endswith("; on [3] OSError: no shard-3; 996 more on [4-999]")
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        caused("OSError: no shard-0", line=3),
-        caused("KeyError: 'w'"),
-        caused("OSError: no shard-0", link=HANDLING),
-        SHAPES.traceback,
+        caused("no shard-0", line=3),
+        caused("no shard-0", etype="KeyError"),
+        caused("no shard-0", link="raised while handling"),
+        (),
     ],
     ids=["another line", "another class", "another link", "no cause"],
 )
-def test_errors_with_different_causes_have_separate_blocks(other: str) -> None:
-    here = caused("OSError: no shard-0")
-    lines = block_of({0: replace(SHAPES, traceback=here), 1: replace(SHAPES, traceback=other), 2: SHAPES})
-    assert [line.partition(" ")[0] for line in heads(lines)] == (
-        ["[0]", "[1-2]"] if other == SHAPES.traceback else ["[0]", "[1]", "[2]"]
-    )
+def test_errors_with_different_causes_have_separate_blocks(other: tuple[Cause, ...]) -> None:
+    here = caused("no shard-0")
+    lines = block_of({0: replace(SHAPES, chain=here), 1: replace(SHAPES, chain=other), 2: SHAPES})
+    assert [line.partition(" ")[0] for line in heads(lines)] == (["[0]", "[1]", "[2]"] if other else ["[0]", "[1-2]"])
 
 
 def test_errors_with_equal_text_from_different_lines_or_calls_have_separate_blocks() -> None:
@@ -223,11 +228,27 @@ def test_errors_with_equal_text_from_different_lines_or_calls_have_separate_bloc
     assert [line.partition(" ")[0] for line in heads(lines)] == ["[0,3]", "[1]", "[2]", "[4]", "[5]"]
 
 
-def test_a_cause_shows_its_first_line_and_quoted_link_text_is_no_cause() -> None:
-    text = caused("OSError: no shard\nlook at row 17")
-    assert block_of({0: replace(SHAPES, traceback=text)})[-1] == "    caused by OSError: no shard"
-    quoted = "RuntimeError: it said: The above exception was the direct cause of the following exception: no\n"
-    assert not any("caused by" in line for line in block_of({0: replace(SHAPES, traceback=quoted)}))
+def test_a_cause_shows_the_lines_of_its_text_and_of_many_the_last() -> None:
+    def of(message: str) -> list[str]:
+        lines = block_of({0: replace(SHAPES, chain=caused(message))})
+        return lines[lines.index(next(line for line in lines if "caused by" in line)) : -1]
+
+    assert of("no shard\nlook at row 17") == ["    caused by OSError: no shard", "        look at row 17"]
+    assert of("\n".join(f"line {i}" for i in range(99)))[-1] == "        line 98"
+    assert of("\n" + WORKER) == [
+        "    caused by OSError: Caught ValueError in DataLoader worker process 1. … ValueError: row 7 is corrupt"
+    ]
+
+
+def test_notes_of_an_error_are_shown_below_its_text_and_by_rank_where_they_differ() -> None:
+    noted = replace(SHAPES, added_notes=("look at row 17", "file a.csv"))
+    assert block_of({0: noted, 1: noted})[2:5] == [
+        "[0-1] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+        "    look at row 17",
+        "    file a.csv",
+    ]
+    assert len(heads(block_of({0: noted, 1: replace(noted, added_notes=("look at row 18",))}))) == 2
+    assert "    look at row 17" in str(RemoteError("cell [5] failed", {At(0): noted})).splitlines()
 
 
 def test_last_lines_and_notes_that_differ_name_their_rank() -> None:
@@ -239,7 +260,7 @@ def test_last_lines_and_notes_that_differ_name_their_rank() -> None:
 
 
 def test_the_text_of_an_error_names_causes_and_last_lines_by_rank() -> None:
-    reports = {At(rank): replace(SHAPES, traceback=caused(f"OSError: no shard-{rank}")) for rank in range(2)}
+    reports = {At(rank): replace(SHAPES, chain=caused(f"no shard-{rank}")) for rank in range(2)}
     text = str(RemoteError("cell [5] failed", reports))
     assert "    caused by, on [0] OSError: no shard-0; on [1] OSError: no shard-1" in text.splitlines()
     lost = {At(0): LOST, At(1): replace(LOST, last_lines=("step 40",))}
@@ -263,6 +284,11 @@ def test_deep_recursion_shows_the_entry_and_the_end() -> None:
     again = Frame("<remote cell [6]>", 2, "f", ("def f(n):", "    return f(n - 1)"), 1, True, (("n", "int 3"),))
     lines = block_of({0: replace(SHAPES, frames=(CELL, *[again] * 900))})
     assert "    … 896 frames in remote cell [6] … (%tb Verbose shows them)" in lines
+    # A rank reports the first and the last frames, with the number of those between them.
+    kept = (CELL, *[again] * 19, replace(again, left_out=923), *[again] * 39)
+    cut = replace(SHAPES, frames=kept)
+    assert "    … 978 frames in remote cell [6] … (%tb Verbose shows them)" in block_of({0: cut})
+    assert "    … 923 frames are not in the report …" in block_of({0: cut}, verbose=True)
     assert sum("remote cell [6], line 2, in f" in line for line in lines) == 4
     assert sum("n: int 3" in line for line in lines) == 1
 
@@ -293,6 +319,40 @@ def test_a_block_is_bounded_and_says_what_it_leaves_out() -> None:
     assert "message 99" in whole
     assert "wrote 0" in whole
     assert "left out" not in whole
+
+
+def test_a_traceback_in_a_message_keeps_the_users_frames_and_the_last_line() -> None:
+    lines = block_of({0: replace(SHAPES, etype="ValueError", message=WORKER)})
+    assert lines[2:8] == [
+        "[0] ValueError: Caught ValueError in DataLoader worker process 1.",
+        "    Original Traceback (most recent call last):",
+        "      … 3 frames in torch/utils/data/_utils/worker.py, torch/utils/data/_utils/fetch.py …",
+        '      File "<remote cell [3]>", line 4, in __getitem__',
+        '        if i == 7: raise ValueError(f"row {i} is corrupt")',
+        "    ValueError: row 7 is corrupt",
+    ]
+    assert "    ValueError: row 7 is corrupt" in block_of({0: replace(SHAPES, message=WORKER)}, verbose=True)
+    spawned = f"\n\n-- Process 1 terminated with the following error:\n{WORKER.partition(chr(10))[2].replace('Original ', '')}"
+    lines = block_of({0: replace(SHAPES, etype="ProcessRaisedException", message=spawned)})
+    assert lines[2] == "[0] ProcessRaisedException: -- Process 1 terminated with the following error:"
+    assert lines[7] == "    ValueError: row 7 is corrupt"
+
+
+def test_a_traceback_of_libraries_only_keeps_its_innermost_frame() -> None:
+    library = WORKER.replace("<remote cell [3]>", "/usr/lib/python3.12/json/decoder.py")
+    lines = block_of({0: replace(SHAPES, message=library)})
+    assert '      File "/usr/lib/python3.12/json/decoder.py", line 4, in __getitem__' in lines
+    assert "    ValueError: row 7 is corrupt" in lines
+
+
+def test_the_end_of_a_long_message_is_kept() -> None:
+    advice = "see https://pytorch.org/docs/stable/notes/cuda.html#environment-variables"
+    line = block_of({0: replace(SHAPES, message=f"CUDA out of memory. {'Tried to allocate. ' * 200}{advice}")})[2]
+    assert line.endswith(advice)
+    assert len(line) < 1_100
+    many = block_of({0: replace(SHAPES, message="\n".join(f"line {i}" for i in range(500)))})
+    assert "    … 490 more lines of the message" in many
+    assert "    line 499" in many
 
 
 def test_many_distinct_errors_are_counted() -> None:

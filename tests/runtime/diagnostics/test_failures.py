@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.errors import Failure, Frame, format_ranks
+from monarch_kernel.errors import Failure, Frame, format_ranks, rebuild_exception
 from monarch_kernel.runtime.diagnostics import failures, stacks
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.reprs import describe_value
@@ -366,3 +366,102 @@ def test_frames_that_cannot_be_read_are_logged_and_noted(
         stacks.Activity(7, "main", thread=5, unknown="RuntimeError: no frame")
     ]
     assert len(caplog.records) == 1
+
+
+def test_a_report_has_the_notes_and_causes_of_an_exception_with_the_users_lines(tmp_path: Path) -> None:
+    module = module_from(
+        tmp_path,
+        """
+        import json
+
+        def load(shard):
+            try:
+                json.loads("{")
+            except ValueError as error:
+                error.__notes__ = ["look at row 17", 3]
+                raise
+
+        def step():
+            try:
+                load(1)
+            except ValueError as error:
+                failed = RuntimeError("step failed")
+                failed.__notes__ = ["in step 5\\nof 9"]
+                raise failed from error
+        """,
+    )
+    failure = raised_by(module.step)
+    assert failure.added_notes == ("in step 5", "of 9")
+    (cause,) = failure.chain
+    assert (cause.link, cause.etype, cause.notes) == ("caused by", "JSONDecodeError", ("look at row 17",))
+    assert cause.headline.startswith("JSONDecodeError: Expecting property name")
+    assert cause.frame is not None
+    assert (cause.frame.function, cause.frame.line) == ("load", 6)
+    assert cause.frame.source[cause.frame.line - cause.frame.first_line].strip() == 'json.loads("{")'
+    assert pickle.loads(pickle.dumps(failure)) == failure
+
+
+def test_causes_are_those_that_python_prints() -> None:
+    def chained(*, hides: bool, circle: bool = False) -> Failure:
+        first, second = KeyError("w"), ValueError("no weight")
+        second.__context__ = first
+        second.__suppress_context__ = hides
+        if circle:
+            first.__context__ = second
+        return describe(second)
+
+    assert [(cause.link, cause.headline) for cause in chained(hides=False).chain] == [
+        ("raised while handling", "KeyError: 'w'")
+    ]
+    assert chained(hides=True).chain == ()
+    assert len(chained(hides=False, circle=True).chain) == 1
+
+
+def test_notes_of_the_members_of_a_group_are_in_its_text() -> None:
+    class Group(Exception):
+        exceptions: tuple[Exception, ...] = ()
+
+    member, group = ValueError("row 7"), Group("two rows")
+    member.__notes__ = ["in a.csv"]  # type: ignore[attr-defined]
+    group.exceptions = (member,)
+    assert describe(group).message == "two rows\n  ValueError: row 7\n    in a.csv"
+
+
+def test_the_frames_of_an_endless_recursion_are_counted(tmp_path: Path) -> None:
+    module = module_from(tmp_path, "def down(n):\n    return down(n + 1) if n < 400 else 1 / 0\n")
+    failure = raised_by(lambda: module.down(1))
+    assert len(failure.frames) + sum(frame.left_out for frame in failure.frames) == 402  # 400, with two of this test
+
+
+def test_the_end_of_a_long_message_is_kept() -> None:
+    failure = describe(ValueError("x" * 50_000 + " the reason"))
+    assert failure.message.endswith(" the reason")
+    assert "characters left out" in failure.message
+
+
+def test_a_rebuilt_exception_has_its_notes_and_the_traceback_of_the_rank() -> None:
+    class Odd(Exception):
+        def __init__(self, a: int, b: int) -> None:
+            super().__init__(f"{a} {b}")
+
+    for error in (ValueError("x"), Odd(1, 2)):
+        error.__notes__ = ["look at row 17"]  # type: ignore[attr-defined]
+        notes = rebuild_exception(describe(error)).__notes__  # type: ignore[attr-defined]
+        assert notes[0] == "look at row 17"
+        assert notes[1].startswith("Traceback on the rank:\n")
+        assert len(notes) == 2
+
+
+def test_a_cause_that_is_the_text_of_a_workers_traceback_has_the_users_line(tmp_path: Path) -> None:
+    module = module_from(tmp_path, "def square(x):\n    raise ValueError('row 7')\n")
+    worker_error = raised_by(lambda: module.square(1))
+    error = ValueError("row 7")
+    error.__cause__ = RuntimeError(f'\n"""\n{worker_error.traceback}"""')
+    (cause,) = describe(error).chain
+    assert cause.headline == "RuntimeError: ValueError: row 7"
+    assert cause.frame is not None
+    assert (cause.frame.file, cause.frame.line, cause.frame.function) == (
+        module.square.__code__.co_filename,
+        2,
+        "square",
+    )
