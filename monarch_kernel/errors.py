@@ -35,6 +35,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from monarch_kernel.base.volatile import steady_message
+
 __all__ = [
     "ActorError",
     "AttachError",
@@ -201,6 +203,24 @@ class Failure:
         chain = tuple(cause.fingerprint for cause in self.chain)
         return (self.kind, self.etype, self.message, self.added_notes, lines, chain)
 
+    def steady_fingerprint(self, rank: int | None = None) -> tuple[object, ...]:
+        """Key like ``fingerprint``, but equal also for texts that differ only in times, addresses and process ids.
+
+        Args:
+            rank: the rank that reported this, if its own number in the text does not count either.
+        """
+        own = replace(
+            self,
+            message=steady_message(self.message, rank, self.pid),
+            added_notes=tuple(steady_message(note, rank, self.pid) for note in self.added_notes),
+        )
+        return own.fingerprint
+
+    @property
+    def is_broken_connection(self) -> bool:
+        """Whether a collective of torch failed because another rank closed its connection."""
+        return self.etype in _TORCH_ERRORS and _PEER_ERROR.search(self.message) is not None
+
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
         return f"{self.etype}: {self.message}" if self.message else self.etype
@@ -311,12 +331,18 @@ class MeshFailure:
         return "\n".join(lines)
 
 
-def _grouped(reports: Mapping[int, Failure]) -> list[tuple[Failure, tuple[int, ...]]]:
+def _grouped(reports: Mapping[int, Failure], *, exact: bool = False) -> list[tuple[Failure, tuple[int, ...]]]:
     """Distinct failures with their ranks, causes first, then by lowest rank."""
     groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
     for rank, failure in sorted(reports.items()):
         groups.setdefault(failure.fingerprint, (failure, []))[1].append(rank)
-    found = [(failure, tuple(ranks)) for failure, ranks in groups.values()]
+    if not exact and len(groups) > 1:
+        equal, groups = groups, {}
+        for failure, ranks in equal.values():
+            # A number of a rank that several ranks name is not each one's own.
+            key = failure.steady_fingerprint(ranks[0] if len(ranks) == 1 else None)
+            groups.setdefault(key, (failure, []))[1].extend(ranks)
+    found = [(failure, tuple(sorted(ranks))) for failure, ranks in groups.values()]
     return sorted(found, key=lambda group: (_ORDER[group[0].kind], group[1]))
 
 
@@ -400,19 +426,27 @@ _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released":
 """Causes before consequences."""
 
 _BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
+_TORCH_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_PEER_ERROR = re.compile(
+    r"connection closed by (remote )?peer|pair closure|gloo/.*(connection reset by peer|broken pipe)"
+    r"|ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted"
+    r"|received errors while waiting for send/recv from rank|did the remote server shutdown or crash",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
-    """Mark errors of broken connections as consequences if a rank ended, or aborted its group, which breaks connections.
+    """Mark errors of broken connections as consequences if another rank ended, aborted its group, or failed by itself.
 
     The other ranks may see that before they are released: a rank that came late to a collective is released after those that
-    wait.
+    wait. If all ranks have such errors, none of them is known to be a consequence.
     """
-    if not {"lost", "interrupted", "released"}.intersection(failure.kind for failure in reports.values()):
-        return reports
+    is_ended = bool({"lost", "interrupted", "released"}.intersection(failure.kind for failure in reports.values()))
+    is_failed = any(failure.kind == "exception" and not failure.is_broken_connection for failure in reports.values())
     return {
         point: replace(failure, kind="released")
-        if failure.kind == "exception" and _BROKEN_CONNECTION.search(failure.message)
+        if failure.kind == "exception"
+        and ((is_ended and _BROKEN_CONNECTION.search(failure.message)) or (is_failed and failure.is_broken_connection))
         else failure
         for point, failure in reports.items()
     }
@@ -465,9 +499,14 @@ class RanksError(MonarchError):
         """``Point -> exception`` for every rank that failed."""
         return {point: rebuild_exception(failure) for point, failure in self.reports.items()}
 
-    def groups(self) -> list[tuple[Failure, tuple[int, ...]]]:
-        """Distinct failures with the ranks that had them, causes first, then by lowest rank."""
-        return _grouped({point.rank: failure for point, failure in self.reports.items()})
+    def groups(self, *, exact: bool = False) -> list[tuple[Failure, tuple[int, ...]]]:
+        """Distinct failures with the ranks that had them, causes first, then by lowest rank.
+
+        Args:
+            exact: whether texts that differ only in times, addresses, process ids, memory and the rank's own number are
+                distinct.
+        """
+        return _grouped({point.rank: failure for point, failure in self.reports.items()}, exact=exact)
 
     def __repr__(self) -> str:
         said = "; ".join(f"{format_ranks(ranks)} {failure.headline()}" for failure, ranks in self.groups())

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 # From low to high. Names in one line do not import each other. Each name is a component: a package, a folder in one, or a
 # module, with everything in it.
 LAYERS = (
-    ("base", "errors"),
+    ("base",),
+    ("errors",),
     ("base.mesh", "net.wire", "train.planning"),
     ("launch", "net.memory", "runtime.diagnostics"),
     ("net.transport", "notebook.view"),

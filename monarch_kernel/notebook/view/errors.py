@@ -60,7 +60,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
         Lines without newlines.
     """
     paint = _Paint(color)
-    groups = error.groups()
+    groups = error.groups(exact=verbose)
     blocks = [group for group in groups if group[0].kind != "released"]
     released = sorted(rank for failure, ranks in groups if failure.kind == "released" for rank in ranks)
     lines = f"{paint.error(type(error).__name__)}: {plain(error.what)}".split("\n")
@@ -96,6 +96,10 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     yield from (f"    {_message_line(line, verbose)}" for line in rest)
     if failure.added_notes:
         yield from (f"    {_message_line(line, verbose)}" for line in _added_notes(failure, verbose))
+    if len({(each.message, each.added_notes) for each in reports.values()}) > 1:
+        yield paint.dim(
+            f"    texts differ in numbers such as times, addresses or pids: this is {format_ranks(ranks[:1])}'s ({_SHOWN_BY})"
+        )
     if processes := _processes(reports):
         yield paint.dim(f"    {processes}")
     if pythons := {each.python for each in reports.values() if each.python}:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.notebook.kernel.conftest import Notebook
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,3 +100,22 @@ except OSError as missing:
     assert "RuntimeError: step failed\n    in step 5\n" in shown
     assert "    caused by, on [0] FileNotFoundError: shard-0.pt (look at the mount); on [1] FileNot" in shown
     assert ", line 5, in load: raise error\n" in f"{shown}\n"
+
+
+def test_ranks_that_lose_their_connections_to_a_failed_one_are_one_line(notebook: Notebook, tmp_path: Path) -> None:
+    shown = notebook.run(f"""%%remote
+import datetime, pathlib, time
+import torch.distributed as dist
+failed = pathlib.Path({str(tmp_path / "failed")!r})
+deadline = time.monotonic() + 60
+while rank == 1 and not failed.exists() and time.monotonic() < deadline:
+    time.sleep(0.01)
+try:
+    dist.monitored_barrier(timeout=datetime.timedelta(seconds=0.2))
+finally:
+    failed.touch()""").error
+    assert "[0] RuntimeError: " in shown
+    assert "failed to pass monitoredBarrier" in shown
+    assert "[1] waited in a collective for the ranks above and was released" in shown
+    assert "GLHF" not in shown
+    assert notebook.ok("%remote dist.all_reduce(__import__('torch').ones(1))").error == ""

@@ -411,3 +411,70 @@ def test_an_error_of_many_ranks_is_little_longer_than_that_of_one() -> None:
     assert "[0-63] RuntimeError" in text(64)
     assert len(text(64)) < 2 * len(text(1))
     assert len(text(1024)) < 2 * len(text(1))
+
+
+CLOSED = Failure(
+    "exception",
+    "RuntimeError",
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:37295. GLHF!",
+    (CELL,),
+    host="node1",
+    pid=50,
+)
+BARRIER = replace(CLOSED, message="[Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms", pid=49)
+
+
+def test_broken_connections_are_one_line_below_the_error_that_broke_them() -> None:
+    waited = replace(CLOSED, message="Rank 1 reached it, but received errors while waiting for send/recv from rank 0.")
+    lines = block_of({0: BARRIER, 1: waited, 2: CLOSED, 3: CLOSED})
+    assert heads(lines) == [
+        "[0] RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms",
+        "[1-3] waited in a collective for the ranks above and were released",
+    ]
+    assert "GLHF" not in "\n".join(lines)
+    assert (
+        heads(block_of({0: BARRIER, 1: CLOSED}))[1] == "[1] waited in a collective for the ranks above and was released"
+    )
+    assert heads(block_of({0: CLOSED, 2: LOST}))[1] == "[0] waited in a collective for the ranks above and was released"
+
+
+def test_broken_connections_alone_are_one_block_whatever_their_ports() -> None:
+    other = replace(CLOSED, message=CLOSED.message.replace("37295", "41001"), pid=51)
+    lines = block_of({0: CLOSED, 1: other})
+    assert heads(lines) == [f"[0-1] RuntimeError: {CLOSED.message}"]
+    assert any("texts differ" in line and "this is [0]'s" in line for line in lines)
+
+
+def test_a_connection_that_the_user_opened_is_no_consequence() -> None:
+    own = replace(CLOSED, etype="ConnectionResetError", message="[Errno 104] Connection reset by peer")
+    assert len(heads(block_of({0: own, 1: SHAPES}))) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cannot pickle <Lock object at 0x7f22aa{rank:04x}>",
+        "[rank{rank}]: failed at 12:30:0{rank}.123, rank={rank}, Rank {rank}",
+        "DataLoader worker (pid(s) 223{rank:02}) exited unexpectedly",
+        "CUDA out of memory. GPU {rank} has 79.15 GiB of which 1{rank}.10 MiB is free. Process 90{rank:02} has 6{rank}.04 GiB",
+        "worker of {pid} ended",
+    ],
+)
+def test_texts_that_differ_in_times_addresses_pids_and_own_ranks_share_a_block(text: str) -> None:
+    reports = {
+        rank: replace(SHAPES, message=text.format(rank=rank, pid=1_000 + rank), pid=1_000 + rank) for rank in range(8)
+    }
+    lines = block_of(reports)
+    assert heads(lines) == [f"[0-7] RuntimeError: {reports[0].message}"]
+    assert any("texts differ" in line for line in lines)
+    assert len(heads(block_of(reports, verbose=True))) == 8
+
+
+@pytest.mark.parametrize(
+    "text", ["loss is {rank}.5", "row {rank} is corrupt", "waits for rank {other}", "asked for {rank} GiB"]
+)
+def test_texts_whose_numbers_carry_meaning_have_their_own_blocks(text: str) -> None:
+    reports = {rank: replace(SHAPES, message=text.format(rank=rank, other=rank + 1)) for rank in range(3)}
+    lines = block_of(reports)
+    assert len(heads(lines)) == 3
+    assert not any("texts differ" in line for line in lines)
