@@ -191,8 +191,9 @@ class DebugPrompt:
                         post_mortem.interrupt()
                         post_mortem.wait(_LOOK_S)
                         raise RemoteInterrupt("left the debugger")
+                    waiting = [stop.rank for stop in mesh.stops()]
                     raise RemoteInterrupt(
-                        f"left the prompt; {format_ranks(stop.rank for stop in mesh.stops())} still wait there: "
+                        f"left the prompt; {format_ranks(waiting)} still wait{'s' * (len(waiting) == 1)} there: "
                         f"%mesh debug returns to it, %mesh interrupt {mesh.name} ends what they run"
                     )
                 stops = mesh.stops()

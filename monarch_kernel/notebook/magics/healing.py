@@ -145,7 +145,7 @@ def _wait(
 def _describe(mesh: ProcMesh, replaced: Sequence[int], took_s: float, where: str) -> str:
     dead = mesh.whole.deaths()  # other ranks may have died meanwhile
     alive = [rank for rank in mesh.whole.ranks if rank not in replaced and rank not in dead]
-    state = f"it has no variables yet, {format_ranks(alive)} kept theirs" if alive else "they have no variables yet"
-    if len(replaced) > 1 and alive:
-        state = f"they have no variables yet, {format_ranks(alive)} kept theirs"
+    state = f"{'it has' if len(replaced) == 1 else 'they have'} no variables yet"
+    if alive:
+        state += f", {format_ranks(alive)} kept {'its own' if len(alive) == 1 else 'theirs'}"
     return f"{mesh.name}: {format_ranks(replaced)} replaced in {took_s:.2f} s{where}; {state}"

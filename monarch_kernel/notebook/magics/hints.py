@@ -44,9 +44,12 @@ def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
         deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
         if deaths and all(death.kind == "lost" for death in deaths.values()):
             name = entry.options.name
-            return (
-                f"%mesh heal {name} puts new processes in place of {format_ranks(deaths)}; the others keep their state"
+            new = "a new process" if len(deaths) == 1 else "new processes"
+            n_others = len(entry.mesh) - len(deaths)
+            others = (
+                "; the others keep their state" if n_others > 1 else "; the other keeps its state" if n_others else ""
             )
+            return f"%mesh heal {name} puts {new} in place of {format_ranks(deaths)}{others}"
     return ""
 
 

@@ -164,9 +164,10 @@ class Meshes:
                 self.show(there)
                 return there
             if there.options == options:
-                dead = format_ranks(there.mesh.deaths())
+                dead = there.mesh.deaths()
                 raise UsageProblem(
-                    f"%mesh up: {options.name!r} is already up, but {dead} died; %mesh heal {options.name} replaces them"
+                    f"%mesh up: {options.name!r} is already up, but {format_ranks(dead)} died; "
+                    f"%mesh heal {options.name} replaces {'it' if len(dead) == 1 else 'them'}"
                 )
             raise UsageProblem(
                 f"%mesh up: {options.name!r} is already up, as {dict(there.mesh.extent)}; "

@@ -11,6 +11,9 @@ from monarch_kernel.errors import format_ranks
 __all__ = ["InterruptOutcome", "interrupt_text"]
 
 
+_THEY_STOP = "They stop when they return to Python, unless they catch"
+
+
 @dataclass
 class InterruptOutcome:
     """The result of an interrupt on each rank of a mesh.
@@ -50,7 +53,8 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
         return f"{outcome.why}, but all ranks ran to their end"
     parts = [outcome.why]
     if outcome.stopped:
-        parts = [f"{outcome.why} on {format_ranks(outcome.stopped)}; their state is kept"]
+        whose = "its" if len(outcome.stopped) == 1 else "their"
+        parts = [f"{outcome.why} on {format_ranks(outcome.stopped)}; {whose} state is kept"]
     if outcome.finished:
         parts.append(f"{format_ranks(outcome.finished)} had finished")
     parts += [f"{format_ranks(ranks)} {plain(what)}" for what, ranks in outcome.failed.items()]
@@ -69,14 +73,19 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
 def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     name = outcome.mesh
     selector = name if len(busy) == outcome.n_ranks else _selector(name, busy, outcome.axes)
+    is_one = len(busy) == 1
+    whose = "its" if is_one else "their"
     lines = []
     if outcome.aborted:
-        lines.append("their process groups were aborted; the mesh forms its group again before the next cell")
+        lines.append(f"{whose} process groups were aborted; the mesh forms its group again before the next cell")
     else:
-        lines.append(f"%mesh interrupt {selector} --abort also aborts their process groups; all other state is kept")
-    lines.append(f"%mesh stacks {name} shows what they do now; %mesh down {name} ends them and discards their state")
+        lines.append(f"%mesh interrupt {selector} --abort also aborts {whose} process groups; all other state is kept")
+    does = "it does" if is_one else "they do"
+    ended = "it and discards its" if is_one and outcome.n_ranks == 1 else "all ranks and discards their"
+    lines.append(f"%mesh stacks {name} shows what {does} now; %mesh down {name} ends {ended} state")
+    stops = "It stops when it returns to Python, unless it catches" if is_one else _THEY_STOP
     return [
-        f"They stop when they return to Python, unless they catch KeyboardInterrupt; cells on {selector} wait until then.",
+        f"{stops} KeyboardInterrupt; cells on {selector} wait until then.",
         *(f"{line[0].upper() if line[0] != '%' else '%'}{line[1:]}." for line in lines),
     ]
 

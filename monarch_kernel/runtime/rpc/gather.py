@@ -48,7 +48,8 @@ def gather(
             dead = format_ranks(point.rank for point in reports)
             can_heal = all(report.kind == "lost" for report in reports.values())
             remedy = "heal the mesh (.heal())" if can_heal else "bring the mesh up again"
-            said = f"{what}: it was not sent, because {dead} are gone; slice them out, or {remedy}"
+            are_gone = "is gone; slice it" if len(reports) == 1 else "are gone; slice them"
+            said = f"{what}: it was not sent, because {dead} {are_gone} out, or {remedy}"
         raise (SupervisionError if gone else error)(said, reports, dict(zip(succeeded, values)))
 
     return finish

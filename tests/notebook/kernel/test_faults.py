@@ -161,7 +161,7 @@ def test_failures_caused_by_one_death_are_shown_in_full_once(book: Notebook) -> 
         )
         == 1
     )
-    assert "%mesh heal u puts new processes in place of [1]; the others keep their state" in everything
+    assert "%mesh heal u puts a new process in place of [1]; the other keeps its state" in everything
     book.ok("%mesh down u")
 
 

@@ -88,7 +88,7 @@ def test_a_rank_that_dies_in_a_collective_is_replaced(doomed: Notebook) -> None:
         "dist.all_reduce(torch.ones(1))"
     )
     assert cell.ename == "SupervisionError"
-    assert "%mesh heal d puts new processes in place of [3]; the others keep their state" in cell.error
+    assert "%mesh heal d puts a new process in place of [3]; the others keep their state" in cell.error
     doomed.ok("%mesh heal d")
     assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
     assert doomed.ok("%%remote d[:3]\nkept").plain == "[0-2] 5"
@@ -98,7 +98,7 @@ def test_actors_of_the_notebook_are_created_again(doomed: Notebook) -> None:
     assert doomed.ok(ACTOR).plain == "(11, 11, 11, 11)"
     kill(doomed, 0)
     refused = doomed.run("counter.add.call().get()")
-    assert "it was not sent, because [0] are gone; slice them out, or heal the mesh (.heal())" in refused.error
+    assert "it was not sent, because [0] is gone; slice it out, or heal the mesh (.heal())" in refused.error
     doomed.ok("d.heal().get()")
     assert doomed.ok("counter.add.call().get().values()").plain == "(11, 12, 12, 12)"
     doomed.ok("counter.stop().get()")
@@ -119,7 +119,7 @@ def test_an_actor_is_created_again_with_its_current_class(doomed: Notebook) -> N
 def test_a_mesh_with_dead_ranks_is_not_brought_up_again(doomed: Notebook) -> None:
     kill(doomed, 3)
     cell = doomed.run("%mesh up d -n 4 --device cpu")
-    assert "'d' is already up, but [3] died; %mesh heal d replaces them" in cell.text
+    assert "'d' is already up, but [3] died; %mesh heal d replaces it" in cell.text
 
 
 def test_requests_wait_for_a_rank_that_starts(doomed: Notebook) -> None:
@@ -131,7 +131,7 @@ def test_requests_wait_for_a_rank_that_starts(doomed: Notebook) -> None:
 def test_the_report_of_a_death_names_the_commands(doomed: Notebook) -> None:
     cell = doomed.ok("1")
     kill(doomed, 2)
-    says = "%mesh heal d puts new processes in place of [2]"
+    says = "%mesh heal d puts a new process in place of [2]"
     cell.wait_for(lambda _: any(says in each.stderr for each in doomed.cells.values()))
 
 
@@ -157,7 +157,7 @@ def test_ranks_are_restarted_automatically(notebook: Notebook) -> None:
         assert notebook.ok("%%remote e[0]\nx").plain == "[0] 0"
         cell = notebook.run("%%remote e[1]\nos._exit(3)")
         assert "it is not restarted, because it was restarted 1 time within 300 s" in cell.error
-        assert "%mesh heal e puts new processes in place of [1]" in cell.error
+        assert "%mesh heal e puts a new process in place of [1]" in cell.error
     finally:
         notebook.ok("%mesh down e")
 
@@ -172,6 +172,14 @@ def test_living_ranks_are_restarted(doomed: Notebook) -> None:
     assert [a == b for a, b in zip(before, after)] == [True, False, False, True]
     assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
     assert "good bye" in doomed.ok("%mesh logs d[1]").stdout, "what the former process wrote is kept"
+
+
+def test_a_rank_that_is_restarted_is_it(notebook: Notebook) -> None:
+    for n_ranks, says in ((1, "it has no variables yet"), (2, "it has no variables yet, [1] kept its own")):
+        notebook.ok(f"%mesh up few -n {n_ranks} --device cpu", 60.0)
+        said = notebook.ok("%mesh restart few[0]").stdout
+        assert re.fullmatch(rf"few: \[0\] replaced in \d+\.\d\d s; {re.escape(says)}\n", said), said
+        notebook.ok("%mesh down few")
 
 
 def test_a_restart_ends_the_running_cell(doomed: Notebook) -> None:

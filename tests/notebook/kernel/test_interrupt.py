@@ -95,7 +95,7 @@ def test_a_signal_to_the_kernels_group_does_not_reach_ranks(notebook: Notebook) 
 
 def test_an_interrupt_stops_only_the_ranks_that_still_run(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     cell = start(notebook, f"{GO}import time\ntime.sleep(600 if rank else 0)")
-    assert interrupted(notebook, cell).evalue == "interrupted on [1]; their state is kept; [0] had finished"
+    assert interrupted(notebook, cell).evalue == "interrupted on [1]; its state is kept; [0] had finished"
 
 
 @pytest.mark.parametrize(

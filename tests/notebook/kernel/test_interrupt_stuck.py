@@ -215,9 +215,9 @@ def test_interrupt_of_a_slice(notebook: Notebook) -> None:
     notebook.ok(f"runs = t.run({code!r})")
     until(notebook, "print([rank.activity for rank in t.view().ranks])", lambda said: said == "['code', 'code']\n")
     notebook.ok("half = t[1:]")
-    assert notebook.ok("%mesh interrupt half").stdout == "t: interrupted code on [1]; their state is kept\n"
+    assert notebook.ok("%mesh interrupt half").stdout == "t: interrupted code on [1]; its state is kept\n"
     assert states(notebook) == ["running", "idle"]
-    assert notebook.ok("%mesh interrupt t[0]").stdout == "t: interrupted code on [0]; their state is kept\n"
+    assert notebook.ok("%mesh interrupt t[0]").stdout == "t: interrupted code on [0]; its state is kept\n"
     assert notebook.run("runs.get()").ename == "RemoteError"
 
 

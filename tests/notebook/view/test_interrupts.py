@@ -16,7 +16,7 @@ def test_all_had_finished() -> None:
 def test_some_finished_and_some_failed() -> None:
     outcome = InterruptOutcome("t", "cancelled", stopped=[1], finished=[0], failed={"failed: ValueError: x": [2]})
     assert interrupt_text(outcome) == (
-        "cancelled on [1]; their state is kept; [0] had finished; [2] failed: ValueError: x"
+        "cancelled on [1]; its state is kept; [0] had finished; [2] failed: ValueError: x"
     )
 
 
@@ -25,13 +25,25 @@ def test_stuck_ranks_are_shown_with_their_position_and_remedies() -> None:
         "t", stopped=[0], stuck=[1, 2], waited_s=1.84, doing=["[1-2] cell [5], line 2: spin()", "    called from f()"]
     )
     assert interrupt_text(outcome) == (
-        "interrupted on [0]; their state is kept; [1-2] did not stop within 1.8 s\n"
+        "interrupted on [0]; its state is kept; [1-2] did not stop within 1.8 s\n"
         "  [1-2] cell [5], line 2: spin()\n"
         "      called from f()\n"
         "They stop when they return to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
         "%mesh interrupt t[1:3] --abort also aborts their process groups; all other state is kept.\n"
-        "%mesh stacks t shows what they do now; %mesh down t ends them and discards their state."
+        "%mesh stacks t shows what they do now; %mesh down t ends all ranks and discards their state."
     )
+
+
+def test_one_stuck_rank_is_it() -> None:
+    said = interrupt_text(InterruptOutcome("t", stopped=[0], stuck=[1], n_ranks=2, waited_s=1.8))
+    assert said.splitlines()[1:] == [
+        "It stops when it returns to Python, unless it catches KeyboardInterrupt; cells on t[1] wait until then.",
+        "%mesh interrupt t[1] --abort also aborts its process groups; all other state is kept.",
+        "%mesh stacks t shows what it does now; %mesh down t ends all ranks and discards their state.",
+    ]
+    alone = interrupt_text(InterruptOutcome("t", stuck=[0], n_ranks=1, aborted=True))
+    assert "\nIts process groups were aborted" in alone
+    assert alone.endswith("%mesh stacks t shows what it does now; %mesh down t ends it and discards its state.")
 
 
 def test_an_abort_is_reported() -> None:
@@ -55,6 +67,6 @@ def test_selectors_of_ranks() -> None:
 def test_ranks_that_had_not_started() -> None:
     said = interrupt_text(InterruptOutcome("t", stopped=[0], dropped=[1], doing=["[1] cell [3], line 2: spin()"]))
     assert said.splitlines()[:2] == [
-        "interrupted on [0]; their state is kept; [1] had not started it and still runs earlier work",
+        "interrupted on [0]; its state is kept; [1] had not started it and still runs earlier work",
         "  [1] cell [3], line 2: spin()",
     ]
