@@ -45,6 +45,7 @@ class EndpointSpec:
         function: the method as written.
         signature: the parameters that callers pass: those after ``self``, and after the port if there is one.
         is_async: whether the method is a coroutine function.
+        is_generator: whether it is a generator or an async generator, which can't be called from elsewhere.
         is_concurrent: whether calls of the method overlap.
         takes_port: whether the method answers through a port, which is its first argument.
         propagate: how the shape of the result follows from the arguments.
@@ -61,6 +62,7 @@ class EndpointSpec:
         self.function = function
         self.name = function.__name__
         self.is_async = inspect.iscoroutinefunction(function)
+        self.is_generator = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         self.is_concurrent = is_concurrent
         self.takes_port = takes_port
         self.propagate = propagate
@@ -109,7 +111,7 @@ def from_outline(outline: tuple[Any, ...]) -> EndpointSpec:
     """Make the spec of an endpoint whose code is in another process."""
     name, given, is_async, is_concurrent, takes_port, doc = outline
     spec = EndpointSpec.__new__(EndpointSpec)
-    spec.name, spec.__doc__ = name, doc
+    spec.name, spec.__doc__, spec.is_generator = name, doc, False
     spec.is_async, spec.is_concurrent, spec.takes_port, spec.propagate = is_async, is_concurrent, takes_port, None
     empty = inspect.Parameter.empty
     spec.take([inspect.Parameter(each, kind, default=... if optional else empty) for each, kind, optional in given])
@@ -255,8 +257,8 @@ def endpoints_of(cls: Callable[..., Any], reserved: frozenset[str]) -> dict[str,
     """Find the endpoints of an actor class.
 
     Raises:
-        ValueError: the class is not an `Actor`, mixes sync and async endpoints, or has an endpoint with the name of an
-            attribute of meshes.
+        ValueError: the class is not an `Actor`, mixes sync and async endpoints, has an endpoint that is a generator, or one
+            with the name of an attribute of meshes.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         raise ValueError(
@@ -282,6 +284,11 @@ def endpoints_among(cls: type, classes: Sequence[type], reserved: frozenset[str]
     if clash:
         raise ValueError(
             f"{cls.__name__}: an endpoint can't be called {', '.join(clash)}: meshes already use that name"
+        )
+    if generators := [name for name, spec in found.items() if spec.is_generator]:
+        raise ValueError(
+            f"{cls.__name__}: an endpoint can't be a generator ({', '.join(generators)}), because a call has one answer; "
+            "return a list, or take the port of a Channel as an argument and send each item through it"
         )
     kinds = {spec.is_async for spec in found.values()}
     if len(kinds) > 1:

@@ -70,7 +70,7 @@ class Port(Handle, Generic[T]):
         Raises:
             PayloadError: the value can't be pickled.
         """
-        payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})")
+        payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})", roots={"value": value})
         self._client.tell((origin_of(self._number),), pack(PortSend(self._number, payload), frames))
 
     def exception(self, error: BaseException) -> None:

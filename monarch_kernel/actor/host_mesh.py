@@ -330,7 +330,8 @@ def _pack_bootstrap(function: Callable[[], Any]) -> bytes:
         raise TypeError(f"{what} is called without arguments: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
-    return dump_bytes((function, cells_of(function)), what, _MAX_BOOTSTRAP_NBYTES)
+    roots = {getattr(function, "__name__", "function"): function}
+    return dump_bytes((function, cells_of(function)), what, _MAX_BOOTSTRAP_NBYTES, roots=roots)
 
 
 def this_proc() -> ProcMesh:

@@ -64,7 +64,8 @@ def push_messages(name: str, values: ValueMesh[Any], ranks: Sequence[int]) -> Ca
     payloads = []
     for rank, value in zip(ranks, values.values()):
         if id(value) not in dumped:
-            dumped[id(value)] = dump(value, f"the value for {name!r} on rank {rank} (a {type(value).__name__})")
+            what = f"the value for {name!r} on rank {rank} (a {type(value).__name__})"
+            dumped[id(value)] = dump(value, what, roots={name: value})
         payloads.append(dumped[id(value)])
     return lambda id: [pack(Push(id, name, payload), frames) for payload, frames in payloads]
 
@@ -88,13 +89,21 @@ def apply_messages(
         raise TypeError(f"map() calls {_name(function)} with {len(values)} values: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
-    payload, frames = dump((function, cells_of(function)), f"function {_name(function)}")
+    roots = {_name(function): function}
+    payload, frames = dump((function, cells_of(function)), f"function {_name(function)}", roots=roots)
     # Out-of-band buffers, so that all messages share the same bytes.
     shared = [pickle.PickleBuffer(part) for part in ((payload.data, *frames) if payload.data else frames)]
     made = []
     for place, rank in enumerate(ranks):
         args = tuple(each.values()[place] for each in values)
-        made.append(dump((shared, args), f"what {_name(function)} is called with on rank {rank}"))
+        roots = (
+            {f"value {i}": each for i, each in enumerate(args, 1)}
+            if len(args) > 1
+            else {"value": args[0]}
+            if args
+            else {}
+        )
+        made.append(dump((shared, args), f"what {_name(function)} is called with on rank {rank}", roots=roots))
     return lambda id: [pack(Apply(id, payload), frames) for payload, frames in made]
 
 

@@ -172,7 +172,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         if isinstance(value, ValueMesh):
             make = push_messages(key, by_rank(self._region, value, f"{self.name}[{key!r}]"), self.ranks)
         else:
-            payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})")
+            payload, frames = dump(value, f"the value for {key!r} (a {type(value).__name__})", roots={key: value})
             make = lambda id: pack(Push(id, key, payload), frames)  # noqa: E731
         finish = gather(
             self._region, f"pushing {key!r} to {self.name} failed", RemoteError, read_value, self.spawned_extent
@@ -236,7 +236,8 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         if stopped:
             reports = {self.spawned_extent.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
-        payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments")
+        roots = {cls.__name__: cls, **{f"args[{i}]": each for i, each in enumerate(args)}, **kwargs}
+        payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments", roots=roots)
         mesh = ActorMesh(self, self._region, name, self._client.new_number(), cls, endpoints)
         # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
         mesh.announce(payload, frames)

@@ -91,7 +91,7 @@ class Log(Actor):
 
     @endpoint
     def lock(self) -> object:
-        return threading.Lock()
+        return [1, {"door": threading.Lock()}]
 
     @endpoint
     def call_own(self) -> int:
@@ -371,6 +371,8 @@ def test_a_result_that_cannot_be_pickled_is_an_error_and_the_actor_lives_on(proc
     with pytest.raises(ActorError, match="the result can't be pickled") as caught:
         log.lock.call().get()
     assert caught.value.ranks == (0, 1, 2, 3)
+    assert "'_thread.lock' object, at result[1]['door']" in str(caught.value)
+    assert "caused by" not in str(caught.value)
     assert log.get.call().get().values() == (["kept"],) * 4
 
 

@@ -6,7 +6,7 @@ import asyncio
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,22 @@ def test_only_actors_are_spawned(procs: ProcMesh) -> None:
     for impostor in (Lonely, Lonely(), "Worker", dict):
         with pytest.raises(ValueError, match="is not an Actor"):
             procs.spawn("impostor", impostor)  # type: ignore[type-var]
+
+
+def test_endpoints_are_no_generators(procs: ProcMesh) -> None:
+    class Rows(Actor):
+        @endpoint
+        def rows(self) -> Iterator[int]:
+            yield 1
+
+        @endpoint
+        async def later(self) -> AsyncIterator[int]:
+            yield 1
+
+    with pytest.raises(
+        ValueError, match=r"Rows: an endpoint can't be a generator \(rows, later\).* a list, or .* Channel"
+    ):
+        procs.spawn("rows", Rows)
 
 
 def test_sync_and_async_endpoints_do_not_mix(procs: ProcMesh) -> None:

@@ -50,7 +50,7 @@ class Responses:
 
     def send(self, id: int, value: Any) -> None:
         """Answer with a value."""
-        payload, frames = dump(value, "the response")
+        payload, frames = dump(value, "the response", roots={"response": value})
         if id and not self.take(id):
             raise ValueError("this call is already answered: a response port takes one answer")
         if id:

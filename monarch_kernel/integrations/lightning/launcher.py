@@ -8,10 +8,8 @@ import inspect
 import linecache
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
-
-import cloudpickle
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import ValueMesh
@@ -20,15 +18,14 @@ from monarch_kernel.integrations.lightning.predictions import in_order
 from monarch_kernel.integrations.lightning.program import TrainerCall, run_job
 from monarch_kernel.integrations.lightning.registry import find_notebook
 from monarch_kernel.integrations.lightning.sync_back import load_trainer_state
-from monarch_kernel.net.wire.codec import Frame, dump
+from monarch_kernel.net.wire.codec import Frame, dump, trace
+from monarch_kernel.net.wire.unpicklable import find_culprit
 from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.train.process_group.worker import GroupStore
 
 __all__ = ["LaunchFailed", "MeshLauncher"]
-
-_DEPTH = 6  # how many levels of attributes to search for a value that can't be pickled
 
 
 class LaunchFailed(BaseException):
@@ -135,7 +132,7 @@ def _packed(job: TrainerCall, function: Callable[..., Any]) -> tuple[dict[str, s
         PayloadError: something in it can't be pickled.
     """
     try:
-        payload, frames = dump(job, "the Trainer")
+        payload, frames = dump(job, "the Trainer", roots={})
     except PayloadError as error:
         if isinstance(error.__cause__, MemoryError):
             raise
@@ -151,49 +148,16 @@ def _packed(job: TrainerCall, function: Callable[..., Any]) -> tuple[dict[str, s
 
 
 def _culprit_text(job: TrainerCall, function: Callable[..., Any], error: PayloadError) -> str:
-    """Name the innermost attribute of a job that can't be pickled."""
-    bound = inspect.signature(function).bind(*job.args, **job.kwargs)
-    candidates = [*bound.arguments.items(), ("trainer.strategy", job.trainer.strategy)]
-    candidates += [(f"trainer.callbacks[{i}]", each) for i, each in enumerate(job.trainer.callbacks)]
-    candidates += [(f"trainer.loggers[{i}]", each) for i, each in enumerate(job.trainer.loggers)]
-    for name, value in candidates:
-        if (why := _trouble(value)) is not None:
-            name, value, why = _innermost(name, value, why)
-            return (
-                f"{name} (a {type(value).__name__}) can't be sent to the ranks: {why}. Create it on the ranks, for example in "
-                "setup() or configure_model(), or leave it out in __getstate__()"
-            )
-    return f"the Trainer can't be sent to the ranks: {error}"
-
-
-def _innermost(name: str, value: Any, why: str) -> tuple[str, Any, str]:
-    for _ in range(_DEPTH):
-        for inner, part in _parts(value):
-            if (trouble := _trouble(part)) is not None:
-                name, value, why = name + inner, part, trouble
-                break
-        else:
-            break
-    return name, value, why
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    else:
-        for key, part in getattr(value, "__dict__", {}).items():
-            if key == "_modules":
-                yield from ((f".{name}", module) for name, module in part.items())
-            else:
-                yield f".{key}", part
-
-
-def _trouble(value: Any) -> str | None:
-    """Return why a value can't be pickled; None if it can."""
-    try:
-        cloudpickle.dumps(value)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
+    """Name the part of a job that can't be pickled."""
+    roots = dict(inspect.signature(function).bind(*job.args, **job.kwargs).arguments)
+    roots["trainer.strategy"] = job.trainer.strategy
+    roots |= {f"trainer.callbacks[{i}]": each for i, each in enumerate(job.trainer.callbacks)}
+    roots |= {f"trainer.loggers[{i}]": each for i, each in enumerate(job.trainer.loggers)}
+    culprit = find_culprit(roots, trace)
+    if culprit is None:
+        return f"the Trainer can't be sent to the ranks: {error}"
+    return (
+        f"{culprit.path} (a {type(culprit.value).__name__}) can't be sent to the ranks: {type(culprit.error).__name__}: "
+        f"{culprit.error}. Create it on the ranks, for example in setup() or configure_model(), or leave it out in "
+        "__getstate__()"
+    )

@@ -12,8 +12,9 @@ import dataclasses
 import functools
 import operator
 import pickle
+import types
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import cloudpickle
@@ -23,6 +24,7 @@ from monarch_kernel.errors import PayloadError
 from monarch_kernel.net.wire import messages
 from monarch_kernel.net.wire.messages import Message, Payload
 from monarch_kernel.net.wire.tensor_frames import APART_NBYTES, REDUCERS, find_torch
+from monarch_kernel.net.wire.unpicklable import find_culprit, traced
 
 __all__ = [
     "INLINE_NBYTES",
@@ -43,6 +45,7 @@ __all__ = [
     "replace",
     "salvage_ids",
     "split",
+    "trace",
 ]
 
 Frame = bytes | memoryview
@@ -278,12 +281,35 @@ def _kept(pieces: Pieces) -> Frame:
     return first if len(pieces) == 1 and memoryview(first).readonly else _join(pieces)
 
 
-def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...]]:
+def trace(value: Any) -> tuple[Exception | None, list[Any]]:
+    """Pickle a value as `dump` does, for `find_culprit`: returns the error and the last objects."""
+    return traced(_ByValuePickler)(value)
+
+
+def _where(roots: Mapping[str, Any]) -> str:
+    """Describe which part of some values can't be pickled, and what to send instead; empty if there is nothing to add."""
+    try:
+        culprit = find_culprit(roots, trace)
+    except Exception:  # an addition to the error, which must not hide it
+        return ""
+    if culprit is None:
+        return ""
+    place = "" if culprit.is_root and len(roots) == 1 else f", at {culprit.path}"
+    if isinstance(culprit.value, (types.GeneratorType, types.AsyncGeneratorType)):
+        place += "; send a list of its items, or each item through a Channel"
+    return place
+
+
+def dump(
+    value: Any, what: str = "the value", *, roots: Mapping[str, Any] | None = None
+) -> tuple[Payload, tuple[Frame, ...]]:
     """Pickle a value, with separate buffers (PEP 574).
 
     Args:
         value: anything; functions and classes of ``__main__`` travel by value.
         what: name of the value in an error.
+        roots: parts of the value with the names by which the user knows them, for the path to the part that can't be pickled.
+            Without it the path starts at the last word of ``what``; if it is empty, there is no path.
 
     Raises:
         PayloadError: it cannot be pickled.
@@ -292,7 +318,8 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     try:
         data = _pickle(value, buffers)
     except Exception as error:
-        raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}") from error
+        where = _where({what.rpartition(" ")[2]: value} if roots is None else roots)
+        raise PayloadError(f"{what} can't be pickled: {type(error).__name__}: {error}{where}") from error
     parts: list[Pieces] = [(buffer.raw(),) for buffer in buffers]
     if is_apart := sum(map(len, data)) > INLINE_NBYTES:
         parts.insert(0, data)
@@ -308,13 +335,13 @@ def dump(value: Any, what: str = "the value") -> tuple[Payload, tuple[Frame, ...
     return Payload(b"" if is_apart else b"".join(data), len(frames)), frames
 
 
-def dump_bytes(value: Any, what: str, limit_nbytes: int) -> bytes:
-    """Pickle a value into one piece, for data that travels in a header.
+def dump_bytes(value: Any, what: str, limit_nbytes: int, *, roots: Mapping[str, Any] | None = None) -> bytes:
+    """Pickle a value into one piece, for data that travels in a header; ``roots`` as for `dump`.
 
     Raises:
         PayloadError: it cannot be pickled, or is larger than ``limit_nbytes``.
     """
-    payload, frames = dump(value, what)
+    payload, frames = dump(value, what, roots=roots)
     nbytes = len(payload.data) + sum(memoryview(frame).nbytes for frame in frames)
     if nbytes > limit_nbytes:
         raise PayloadError(
@@ -336,13 +363,13 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
         PayloadError: one cannot be pickled; the text names it.
     """
     try:
-        return dump((args, kwargs), "the arguments")
+        return dump((args, kwargs), "the arguments", roots={})
     except PayloadError as error:
         if isinstance(error.__cause__, MemoryError):  # each argument alone might find room
             raise
         labels = [names[i] if i < len(names) else f"args[{i}]" for i in range(len(args))]
         for label, value in [*zip(labels, args), *kwargs.items()]:
-            dump(value, f"argument {label!r} (a {type(value).__name__})")
+            dump(value, f"argument {label!r} (a {type(value).__name__})", roots={label: value})
         raise
 
 

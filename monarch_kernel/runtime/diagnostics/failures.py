@@ -101,7 +101,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         added_notes = ()
         note("the notes", problem)
     try:
-        notes = model_notes(error)
+        notes = (*model_notes(error), *_notes_about_pickling(error))
     except Exception as problem:  # an addition, which must not hide the rest
         notes = ()
         note("the module that failed", problem)
@@ -135,6 +135,14 @@ def _message(error: BaseException) -> str:
             lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
             lines += [f"    {note}" for note in _added_notes(one)]
     return "\n".join([*lines, ""])[:-1]  # an exact str, even if __str__ returns a subclass
+
+
+def _notes_about_pickling(error: BaseException) -> tuple[str, ...]:
+    if "pickle" not in str(error).lower():
+        return ()
+    from monarch_kernel.runtime.diagnostics.pickle_notes import pickle_notes  # here, as it loads what reads messages
+
+    return pickle_notes(error)
 
 
 def _added_notes(error: BaseException) -> Iterator[str]:

@@ -175,13 +175,21 @@ class ActorServer(ABC):
 
     # -- answers, for executors
 
-    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
-        """Answer a request with a value.
+    def reply(
+        self,
+        id: int,
+        value: Any = None,
+        bundle: dict[str, Any] | None = None,
+        *,
+        output: bool = False,
+        name: str = "result",
+    ) -> None:
+        """Answer a request with a value, to which an error refers by ``name``.
 
         Raises:
             PayloadError: the value can't be pickled; the request is still unanswered.
         """
-        payload, frames = dump(value, "the result") if value is not None else (Payload(), ())
+        payload, frames = dump(value, "the result", roots={name: value}) if value is not None else (Payload(), ())
         if not output:
             self.send_answer(id, pack(Result(id, payload), frames))
             return
@@ -199,7 +207,7 @@ class ActorServer(ABC):
             return
         failure = error if isinstance(error, Failure) else describe(error)
         if isinstance(error, PayloadError):  # its text is sufficient; its frames are code of this package
-            failure = dataclasses.replace(failure, frames=(), traceback="")
+            failure = dataclasses.replace(failure, frames=(), traceback="", chain=())
         kind = self._why(executor, id, failure)
         if kind != failure.kind:
             failure = dataclasses.replace(failure, kind=kind)

@@ -84,8 +84,16 @@ class ExecutorOwner(Protocol):
     driving: Driving
     debugger: Debugger | None
 
-    def reply(self, id: int, value: Any = None, bundle: dict[str, Any] | None = None, *, output: bool = False) -> None:
-        """Answer a request with a value."""
+    def reply(
+        self,
+        id: int,
+        value: Any = None,
+        bundle: dict[str, Any] | None = None,
+        *,
+        output: bool = False,
+        name: str = "result",
+    ) -> None:
+        """Answer a request with a value, to which an error refers by ``name``."""
         ...
 
     def fail(self, executor: Executor, id: int, error: BaseException | Failure) -> None:

@@ -404,7 +404,7 @@ class Rank(ActorServer):
             self.fail(self.main, message.id, NameError(f"name {message.name!r} is not defined on this rank"))
             return
         with self.main.user_code():
-            self.reply(message.id, namespace[message.name])
+            self.reply(message.id, namespace[message.name], name=message.name)
 
     def _ping(self, message: Ping, _: Sequence[Frame]) -> None:
         if self.broken is not None:

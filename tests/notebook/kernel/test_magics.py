@@ -314,6 +314,17 @@ def test_a_value_that_cant_be_pushed_is_one_line(notebook: Notebook) -> None:
     ]
 
 
+def test_the_path_to_what_cant_be_sent_is_named(notebook: Notebook) -> None:
+    pushed = notebook.run("import threading\ncfg = {'opt': [threading.Lock()]}\nt['cfg'] = cfg").error
+    assert "cannot pickle '_thread.lock' object, at cfg['opt'][0]\n" in pushed
+    notebook.ok("%%remote\nimport threading\nheld = {'deep': [threading.Lock()]}")
+    assert "cannot pickle '_thread.lock' object, at held['deep'][0]\n" in notebook.run("t['held']").error
+    shown = notebook.run(
+        "%%remote\nimport torch.distributed as dist\ndist.broadcast_object_list([1, {'key': lambda: 1}])"
+    ).error
+    assert "    object_list[1]['key'] (a function) can't be pickled\n" in shown
+
+
 def test_pulling_an_unknown_variable_names_it(notebook: Notebook) -> None:
     cell = notebook.run("t['no_such_thing']")
     assert cell.ename == "RemoteError"

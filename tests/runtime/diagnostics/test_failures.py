@@ -465,3 +465,13 @@ def test_a_cause_that_is_the_text_of_a_workers_traceback_has_the_users_line(tmp_
         2,
         "square",
     )
+
+
+def test_what_torch_could_not_pickle_is_named_by_its_path() -> None:
+    import io
+
+    import torch
+
+    failure = raised_by(lambda: torch.save({"hooks": [1, lambda: 1]}, io.BytesIO()))
+    assert failure.notes == ("obj['hooks'][1] (a function) can't be pickled",)
+    assert raised_by(lambda: {}["pickle"]).notes == ()
