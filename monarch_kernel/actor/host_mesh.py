@@ -113,6 +113,9 @@ class HostMesh(Handle, Shaped):
     ) -> ProcMesh:
         """Start processes on every host. Returns at once; the first request waits until the processes are up.
 
+        Processes on this machine, and those that replace them, have the environment that this program has now, except for
+        ``CUDA_VISIBLE_DEVICES`` and the variables of torchrun, such as ``RANK``. On other hosts they have that of the host.
+
         Args:
             per_host: axis -> number of processes along it on each host, such as ``{"gpus": 8}``.
             bootstrap: a function without arguments, sync or async, that each process runs before it has any actor. If it
@@ -164,6 +167,9 @@ class HostMesh(Handle, Shaped):
             raise ValueError(f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes")
         session = self._session
         runtime = session.runtime
+        if any(session.launcher_of(number) is None for number in self._numbers):
+            session.renew_local_host()
+        changed = session.environment_changes()
         numbers = self._numbers
         are_here = [session.launcher_of(number) is None for number in numbers]
         resources = _local_resources(per, device) if any(are_here) else None
@@ -183,11 +189,12 @@ class HostMesh(Handle, Shaped):
                     mesh=name,
                     device=known.device if known else device,
                     threads=known.threads if known else 0,
-                    env=known.environment(local_rank, env or {}) if known else dict(env or {}),
+                    env=known.environment(local_rank, {**changed.values, **(env or {})}) if known else dict(env or {}),
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
                     record=session.record_of(procs[i * per + local_rank], is_here=is_here),
                     bootstrap=boot,
+                    unset=changed.removed if known else (),
                 )
                 for local_rank in range(per)
             ]

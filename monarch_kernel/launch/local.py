@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
@@ -29,6 +29,9 @@ class LocalLauncher:
         directory: directory for their logs; by default the logs are unnamed files, which need no cleanup.
         command: the command to run; it gets the agent's configuration on its standard input.
         python: interpreter of the hosts, if no command is given.
+
+    Attributes:
+        environment: environment of the next agents; None for that of this process.
     """
 
     name = "local"
@@ -37,6 +40,7 @@ class LocalLauncher:
         self._directory = directory
         self._command = command or agent_command(python)
         self._hosts: list[LocalHost] = []
+        self.environment: Mapping[str, str] | None = None
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
         """Start agents; pass their configs on standard input, so that other users of the machine can't see the token."""
@@ -62,6 +66,7 @@ class LocalLauncher:
                     stdout=sink,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    env=self.environment,
                 )
             except OSError as error:
                 if isinstance(log, int):

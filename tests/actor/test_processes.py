@@ -101,6 +101,26 @@ def test_spawn_procs_gives_the_axes_of_hosts_then_those_per_host_in_order() -> N
     mesh.stop(grace_s=0).get(LONG_S)
 
 
+def test_processes_here_have_the_environment_of_now_and_their_replacements_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look = "import os; [os.environ.get(name) for name in ('SPEC_SET', 'SPEC_OVER', 'HOME', 'LOCAL_RANK')]"
+    monkeypatch.setenv("SPEC_SET", "early")
+    monkeypatch.setenv("SPEC_OVER", "of the program")
+    monkeypatch.setenv("LOCAL_RANK", "77")
+    monkeypatch.delenv("HOME")
+    mesh = this_host().spawn_procs({"r": 2}, env={"SPEC_OVER": "of the mesh"}, device="cpu")
+    expected = ["early", "of the mesh", None, None]
+    assert mesh.run(look).get(LONG_S).values() == (expected, expected)
+    monkeypatch.setenv("SPEC_SET", "late")
+    monkeypatch.delenv("SPEC_OVER")
+    os.kill(mesh.run("import os; os.getpid()").get(LONG_S).values()[1], signal.SIGKILL)
+    wait_until(mesh.deaths, "the death to be known")
+    assert mesh.heal().get(LONG_S) == (1,)
+    assert mesh.run(look).get(LONG_S).values() == (expected, expected)
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
 def test_spawn_procs_spawn_and_calls_return_before_the_processes_are_up(
     spawn: Callable[..., ProcMesh], tmp_path: Path, bar: Bar
 ) -> None:

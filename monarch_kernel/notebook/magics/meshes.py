@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.actor.start_notes import start_notes
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
@@ -207,6 +208,8 @@ class Meshes:
             if kept is not None:
                 kept.close()
             raise
+        for line in start_notes(mesh, options.env):
+            print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         return entry
 
     def _up_on_hosts(

@@ -224,6 +224,17 @@ class HostPool:
         ranks = list(self._state.ranks.items())
         return tuple(proc for proc, record in ranks if record.host in hosts and not record.has_ended)
 
+    def can_end(self, host: int) -> bool:
+        """Whether no process on a host is alive, or could be replaced there."""
+        ranks = list(self._state.ranks.values())
+        return not any(record.host == host and not (record.stopping and record.has_ended) for record in ranks)
+
+    def end_agent(self, host: int) -> None:
+        """End an agent on this machine, but not the session; it counts as gone on return."""
+        if (handle := self._handles.get(host)) is not None:
+            handle.close(0.0)
+            self._loop.run_on_io_thread(self.look)
+
     def wait_for(self, hosts: Sequence[int], finish: Callable[[Sequence[Answer]], T]) -> Future[T]:
         """A future that resolves when each of these host agents is up or gone."""
         return self._loop.promise(lambda id, now: self._state.host_requests.await_up(id, hosts), finish)

@@ -17,6 +17,7 @@ from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.net.hosts.links import new_keys
 from monarch_kernel.net.hosts.zmq import ZmqRouter
 from monarch_kernel.net.wire.config import AgentConfig, LinkKeys
+from monarch_kernel.runtime.controller.environment import Changes, changes, read_at_start
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.stale_sessions import make_directory, sweep
 from monarch_kernel.runtime.host.logs import LogRecord, read_log
@@ -86,10 +87,34 @@ class Session:
         """
         with self._lock:
             if self._local_host is None or self.runtime.host_pool.is_gone(self._local_host):
+                if self._launcher.environment is None:
+                    self._launcher.environment = dict(os.environ)
                 (self._local_host,) = self.runtime.host_pool.add(
                     self._launcher, lambda host: self._config_here(host, is_idle)
                 )
             return self._local_host
+
+    def environment_changes(self) -> Changes:
+        """What this process has changed in its environment since the environment of this machine's agent."""
+        before = self._launcher.environment
+        return Changes({}, (), ()) if before is None else changes(before, os.environ)
+
+    def renew_local_host(self) -> None:
+        """Replace this machine's agent by one with the environment of now, if ranks need that and no mesh needs the other.
+
+        Ranks are forked from a process of the agent, and some variables take effect only when a process starts.
+        """
+        changed = self.environment_changes()
+        host = self._local_host
+        if host is None or not read_at_start([*changed.values, *changed.removed]):
+            return
+        with self._lock:
+            if host != self._local_host or not self.runtime.fleet.can_end(host):
+                return
+            self.runtime.fleet.end_agent(host)
+            self._launcher.environment = None
+        self.runtime.fleet.replace(host, self.local_host())
+        self.runtime.run_on_io_thread(lambda: None)  # wait until handles of the host mean the new agent
 
     def add_hosts(
         self,

@@ -7,6 +7,8 @@ import ctypes
 import os
 import re
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.net.wire.messages import RankSpec
@@ -21,7 +23,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 def settle(spec: RankSpec) -> None:
     """Set up the environment, directory, threads and random seeds of this process, a fork of the zygote."""
+    for name in spec.unset:
+        os.environ.pop(name, None)
     os.environ.update(spec.env)
+    tempfile.tempdir = None  # the zygote may have looked up TMPDIR
+    time.tzset()
     _keep_freed_memory()
     is_elsewhere = not spec.threads
     share = spec.threads or max(1, len(os.sched_getaffinity(0)) // spec.local_world_size)
@@ -36,6 +42,8 @@ def settle(spec: RankSpec) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:  # its thread pool read OMP_NUM_THREADS in the zygote
         torch.set_num_threads(int(threads) if threads.isdecimal() and int(threads) else share)
+        if "TORCH_DISTRIBUTED_DEBUG" in (*spec.env, *spec.unset):  # read when torch.distributed was imported
+            torch.distributed.set_debug_level_from_env()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()  # as Python does for `random`; else all ranks continue the zygote's stream

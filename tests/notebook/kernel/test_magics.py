@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,32 @@ def test_meshes_are_listed_shown_and_ended(notebook: Notebook) -> None:
     assert len(pids) == 2
     assert notebook.value("'other' in globals()") is False
     assert notebook.ok("%remote rank").plain == "[0] 0\n[1] 1"  # the remaining mesh is the default
+
+
+def test_ranks_have_what_the_notebook_has_set_and_what_comes_too_late_is_named(notebook: Notebook) -> None:
+    notebook.ok("import os\n%env SPICE=salt\nos.environ['LD_OF_A_TEST'] = '1'")
+    up = notebook.ok("%mesh up other -n 1 --device cpu")
+    try:
+        assert notebook.ok("%remote other __import__('os').environ.get('SPICE')").plain == "[0] 'salt'"
+        (line,) = up.stderr.splitlines()
+        assert line.startswith("other: LD_OF_A_TEST: read when a process starts, but ranks are forked from one")
+        assert line.endswith("change it with %env, then %mesh down --all and %mesh up")
+    finally:
+        notebook.ok("del os.environ['SPICE'], os.environ['LD_OF_A_TEST']")
+        notebook.ok("%mesh down other")
+
+
+@pytest.mark.slow
+def test_the_first_mesh_has_also_what_takes_effect_when_a_process_starts(
+    new_notebook: Callable[..., Notebook],
+) -> None:
+    kernel = new_notebook()
+    child = "int(subprocess.check_output([sys.executable, '-c', 'print(hash(\"a\"))']))"
+    for seed in "7", "8":
+        kernel.ok(f"import os\nos.environ['PYTHONHASHSEED'] = '{seed}'")
+        assert kernel.up(1).stderr == ""
+        assert kernel.ok(f"%%remote\nimport subprocess, sys\nhash('a') == {child}").plain == "[0] True"
+        kernel.ok("%mesh down --all")
 
 
 def test_all_meshes_end_at_once(bare: Notebook) -> None:

@@ -40,6 +40,13 @@ def test_the_same_interpreter_has_the_same_path() -> None:
     assert path_here(CONTROLLER[2:], CONTROLLER[2:], lambda path: True) == CONTROLLER[2:]
 
 
+def environment_with_this_package(**added: str) -> dict[str, str]:
+    """The environment of a new process that imports this package, also where its dependencies come by PYTHONPATH."""
+    package = str(Path(__file__).parents[3])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **added}
+
+
 SETTLE = """
 import json, os, sys
 from monarch_kernel.runtime.worker.environment import settle
@@ -52,11 +59,11 @@ print(json.dumps([os.getcwd(), [entry for entry in sys.path if entry not in befo
 
 
 def settled(where: Path, cwd: str, sys_path: list[str], threads: int = 0) -> list[object]:
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    package = str(Path(__file__).parents[3])
+    environment = environment_with_this_package()
+    environment.pop("OMP_NUM_THREADS", None)
     done = subprocess.run(
         [sys.executable, "-c", SETTLE, json.dumps([cwd, sys_path, threads])],
-        env={**environment, "PYTHONPATH": package},
+        env=environment,
         cwd=where,
         capture_output=True,
         text=True,
@@ -85,6 +92,26 @@ def test_a_rank_on_the_controllers_machine_uses_its_path_unchanged(tmp_path: Pat
         settled(tmp_path, "/no/such/directory", path, threads=3)
 
 
+CHANGED = """
+import os, tempfile, time
+tempfile.gettempdir(), time.localtime()
+from monarch_kernel.runtime.worker.environment import settle
+from monarch_kernel.net.wire.messages import RankSpec
+axes = (("ranks", 1),)
+env = {"TZ": "Asia/Tokyo", "TMPDIR": os.getcwd(), "OMP_NUM_THREADS": "3"}
+settle(RankSpec(1, 0, 1, 0, 1, axes, "m", "cpu", 1, env, os.getcwd(), (), unset=("GONE", "OMP_NUM_THREADS", "NEVER")))
+print("GONE" in os.environ, os.environ["OMP_NUM_THREADS"], tempfile.gettempdir() == os.getcwd(), time.strftime("%Z"))
+"""
+
+
+def test_a_rank_uses_changed_variables_and_not_removed_ones(tmp_path: Path) -> None:
+    environment = environment_with_this_package(GONE="1", TZ="UTC", TMPDIR="/tmp")
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "3", "True", "JST"]
+
+
 STEPS = """
 import os, resource
 from monarch_kernel.runtime.worker.environment import settle
@@ -103,7 +130,7 @@ TOLD = [{"MALLOC_MMAP_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.m
 
 @pytest.mark.parametrize(("told", "is_kept"), [({}, True), *((told, False) for told in TOLD)])
 def test_freed_memory_is_kept_unless_the_user_has_configured_malloc(told: dict[str, str], is_kept: bool) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), **told}
+    environment = environment_with_this_package(**told)
     done = subprocess.run([sys.executable, "-c", STEPS], env=environment, capture_output=True, text=True, check=True)
     faults = int(done.stdout)
     assert (faults < 100) == is_kept, faults  # of 32 blocks with 1,024 pages each

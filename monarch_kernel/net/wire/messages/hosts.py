@@ -86,6 +86,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
         bootstrap: A pickled function that the rank runs before any actor, with the text of its cells; empty for none.
         record: The file in which a rank that may outlive its controller says what it runs; on another machine, a name in the
             directory of the agent. Empty for other ranks.
+        unset: Variables that are removed from its environment before ``env`` is added.
     """
 
     proc: int
@@ -103,6 +104,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     record: str = ""
     incarnation: int = 0
     bootstrap: bytes = b""
+    unset: tuple[str, ...] = ()
 
     def succeeded(self, incarnation: int) -> RankSpec:
         """Return the spec of the process that replaces this one."""
