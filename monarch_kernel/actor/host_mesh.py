@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
@@ -29,7 +29,8 @@ from monarch_kernel.runtime.controller.host_compatibility import Comparison
 from monarch_kernel.runtime.controller.restarts import Restart, RestartPolicy
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.session import Session, close_session, current_session
-from monarch_kernel.runtime.host.processes import gpu_ids
+from monarch_kernel.runtime.host.gpus import gpu_ids
+from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
@@ -122,8 +123,8 @@ class HostMesh(Handle, Shaped):
                 raises, so does ``initialized`` of the mesh and of every actor that is spawned on it.
             name: the name of the mesh in messages.
             env: variables to add to the environment of the processes.
-            device: ``cuda`` gives each process one GPU, ``cpu`` none. ``auto`` means ``cuda`` if this machine has GPUs; on
-                other hosts, each host checks whether it has as many GPUs as processes.
+            device: ``cuda`` gives each process one GPU, ``cpu`` none. ``auto`` means ``cuda`` on a host that has as many GPUs
+                as processes. If ``env`` has ``CUDA_VISIBLE_DEVICES``, processes get the GPUs that it names, in this order.
             axes: the axes of all processes, such as ``{"dp": 4, "tp": 4}`` on 2 hosts with 8 processes each. By default the
                 axes of the hosts and then those of ``per_host``. Processes are numbered host by host.
             restart: what to replace when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``. The new
@@ -172,12 +173,11 @@ class HostMesh(Handle, Shaped):
         changed = session.environment_changes()
         numbers = self._numbers
         are_here = [session.launcher_of(number) is None for number in numbers]
-        resources = _local_resources(per, device) if any(are_here) else None
+        gpus = functools.cache(gpu_ids)
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
         for i, (number, is_here) in enumerate(zip(numbers, are_here, strict=True)):
-            # A remote host fills in the device, the threads and the GPUs itself.
-            known = resources if resources is not None and is_here else None
+            variables = {**(changed.values if is_here else {}), **(env or {})}
             specs = [
                 RankSpec(
                     proc=procs[i * per + local_rank],
@@ -187,17 +187,19 @@ class HostMesh(Handle, Shaped):
                     local_world_size=per,
                     axes=tuple(extent.items()),
                     mesh=name,
-                    device=known.device if known else device,
-                    threads=known.threads if known else 0,
-                    env=known.environment(local_rank, {**changed.values, **(env or {})}) if known else dict(env or {}),
+                    device=device,
+                    threads=0,
+                    env=variables,
                     cwd=os.getcwd(),
                     sys_path=tuple(sys.path),
                     record=session.record_of(procs[i * per + local_rank], is_here=is_here),
                     bootstrap=boot,
-                    unset=changed.removed if known else (),
+                    unset=changed.removed if is_here else (),
                 )
                 for local_rank in range(per)
             ]
+            if is_here:  # a remote host fills in the device, the threads and the GPUs itself
+                specs = [_complete_here(spec, gpus) for spec in specs]
             runtime.start_ranks(number, specs)
         if policy.restart != "never":
             runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
@@ -287,44 +289,20 @@ class HostMesh(Handle, Shaped):
         return Future.resolved(None)
 
 
-@dataclass(frozen=True)
-class _Resources:
-    """The resources of this machine that each of its processes gets.
-
-    Attributes:
-        device: ``cuda`` or ``cpu``.
-        threads: the number of threads for one process.
-        gpus: the GPUs of this machine.
-    """
-
-    device: str
-    threads: int
-    gpus: Sequence[str]
-
-    def environment(self, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment of one process."""
-        return {
-            "GLOO_SOCKET_IFNAME": "lo",  # otherwise gloo uses the interface that the hostname resolves to
-            **env,
-            "CUDA_VISIBLE_DEVICES": self.gpus[local_rank] if self.device == "cuda" else "",
-        }
-
-
-def _local_resources(per_host: int, device: Device) -> _Resources:
-    """Divide the resources of this machine among processes.
+def _complete_here(spec: RankSpec, gpus: Callable[[str | None], Sequence[str]]) -> RankSpec:
+    """Give a process its share of this machine.
 
     Raises:
         ValueError: the machine has fewer GPUs than processes.
     """
-    gpus = gpu_ids()
-    if device == "auto":
-        device = "cuda" if gpus else "cpu"
-    if device == "cuda" and per_host > len(gpus):
+    threads = max(1, len(os.sched_getaffinity(0)) // spec.local_world_size)
+    try:
+        return assign_resources(spec, os.environ, gpus, "here", "", threads)
+    except TooFewGpusError as error:
         raise ValueError(
-            f"{per_host} processes need a GPU each, but this machine has {len(gpus)} GPUs; "
+            f"{error.needed} processes need a GPU each, but this machine has {error.found}; "
             "spawn fewer processes, or pass device='cpu'"
-        )
-    return _Resources(device, max(1, len(os.sched_getaffinity(0)) // per_host), gpus)
+        ) from None
 
 
 def _pack_bootstrap(function: Callable[[], Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a user should know of processes that were just started on this machine, as lines of text."""
+"""What a user should know of processes that were just started, as lines of text."""
 
 from __future__ import annotations
 
@@ -6,11 +6,41 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.runtime.controller.environment import read_at_start
+from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
-__all__ = ["start_notes"]
+__all__ = ["environment_notes", "gpu_notes"]
 
 
-def start_notes(mesh: ProcMesh, env: Mapping[str, str]) -> list[str]:
+def gpu_notes(
+    devices: Sequence[str], wanted: str, per_host: int, env: Mapping[str, str], visible_here: str | None
+) -> list[str]:
+    """Return a line if processes have no GPU though CUDA_VISIBLE_DEVICES names some, or if several have the same.
+
+    Args:
+        devices: the devices of the processes, such as ``cuda:0``.
+        wanted: the device that the user has asked for.
+        per_host: the number of processes of each host.
+        env: the variables that the user has given for them.
+        visible_here: CUDA_VISIBLE_DEVICES of this process; None for processes on other machines.
+    """
+    visible = env.get(VISIBLE, visible_here or "")
+    has_gpus = any(device.startswith("cuda") for device in devices)
+    if gpus_named(visible) and not has_gpus and wanted == "auto":
+        what = "names no GPU that torch can use"
+        if visible_here is None:
+            what = "does not name a GPU that torch can use for each rank"
+        return [f"{VISIBLE}={visible} {what}: ranks use CPUs"]
+    of_ranks = gpus_named(env.get(VISIBLE, ""))[:per_host]
+    shared = [name for name in dict.fromkeys(of_ranks) if of_ranks.count(name) > 1]
+    if has_gpus and shared:
+        return [
+            f"several ranks share GPU {_listed(shared)}: NCCL refuses two ranks on one GPU, so collectives of cuda tensors "
+            "fail; those of cpu tensors use gloo, and work"
+        ]
+    return []
+
+
+def environment_notes(mesh: ProcMesh, env: Mapping[str, str]) -> list[str]:
     """Return a line for each kind of variable that does not have its effect in the processes of a mesh on this machine.
 
     Args:

@@ -167,7 +167,7 @@ def _version(name: str) -> str:
 
 def torch() -> Iterator[Finding]:
     """Check torch and its devices, in a child process, because the import may hang or crash, and takes memory."""
-    from monarch_kernel.runtime.host.processes import gpu_ids
+    from monarch_kernel.runtime.host.gpus import gpu_ids
 
     if not _version("torch"):
         yield Finding("torch", Sign.PROBLEM, "not installed", f"{sys.executable} -m pip install torch")

@@ -250,6 +250,13 @@ cuda = Space(is_available=is_available, device_count=lambda: 1,
 """
 
 
+DRIVER = """
+class NVMLError(Exception): pass
+nvmlInit, nvmlDeviceGetCount, nvmlDeviceGetHandleByIndex = lambda: None, lambda: 1, lambda i: i
+nvmlDeviceGetUUID = lambda handle: "GPU-1234"
+"""
+
+
 def test_warnings_of_torch_about_devices_are_shown(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=True))
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
@@ -260,6 +267,7 @@ def test_warnings_of_torch_about_devices_are_shown(tmp_path: Path) -> None:
 
 def test_a_gpu_that_torch_cannot_use_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(STUB.format(available=False))
+    (tmp_path / "pynvml.py").write_text(DRIVER)
     (finding,) = look_elsewhere("software", "torch", PYTHONPATH=f"{ROOT}:{tmp_path}", CUDA_VISIBLE_DEVICES="0")
     assert finding.sign is Sign.PROBLEM
     assert "torch can't use the 1 GPU of this machine; torch warns: Found GPU0" in finding.found

@@ -50,7 +50,7 @@ from monarch_kernel.notebook.view.frames import LOOP_COMMANDS
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.stacks import stacks_text
 from monarch_kernel.notebook.view.text import meshes_text
-from monarch_kernel.runtime.host.processes import gpu_ids
+from monarch_kernel.runtime.host.gpus import VISIBLE, gpu_ids
 from monarch_kernel.train.snapshots.rewind import roll_back
 
 __all__ = ["MeshCommands"]
@@ -99,7 +99,7 @@ class MeshCommands:
 
     def up(self, rest: str) -> None:
         """Bring up a mesh; its name becomes a variable."""
-        options = parse_up(rest, len(gpu_ids()), _read_file)
+        options = parse_up(rest, len(gpu_ids()), _read_file, lambda named: len(gpu_ids(named)), os.environ.get(VISIBLE))
         if options.dry_run:
             print(request_text(options))
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.actor.start_notes import start_notes
+from monarch_kernel.actor.start_notes import environment_notes, gpu_notes
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
@@ -34,6 +35,7 @@ from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_n
 from monarch_kernel.notebook.syntax.up import UpOptions
 from monarch_kernel.notebook.view.hosts import missing_ranks_text
 from monarch_kernel.runtime.detached.session import DetachedSession
+from monarch_kernel.runtime.host.gpus import VISIBLE
 from monarch_kernel.runtime.rpc.gather import CellResult
 from monarch_kernel.train.process_group.worker import GroupStore
 
@@ -184,6 +186,10 @@ class Meshes:
                 entry = self._up_here(options, store, view, interrupts)
             self._add(entry)  # an interrupt from here on has no effect
         self.attend_to_stops(entry)
+        devices = [rank.device for rank in entry.mesh.view().ranks]
+        visible = None if options.hosts else os.environ.get(VISIBLE, "")
+        for line in gpu_notes(devices, options.device, options.per_host, options.env, visible):
+            print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         entry.widget = self.viewers.widget(entry.options.name)
         return entry
@@ -208,7 +214,7 @@ class Meshes:
             if kept is not None:
                 kept.close()
             raise
-        for line in start_notes(mesh, options.env):
+        for line in environment_notes(mesh, options.env):
             print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         return entry
 

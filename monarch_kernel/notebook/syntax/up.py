@@ -13,6 +13,7 @@ from monarch_kernel.launch.registry import ENGINES, Engine, EngineOption
 from monarch_kernel.net.wire.config import LEAST_SILENCE_S
 from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
 from monarch_kernel.runtime.controller.restarts import Restart
+from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
 __all__ = ["UpOptions", "engine_of", "parse_up", "up_parser"]
 
@@ -317,13 +318,21 @@ def _environment(pairs: Sequence[str]) -> dict[str, str]:
     return env
 
 
-def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] = lambda name: None) -> UpOptions:
+def parse_up(
+    line: str,
+    gpus_here: int,
+    read_file: Callable[[str], str | None] = lambda name: None,
+    count_named: Callable[[str], int] = lambda visible: len(gpus_named(visible)),
+    visible: str | None = None,
+) -> UpOptions:
     """Parse the arguments of ``%mesh up``.
 
     Args:
         line: the rest of the line.
-        gpus_here: number of GPUs of this machine.
+        gpus_here: number of GPUs of this machine that the notebook may use.
         read_file: returns the text of a file that lists hosts; None if there is no such file.
+        count_named: returns the number of ranks for which a value of CUDA_VISIBLE_DEVICES for a mesh names a GPU.
+        visible: CUDA_VISIBLE_DEVICES of the notebook; None if it is not set.
 
     Raises:
         UsageProblem: the arguments are not valid; the text says why and what to write.
@@ -350,7 +359,9 @@ def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] =
             if getattr(known, option):
                 flag = f"--{option.replace('_', '-')}"
                 raise UsageProblem(f"%mesh up: {flag} applies to hosts of an engine; add --on ENGINE --hosts N")
-        options = _parse_up_here(known, gpus_here)
+        named = _environment(known.env).get(VISIBLE)
+        gpus = gpus_here if named is None else count_named(named)
+        options = _parse_up_here(known, gpus, visible if named is None else named)
     if known.keep_for is not None and not known.detach:
         raise UsageProblem("%mesh up: --keep-for says how long a detached mesh is kept; add --detach")
     return replace(
@@ -362,8 +373,9 @@ def parse_up(line: str, gpus_here: int, read_file: Callable[[str], str | None] =
     )
 
 
-def _parse_up_here(known: argparse.Namespace, gpus_here: int) -> UpOptions:
-    """Parse arguments that ask for ranks on this machine."""
+def _parse_up_here(known: argparse.Namespace, gpus_here: int, visible: str | None) -> UpOptions:
+    """Parse arguments that ask for ranks on this machine, where CUDA_VISIBLE_DEVICES may limit or repeat GPUs."""
+    limit = "" if visible is None else f" with {VISIBLE}={visible}"
     count = None if known.n is None else _count(known.n, "-n")
     gpus = None if known.gpus is None else _count(known.gpus, "--gpus")
     wants_gpus = gpus is not None or known.device == "cuda"
@@ -376,17 +388,17 @@ def _parse_up_here(known: argparse.Namespace, gpus_here: int) -> UpOptions:
         size = total
     elif size is None:
         if known.device == "cpu" or not gpus_here:
-            raise UsageProblem("%mesh up: specify the number of ranks: -n N (this machine has no GPU to count)")
+            raise UsageProblem(f"%mesh up: specify the number of ranks: -n N (this machine has no GPU to count{limit})")
         size = gpus_here
     if wants_gpus and size > gpus_here:
         raise UsageProblem(
-            f"%mesh up: {size} GPUs were asked for, this machine has {gpus_here}; ask for fewer, "
+            f"%mesh up: {size} GPUs were asked for, this machine has {gpus_here}{limit}; ask for fewer, "
             f"or for ranks without a GPU: -n {size} --device cpu"
         )
     device = known.device
     if device == "auto" and not wants_gpus and gpus_here and size > gpus_here:
         raise UsageProblem(
-            f"%mesh up: {size} ranks can't have a GPU each, this machine has {gpus_here}; add --device cpu"
+            f"%mesh up: {size} ranks can't have a GPU each, this machine has {gpus_here}{limit}; add --device cpu"
         )
     device = "cuda" if wants_gpus else device
     return UpOptions(known.name, axes or {"gpus": size}, wants_gpus, device, detach=known.detach)

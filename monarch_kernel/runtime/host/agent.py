@@ -73,12 +73,12 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
+from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, own_addresses
 from monarch_kernel.runtime.host.output import OutputStream
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
-    gpu_ids,
     group_is_alive,
 )
 from monarch_kernel.runtime.host.rank_meters import RankMeters
@@ -360,7 +360,7 @@ class HostAgent:
         if spec.record and not os.path.isabs(spec.record):
             spec = spec.recorded_in(self._config.directory)
         try:
-            return assign_resources(spec, os.environ, gpu_ids(), socket.gethostname(), self._interface)
+            return assign_resources(spec, os.environ, gpu_ids, socket.gethostname(), self._interface)
         except TooFewGpusError as error:
             self._send(Lost(spec.proc, 0, 0, str(error), (), 0))
             return None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
-import re
 import resource
 import select
 
@@ -17,7 +15,6 @@ __all__ = [
     "become_subreaper",
     "cpu_seconds",
     "die_with_parent",
-    "gpu_ids",
     "group_is_alive",
     "has_children",
     "open_process",
@@ -124,12 +121,3 @@ def group_is_alive(pgid: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def gpu_ids() -> list[str]:
-    """Return the identifiers of the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES spells them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name and name != "-1"]
-    found = (re.fullmatch(r"/dev/nvidia(\d+)", path) for path in glob.glob("/dev/nvidia*"))
-    return [str(number) for number in sorted(int(match[1]) for match in found if match)]

@@ -1,62 +1,73 @@
-"""Assigns a rank its GPU and network interface on a host that the controller did not know."""
+"""Assigns a rank its GPU, its threads and its network interface on its host."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.host.gpus import VISIBLE
 
-__all__ = ["TooFewGpusError", "assign_resources", "gpus_named"]
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+__all__ = ["TooFewGpusError", "assign_resources"]
 
 
 class TooFewGpusError(Exception):
-    """Each rank needs a separate GPU, and the host does not have enough."""
+    """Each rank needs a separate GPU, and the host does not have enough.
+
+    Attributes:
+        needed: the number of ranks of the host.
+        found: the number of GPUs.
+    """
+
+    def __init__(self, needed: int, found: int, hostname: str) -> None:
+        self.needed = needed
+        self.found = found
+        counted = f"{found} GPU{'' if found == 1 else 's'}"
+        super().__init__(
+            f"{needed} ranks with a GPU each were requested on every host, but host {hostname} has {counted}; "
+            f"request fewer ranks per host, hosts with {needed} GPUs, or device cpu"
+        )
 
 
 def assign_resources(
-    spec: RankSpec, environment: Mapping[str, str], gpus: Sequence[str], hostname: str, interface: str
+    spec: RankSpec,
+    environment: Mapping[str, str],
+    gpus: Callable[[str | None], Sequence[str]],
+    hostname: str,
+    interface: str,
+    threads: int = 0,
 ) -> RankSpec:
     """Fill in a rank's share of its host; a spec that the controller has completed (`threads` is set) is returned unchanged.
 
-    Values that the user has set, for the mesh or on the host, stay. If the user has named GPUs for the mesh, ranks share those.
+    Values that the user has set, for the mesh or on the host, stay. If the user has named GPUs for the mesh, ranks share those,
+    in their order, also if one occurs several times. The device ``auto`` means ``cuda`` if there is a GPU for each rank.
 
     Args:
         spec: specification from the controller.
-        environment: environment of the agent.
-        gpus: GPUs of the host that the agent may use.
+        environment: environment of the host.
+        gpus: returns the GPUs of the host that its processes may use, of those that a value of CUDA_VISIBLE_DEVICES names for
+            the mesh; of all, if it is None.
         hostname: name of the host for error messages.
         interface: the interface by which the host reaches the others; empty if unknown.
+        threads: the number of threads of a rank on the controller's machine; 0 for a host elsewhere, where a rank decides.
 
     Raises:
         TooFewGpusError: each rank needs a GPU, and there are too few.
     """
     if spec.threads:
         return spec
-    per_host = spec.local_world_size
-    gpus = gpus_named(spec.env[VISIBLE]) if VISIBLE in spec.env else gpus
-    device = spec.device
+    per_host, device = spec.local_world_size, spec.device
+    found = gpus(spec.env.get(VISIBLE)) if device != "cpu" else ()
     if device == "auto":
-        device = "cuda" if len(gpus) >= per_host else "cpu"
-    elif device == "cuda" and len(gpus) < per_host:
-        counted = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
-        raise TooFewGpusError(
-            f"{per_host} ranks with a GPU each were requested on every host, but host {hostname} has {counted}; "
-            f"request fewer ranks per host, hosts with {per_host} GPUs, or device cpu"
-        )
+        device = "cuda" if len(found) >= per_host else "cpu"
+    elif device == "cuda" and len(found) < per_host:
+        raise TooFewGpusError(per_host, len(found), hostname)
     env = dict(spec.env)
-    env[VISIBLE] = gpus[spec.local_rank] if device == "cuda" else ""
+    env[VISIBLE] = found[spec.local_rank] if device == "cuda" else ""
     if spec.world_size == per_host:
-        names = {"GLOO_SOCKET_IFNAME": "lo"}
+        names = {"GLOO_SOCKET_IFNAME": "lo"}  # otherwise gloo uses the interface that the hostname resolves to
     else:
         names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if interface else {}
     for name, value in names.items():
         if name not in environment:
             env.setdefault(name, value)
-    return spec.settled(device, env)
-
-
-def gpus_named(visible: str) -> list[str]:
-    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names."""
-    return [name for name in visible.replace(" ", "").split(",") if name and name != "-1"]
+    return spec.settled(device, env, threads)

@@ -105,6 +105,18 @@ def test_ranks_have_what_the_notebook_has_set_and_what_comes_too_late_is_named(n
         notebook.ok("%mesh down other")
 
 
+def test_names_of_gpus_that_do_not_exist_give_ranks_without_a_gpu(notebook: Notebook) -> None:
+    notebook.ok("%env CUDA_VISIBLE_DEVICES=NoDevFiles")
+    try:
+        up = notebook.ok("%mesh up other -n 1")
+        said = "other: CUDA_VISIBLE_DEVICES=NoDevFiles names no GPU that torch can use: ranks use CPUs\n"
+        assert up.stderr == said
+        assert notebook.ok("%remote other str(device)").plain == "[0] 'cpu'"
+    finally:
+        notebook.ok("import os; del os.environ['CUDA_VISIBLE_DEVICES']")
+        notebook.ok("%mesh down other")
+
+
 @pytest.mark.slow
 def test_the_first_mesh_has_also_what_takes_effect_when_a_process_starts(
     new_notebook: Callable[..., Notebook],

@@ -46,6 +46,16 @@ def test_up_is_read(line: str, gpus: int, expected: UpOptions) -> None:
     assert parse_up(line, gpus) == expected
 
 
+def test_gpus_that_the_line_names_count_instead_of_those_of_the_machine() -> None:
+    shared = parse_up("t -n 2 --env CUDA_VISIBLE_DEVICES=0,0", 1)
+    assert (shared.axes, shared.device) == ({"gpus": 2}, "auto")
+    assert parse_up("t --env CUDA_VISIBLE_DEVICES=2,3", 8).axes == {"gpus": 2}
+    with pytest.raises(UsageProblem, match="this machine has 1 with CUDA_VISIBLE_DEVICES=0,99; add --device cpu"):
+        parse_up("t -n 2 --env CUDA_VISIBLE_DEVICES=0,99", 8, count_named=lambda visible: 1)
+    with pytest.raises(UsageProblem, match="this machine has 0 with CUDA_VISIBLE_DEVICES=NoDevFiles; ask for fewer"):
+        parse_up("t --gpus 1", 0, visible="NoDevFiles")
+
+
 @pytest.mark.parametrize(("text", "seconds"), [("45", 45), ("0.5s", 0.5), ("30m", 1800), ("1.5h", 5400)])
 def test_keep_for_is_read(text: str, seconds: float) -> None:
     assert parse_up(f"t -n 1 --detach --keep-for {text}", 0).keep_s == seconds

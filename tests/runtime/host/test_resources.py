@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.host.gpus import Inventory, gpus_for_ranks
 from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
 
 
@@ -17,7 +20,13 @@ def spec(
 
 
 def share(wanted: RankSpec, gpus: list[str], **environment: str) -> RankSpec:
-    return assign_resources(wanted, environment, gpus, "node7", "eth0")
+    return assign_resources(wanted, environment, machine(gpus), "node7", "eth0")
+
+
+def machine(gpus: list[str]) -> Callable[[str | None], list[str]]:
+    """A host with eight GPUs, some of which its processes may use."""
+    eight = Inventory([f"GPU-{number}" for number in range(8)], lambda name: False)
+    return lambda visible: gpus if visible is None else gpus_for_ranks(visible, eight)
 
 
 def test_each_rank_gets_a_gpu_if_there_are_enough() -> None:
@@ -42,6 +51,25 @@ def test_ranks_share_the_gpus_that_the_user_names() -> None:
     given = share(spec("auto", CUDA_VISIBLE_DEVICES="6, 7"), ["0", "1", "2"])
     assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "7")
     assert share(spec("auto", CUDA_VISIBLE_DEVICES="-1"), ["0", "1"]).device == "cpu"
+    for local_rank in range(2):
+        given = share(spec("cuda", local_rank=local_rank, CUDA_VISIBLE_DEVICES="0,0"), ["0"])
+        assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "0")
+
+
+@pytest.mark.parametrize("visible", ["NoDevFiles", "8", "0,8", "0,abc,1", "0,,1", "MIG-1"])
+def test_names_that_are_no_gpu_do_not_count(visible: str) -> None:
+    assert share(spec("auto", CUDA_VISIBLE_DEVICES=visible), ["0", "1"]).device == "cpu"
+    with pytest.raises(TooFewGpusError):
+        share(spec("cuda", CUDA_VISIBLE_DEVICES=visible), ["0", "1"])
+
+
+def test_a_rank_on_the_controllers_machine_has_its_threads() -> None:
+    given = assign_resources(spec("auto", hosts=1), {}, machine(["0"]), "here", "", 3)
+    assert (given.device, given.threads, given.env) == (
+        "cpu",
+        3,
+        {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
+    )
 
 
 def test_collectives_use_the_interface_to_other_hosts() -> None:
@@ -62,7 +90,7 @@ def test_a_mesh_of_one_host_needs_no_network() -> None:
 
 
 def test_nothing_is_set_if_the_interface_is_unknown() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in assign_resources(spec("cpu"), {}, [], "node7", "").env
+    assert "GLOO_SOCKET_IFNAME" not in assign_resources(spec("cpu"), {}, machine([]), "node7", "").env
 
 
 def test_a_settled_spec_is_unchanged() -> None:

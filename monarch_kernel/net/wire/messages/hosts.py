@@ -114,9 +114,9 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
         """Return this spec with its record in a directory."""
         return msgspec.structs.replace(self, record=f"{directory}/{self.record}")
 
-    def settled(self, device: str, env: dict[str, str]) -> RankSpec:
-        """Return this spec with the device and the environment that the host has chosen."""
-        return msgspec.structs.replace(self, device=device, env=env)
+    def settled(self, device: str, env: dict[str, str], threads: int) -> RankSpec:
+        """Return this spec with the device, the environment and the number of threads that were chosen for it."""
+        return msgspec.structs.replace(self, device=device, env=env, threads=threads)
 
 
 class StartRanks(Message, frozen=True):

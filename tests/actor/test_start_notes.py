@@ -1,0 +1,32 @@
+"""What ``%mesh up`` says of the GPUs of ranks that were just started."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch_kernel.actor.start_notes import gpu_notes
+
+CPUS, GPUS = ["cpu", "cpu"], ["cuda:0", "cuda:0"]
+
+
+@pytest.mark.parametrize("visible", ["NoDevFiles", "7", "MIG-1", "abc,,0"])
+def test_a_name_that_is_no_gpu_is_named(visible: str) -> None:
+    line = f"CUDA_VISIBLE_DEVICES={visible} names no GPU that torch can use: ranks use CPUs"
+    assert gpu_notes(CPUS, "auto", 2, {}, visible) == [line]
+    assert gpu_notes(CPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": visible}, "0") == [line]
+    (elsewhere,) = gpu_notes(CPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": visible}, None)
+    assert "does not name a GPU that torch can use for each rank: ranks use CPUs" in elsewhere
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted", "visible"),
+    [(CPUS, "auto", ""), (CPUS, "auto", "-1"), (CPUS, "cpu", "NoDevFiles"), (GPUS, "auto", "0,1")],
+)
+def test_what_was_asked_for_needs_no_line(devices: list[str], wanted: str, visible: str) -> None:
+    assert gpu_notes(devices, wanted, 2, {}, visible) == []
+
+
+def test_a_line_says_that_nccl_refuses_ranks_that_share_a_gpu() -> None:
+    (line,) = gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,0,1"}, "")
+    assert line.startswith("several ranks share GPU 0: NCCL refuses two ranks on one GPU")
+    assert gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,1,0"}, "") == []
