@@ -136,6 +136,7 @@ class BackgroundCell:
         self._where = f"cell [{cell.number}] on {cell.mesh.name}{format_ranks(cell.ranks)}"
         self._showing = threading.Lock()
         cell.output.sink.pin()
+        cell.way_out = f"%mesh interrupt {cell.mesh.name}"
         if self._poll(self._updated_at):  # sends the cell now if no earlier cell is in the way
             background.drive(self, self._poll)
 

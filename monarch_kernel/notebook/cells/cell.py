@@ -35,6 +35,7 @@ from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.net.wire.messages import Payload, Rewind
+from monarch_kernel.notebook.cells.early_failures import EarlyFailures
 from monarch_kernel.notebook.cells.interrupt_progress import InterruptProgress, describe_interrupt, inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
@@ -129,6 +130,10 @@ class RemoteCell:
         want_value: whether the ranks send the values of the last expression.
         output: shows what the cell writes.
         timeout_s: seconds after which the cell is interrupted; None for no timeout.
+        fail_fast: whether the cell ends when the first rank has failed, instead of when the last rank has ended.
+
+    Attributes:
+        way_out: how the user ends the cell, as text.
     """
 
     def __init__(
@@ -141,6 +146,7 @@ class RemoteCell:
         want_value: bool,
         output: CellOutput,
         timeout_s: float | None = None,
+        fail_fast: bool = False,
     ) -> None:
         self.mesh = mesh
         self.ranks = frozenset(mesh.ranks)
@@ -148,10 +154,14 @@ class RemoteCell:
         self.output = output
         self.stage: CellStage = "waiting"
         self.is_over = threading.Event()
+        self.way_out = "Kernel > Interrupt" if output.sink.can_update else "Ctrl-C"
         self._progress: InterruptProgress | None = None
         self._code = code
         self._want_value = want_value
         self._timeout_s = timeout_s
+        self._fail_fast = fail_fast
+        self._ends_early = False
+        self._early = EarlyFailures(mesh, number, self._say)
         self._deadline = float("inf")
         self._polled_at = 0.0
         self._has_stops = False
@@ -203,6 +213,17 @@ class RemoteCell:
                 self.stop(f"stopped after {self._timeout_s:g} s (--timeout)", now)
             elif self._progress is not None:
                 self._progress.poll(now)
+            else:
+                self._watch(self._future, now)
+
+    def _watch(self, future: Future[Any], now: float) -> None:
+        """Tell the user of ranks that have failed while others go on; with ``fail_fast`` interrupt the others."""
+        self._early.note(self.mesh.runtime.answers(future.id), now)
+        if not self._fail_fast:
+            self._early.tell(self.way_out, now)
+        elif self._early.is_due(now):
+            self._ends_early = True
+            self._progress = InterruptProgress(self._lane.mesh, "stopped by --fail-fast", self._interrupt, now)
 
     def stop(self, reason: str, now: float | None = None) -> None:
         """Interrupt the cell. A cell that was not sent ends; else each call raises KeyboardInterrupt on the ranks.
@@ -356,6 +377,7 @@ class RemoteCell:
 
     def _send(self, now: float) -> None:
         self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
+        self._early = EarlyFailures(self.mesh, self.number, self._say)
         self._lane.marks.append(CellMark(time.time(), self.number, self.ranks))
         try:
             if callable(self._code):
@@ -381,12 +403,13 @@ class RemoteCell:
         try:
             self._result = future.get()
         except RanksError as error:
-            if self._progress is None and self._recovery.wants(future.id, error):
+            if self._progress is None and not self._fail_fast and self._recovery.wants(future.id, error):
                 self._recovering = self._recovery.steps(error)
                 self.stage = "recovering"
                 self._recover(now)
                 return
-            self._error = RemoteInterrupt(self._outcome(self._progress, error)) if self._progress else error
+            is_stopped = self._progress is not None and not self._ends_early
+            self._error = RemoteInterrupt(self._outcome(error)) if is_stopped else error
         except Exception as error:
             self._error = error
         else:
@@ -413,10 +436,13 @@ class RemoteCell:
     def _say(self, text: str) -> None:
         self.output.sink.write("stderr", f"{text}\n")
 
-    def _outcome(self, progress: InterruptProgress, error: RanksError) -> str:
+    def _outcome(self, error: RanksError) -> str:
         """Describe how the ranks of an interrupted cell ended."""
+        assert self._progress is not None
         done = {point.rank: failure for point, failure in error.reports.items()}
-        return describe_interrupt(progress, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks])
+        return describe_interrupt(
+            self._progress, self.mesh.ranks, [done.get(rank, _FINISHED) for rank in self.mesh.ranks]
+        )
 
     def _fail(self, error: BaseException) -> None:
         self._error = error

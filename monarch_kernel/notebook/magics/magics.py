@@ -182,6 +182,7 @@ class MeshMagics(Magics):
             raw=options.raw,
             stream=options.stream,
             timeout_s=options.timeout_s,
+            fail_fast=options.fail_fast,
         )
         if options.background:
             values = _values if options.out else _nothing

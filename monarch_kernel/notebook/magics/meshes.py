@@ -421,11 +421,19 @@ class Meshes:
         raw: bool,
         stream: bool,
         timeout_s: float | None,
+        fail_fast: bool = False,
     ) -> RemoteCell:
         """Create a cell and queue it; the caller drives it with `run` or by the `background`."""
         output = CellOutput(mesh, sink, entry.cell_queue.slots, raw=raw, stream=stream)
         return RemoteCell(
-            entry.cell_queue, mesh, code, number=number, want_value=want_value, output=output, timeout_s=timeout_s
+            entry.cell_queue,
+            mesh,
+            code,
+            number=number,
+            want_value=want_value,
+            output=output,
+            timeout_s=timeout_s,
+            fail_fast=fail_fast or entry.options.fail_fast,
         )
 
     def run(self, entry: MeshEntry, cell: RemoteCell) -> ValueMesh[CellResult]:

@@ -79,6 +79,7 @@ class RemoteOptions:
         targets: which ranks of the selected mesh, such as ``0,2``, ``1-3``, ``0:4:2``; empty for all.
         stream: whether output is shown while the cell runs, or only at its end.
         local: whether the kernel runs the cell, too.
+        fail_fast: whether the first rank that fails ends the cell on all ranks.
     """
 
     selector: str = ""
@@ -89,6 +90,7 @@ class RemoteOptions:
     targets: str = ""
     stream: bool = True
     local: bool = False
+    fail_fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def _remote_parser(magic: str) -> Parser:
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
     add("--raw", action="store_true", help="show the lines of each rank separately, also equal ones")
     add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
+    add("--fail-fast", action="store_true", help="when a rank fails or dies, interrupt the others and end the cell")
     # The option applies to cells only. Other magics parse it to refuse it with a specific error, but do not offer it.
     of_local = "also run the cell in the kernel, after the ranks" if magic == "%%remote" else argparse.SUPPRESS
     add("--local", action="store_true", help=of_local)
@@ -275,6 +278,7 @@ def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
         targets="" if known.targets == "all" else known.targets,
         stream=not known.no_stream,
         local=known.local,
+        fail_fast=known.fail_fast,
     )
 
 

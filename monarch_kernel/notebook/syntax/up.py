@@ -43,6 +43,7 @@ class UpOptions:
         wait_s: how long the hosts may take to come up, in seconds; None for the default.
         lost_after_s: how long a host may be silent, in seconds, before it is considered lost.
         dry_run: whether to only show what the engine would be asked for.
+        fail_fast: whether the first rank that fails ends each cell on all ranks.
         of_engine: fields of the engine's own options -> values.
     """
 
@@ -62,6 +63,7 @@ class UpOptions:
     wait_s: float | None = None
     lost_after_s: float = 1.0
     dry_run: bool = False
+    fail_fast: bool = False
     of_engine: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -102,6 +104,11 @@ def up_parser(engine: str = "") -> Parser:
         default="3",
         metavar="N",
         help="replace at most N times within 5 minutes (default: 3)",
+    )
+    add(
+        "--fail-fast",
+        action="store_true",
+        help="run all cells of the notebook on this mesh as with %%remote --fail-fast",
     )
     add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
     add("--keep-for", metavar="TIME", help="with --detach: end the mesh after 45 (s), 30m or 2h without a kernel")
@@ -370,6 +377,7 @@ def parse_up(
         env=_environment(known.env),
         restart=known.restart,
         max_restarts=_count(known.max_restarts, "--max-restarts"),
+        fail_fast=known.fail_fast,
     )
 
 

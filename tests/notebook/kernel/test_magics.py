@@ -407,7 +407,17 @@ def test_pulling_an_unknown_variable_names_it(notebook: Notebook) -> None:
         ("%mesh up -n 2 --a", {"--axes"}),
         (
             "%%remote --",
-            {"--background", "--block", "--local", "--mesh", "--no-stream", "--noblock", "--out", "--ranks"}
+            {
+                "--background",
+                "--block",
+                "--fail-fast",
+                "--local",
+                "--mesh",
+                "--no-stream",
+                "--noblock",
+                "--out",
+                "--ranks",
+            }
             | {"--raw", "--stream", "--targets", "--timeout"},
         ),
         ("%%remote t --t", {"--targets", "--timeout"}),

@@ -32,6 +32,7 @@ from monarch_kernel.notebook.syntax.usage import command_help, mesh_help, option
     [
         ("-n 2", 0, UpOptions("mesh", {"gpus": 2}, False, "auto")),
         ("t -n 4 --device cpu", 0, UpOptions("t", {"gpus": 4}, False, "cpu")),
+        ("t -n 4 --fail-fast", 0, UpOptions("t", {"gpus": 4}, False, "auto", fail_fast=True)),
         ("-n 4 t --device cpu", 8, UpOptions("t", {"gpus": 4}, False, "cpu")),
         ("t --gpus 4", 8, UpOptions("t", {"gpus": 4}, True, "cuda")),
         ("t --device cuda", 8, UpOptions("t", {"gpus": 8}, True, "cuda")),
@@ -268,6 +269,7 @@ def test_a_misuse_of_up_is_one_line_that_says_what_to_write(line: str, gpus: int
         ("t -b --stream", RemoteOptions("t")),
         ("t --no-stream", RemoteOptions("t", stream=False)),
         ("t --local", RemoteOptions("t", local=True)),
+        ("t --fail-fast", RemoteOptions("t", fail_fast=True)),
         ("t --out v # not --raw", RemoteOptions("t", out="v")),
         ("# nothing but a comment, isn't it", RemoteOptions()),
     ],
@@ -279,7 +281,7 @@ def test_remote_is_read(line: str, expected: RemoteOptions) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--wrong", "unknown option '--wrong'; the options are --background, --block, --local, --mesh"),
+        ("--wrong", "unknown option '--wrong'; the options are --background, --block, --fail-fast, --local, --mesh"),
         ("t u", "unknown argument 'u'"),
         ("t --mesh u", "--mesh u and t both name a mesh"),
         ("t -a -b", "give --background or --block, not both"),
