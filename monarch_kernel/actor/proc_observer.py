@@ -157,6 +157,10 @@ class ProcObserver(ProcHandle):
         name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
         return TrafficControl(self.runtime).table(self.procs, name, timeout_s)
 
+    def show_waits(self, source: object, lines: Sequence[str]) -> None:
+        """Show lines about waits that last in the views of the mesh, in place of earlier ones from the same source."""
+        self.runtime.show_waits(self._base, source, lines)
+
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""
         return self.runtime.view(self._base, self.name, dict(self.spawned_extent), time.monotonic() - self._started_at)

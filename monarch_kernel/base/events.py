@@ -200,6 +200,7 @@ class MeshView:
         lost_hosts: its lost hosts, by name.
         refused_connections: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
         loops: the loops that its ranks run, without the points of their curves; if they run none, the last one.
+        waits: waits in collectives that last, a line for each.
     """
 
     name: str
@@ -210,6 +211,7 @@ class MeshView:
     lost_hosts: tuple[HostView, ...] = ()
     refused_connections: tuple[tuple[str, int], ...] = ()
     loops: tuple[LoopView, ...] = ()
+    waits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,10 @@ from monarch_kernel.notebook.cells.interrupt_progress import InterruptProgress, 
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.cells.recovery import Recovery
+from monarch_kernel.notebook.cells.wait_watch import WaitWatch
 from monarch_kernel.notebook.output.logs import CellMark
 from monarch_kernel.notebook.output.rich import RichSlots
+from monarch_kernel.notebook.syntax.up import WARN_AFTER_S
 from monarch_kernel.notebook.view.stacks import doing_lines
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
@@ -131,6 +133,7 @@ class RemoteCell:
         output: shows what the cell writes.
         timeout_s: seconds after which the cell is interrupted; None for no timeout.
         fail_fast: whether the cell ends when the first rank has failed, instead of when the last rank has ended.
+        warn_after_s: age from which waits in collectives are reported, in seconds; 0 for never.
 
     Attributes:
         way_out: how the user ends the cell, as text.
@@ -147,6 +150,7 @@ class RemoteCell:
         output: CellOutput,
         timeout_s: float | None = None,
         fail_fast: bool = False,
+        warn_after_s: float = WARN_AFTER_S,
     ) -> None:
         self.mesh = mesh
         self.ranks = frozenset(mesh.ranks)
@@ -161,11 +165,12 @@ class RemoteCell:
         self._timeout_s = timeout_s
         self._fail_fast = fail_fast
         self._ends_early = False
-        self._early = EarlyFailures(mesh, number, self._say)
         self._deadline = float("inf")
         self._polled_at = 0.0
         self._has_stops = False
         self._lane = cell_queue
+        self._warn_after_s = warn_after_s
+        self._restart_watches(time.monotonic())
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
         self._error: BaseException | None = None
@@ -218,12 +223,19 @@ class RemoteCell:
 
     def _watch(self, future: Future[Any], now: float) -> None:
         """Tell the user of ranks that have failed while others go on; with ``fail_fast`` interrupt the others."""
-        self._early.note(self.mesh.runtime.answers(future.id), now)
+        answers = self.mesh.runtime.answers(future.id)
+        self._early.note(answers, now)
+        if not self._has_stops:
+            self._waits.poll(answers, now)
         if not self._fail_fast:
             self._early.tell(self.way_out, now)
         elif self._early.is_due(now):
             self._ends_early = True
             self._progress = InterruptProgress(self._lane.mesh, "stopped by --fail-fast", self._interrupt, now)
+
+    def _restart_watches(self, now: float) -> None:
+        self._early = EarlyFailures(self.mesh, self.number, self._say)
+        self._waits = WaitWatch(self._lane.mesh, self.mesh.ranks, self._say, self._warn_after_s, now)
 
     def stop(self, reason: str, now: float | None = None) -> None:
         """Interrupt the cell. A cell that was not sent ends; else each call raises KeyboardInterrupt on the ranks.
@@ -377,7 +389,7 @@ class RemoteCell:
 
     def _send(self, now: float) -> None:
         self._deadline = float("inf") if self._timeout_s is None else now + self._timeout_s
-        self._early = EarlyFailures(self.mesh, self.number, self._say)
+        self._restart_watches(now)
         self._lane.marks.append(CellMark(time.time(), self.number, self.ranks))
         try:
             if callable(self._code):
@@ -404,6 +416,7 @@ class RemoteCell:
             self._result = future.get()
         except RanksError as error:
             if self._progress is None and not self._fail_fast and self._recovery.wants(future.id, error):
+                self._waits.end(now, succeeded=False)
                 self._recovering = self._recovery.steps(error)
                 self.stage = "recovering"
                 self._recover(now)
@@ -449,6 +462,7 @@ class RemoteCell:
         self._over()
 
     def _over(self) -> None:
+        self._waits.end(time.monotonic(), succeeded=self._error is None)
         self.stage = "over"
         self._lane.leave(self)
         self.is_over.set()

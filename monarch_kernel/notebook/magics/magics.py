@@ -183,6 +183,7 @@ class MeshMagics(Magics):
             stream=options.stream,
             timeout_s=options.timeout_s,
             fail_fast=options.fail_fast,
+            warn_after_s=options.warn_after_s,
         )
         if options.background:
             values = _values if options.out else _nothing

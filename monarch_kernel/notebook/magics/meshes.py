@@ -422,6 +422,7 @@ class Meshes:
         stream: bool,
         timeout_s: float | None,
         fail_fast: bool = False,
+        warn_after_s: float | None = None,
     ) -> RemoteCell:
         """Create a cell and queue it; the caller drives it with `run` or by the `background`."""
         output = CellOutput(mesh, sink, entry.cell_queue.slots, raw=raw, stream=stream)
@@ -434,6 +435,7 @@ class Meshes:
             output=output,
             timeout_s=timeout_s,
             fail_fast=fail_fast or entry.options.fail_fast,
+            warn_after_s=entry.options.warn_after_s if warn_after_s is None else warn_after_s,
         )
 
     def run(self, entry: MeshEntry, cell: RemoteCell) -> ValueMesh[CellResult]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, spellings, tokens
-from monarch_kernel.notebook.syntax.up import up_parser
+from monarch_kernel.notebook.syntax.up import parse_warn_after, up_parser
 
 __all__ = [
     "COMMANDS",
@@ -80,6 +80,7 @@ class RemoteOptions:
         stream: whether output is shown while the cell runs, or only at its end.
         local: whether the kernel runs the cell, too.
         fail_fast: whether the first rank that fails ends the cell on all ranks.
+        warn_after_s: age from which waits in collectives are reported, in seconds; 0 for never, None for the mesh's default.
     """
 
     selector: str = ""
@@ -91,6 +92,7 @@ class RemoteOptions:
     stream: bool = True
     local: bool = False
     fail_fast: bool = False
+    warn_after_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ def _remote_parser(magic: str) -> Parser:
     )
     add("-o", "--out", default="", metavar="NAME", help="NAME becomes a ValueMesh of every rank's last expression")
     add("--raw", action="store_true", help="show the lines of each rank separately, also equal ones")
+    add("--warn-after", metavar="S", help="report ranks that wait for others after S seconds (default: 10; 0: never)")
     add("--timeout", metavar="S", help="interrupt the ranks after S seconds")
     add("--fail-fast", action="store_true", help="when a rank fails or dies, interrupt the others and end the cell")
     # The option applies to cells only. Other magics parse it to refuse it with a specific error, but do not offer it.
@@ -279,6 +282,7 @@ def parse_remote(line: str, magic: str = "%%remote") -> RemoteOptions:
         stream=not known.no_stream,
         local=known.local,
         fail_fast=known.fail_fast,
+        warn_after_s=None if known.warn_after is None else parse_warn_after(known.warn_after, magic),
     )
 
 

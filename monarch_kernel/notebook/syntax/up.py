@@ -15,7 +15,10 @@ from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_n
 from monarch_kernel.runtime.controller.restarts import Restart
 from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
-__all__ = ["UpOptions", "engine_of", "parse_up", "up_parser"]
+__all__ = ["WARN_AFTER_S", "UpOptions", "engine_of", "parse_up", "parse_warn_after", "up_parser"]
+
+WARN_AFTER_S = 10.0
+"""The default of ``--warn-after``."""
 
 
 MAX_HOSTS = 100_000
@@ -44,6 +47,7 @@ class UpOptions:
         lost_after_s: how long a host may be silent, in seconds, before it is considered lost.
         dry_run: whether to only show what the engine would be asked for.
         fail_fast: whether the first rank that fails ends each cell on all ranks.
+        warn_after_s: age from which waits in collectives are reported, in seconds; 0 for never.
         of_engine: fields of the engine's own options -> values.
     """
 
@@ -64,6 +68,7 @@ class UpOptions:
     lost_after_s: float = 1.0
     dry_run: bool = False
     fail_fast: bool = False
+    warn_after_s: float = WARN_AFTER_S
     of_engine: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,6 +115,7 @@ def up_parser(engine: str = "") -> Parser:
         action="store_true",
         help="run all cells of the notebook on this mesh as with %%remote --fail-fast",
     )
+    add("--warn-after", metavar="S", help="report ranks that wait for others after S seconds (default: 10; 0: never)")
     add("--detach", action="store_true", help="the mesh outlives the kernel, until %mesh down")
     add("--keep-for", metavar="TIME", help="with --detach: end the mesh after 45 (s), 30m or 2h without a kernel")
     for option in ENGINES[engine].options if engine else ():
@@ -178,6 +184,21 @@ def _seconds(text: str, option: str) -> float:
     if not 0.0 < seconds < math.inf:
         bound = "a finite number of" if seconds == math.inf else "more than 0"
         raise UsageProblem(f"%mesh up: {option} must be {bound} seconds, not {text}")
+    return seconds
+
+
+def parse_warn_after(text: str, magic: str) -> float:
+    """Parse the value of ``--warn-after``; 0 means never.
+
+    Raises:
+        UsageProblem: it is no such number.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds < math.inf:
+        raise UsageProblem(f"{magic}: --warn-after takes seconds, or 0 for never, not {text!r}")
     return seconds
 
 
@@ -378,6 +399,7 @@ def parse_up(
         restart=known.restart,
         max_restarts=_count(known.max_restarts, "--max-restarts"),
         fail_fast=known.fail_fast,
+        warn_after_s=WARN_AFTER_S if known.warn_after is None else parse_warn_after(known.warn_after, "%mesh up"),
     )
 
 

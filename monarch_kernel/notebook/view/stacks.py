@@ -15,7 +15,7 @@ from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 
-__all__ = ["doing_lines", "no_answer", "stacks_text", "works"]
+__all__ = ["collective_text", "differs", "doing_lines", "no_answer", "stacks_text", "works"]
 
 _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
@@ -125,7 +125,9 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
 
 def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[str]:
     """Describe a collective that ranks wait in, and the ranks it waits for."""
-    yield f"waits in {_operation(wait, with_group=True)} for {format_seconds(wait.age_s)}"
+    yield f"waits in {collective_text(wait, with_group=True)} for {format_seconds(wait.age_s)}"
+    if not wait.number:  # its calls on other ranks can't be matched with it
+        return
     missing: dict[str, list[int]] = {}
     others: dict[str, list[int]] = {}
     for rank in wait.members:
@@ -140,9 +142,8 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
         elif not same and answer.reached.get(wait.group, 0) < wait.number:
             missing.setdefault("not started", []).append(rank)
         for each in same:
-            differs = wait.operation in _SAME_SHAPES and each.shapes != wait.shapes
-            if each.operation != wait.operation or differs:
-                others.setdefault(_operation(each), []).append(rank)
+            if differs(each, wait):
+                others.setdefault(collective_text(each), []).append(rank)
     if missing.get("not started"):
         late = missing["not started"]
         yield f"{format_ranks(late)} {'has' if len(late) == 1 else 'have'} not started it"
@@ -154,10 +155,19 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
         yield f"{format_ranks(where)} {'waits' if len(where) == 1 else 'wait'} in {what} instead"
 
 
-def _operation(wait: Collective, *, with_group: bool = False) -> str:
-    """Format a collective: ``all_reduce #17 (shape 16x8)``."""
+def differs(call: Collective, other: Collective) -> bool:
+    """Whether two calls with the same number in a group can't complete each other."""
+    return call.operation != other.operation or (call.operation in _SAME_SHAPES and call.shapes != other.shapes)
+
+
+def collective_text(wait: Collective, *, with_group: bool = False) -> str:
+    """Format a collective: ``all_reduce #17 (shape 16x8)``; ``recv from [1]``."""
+    number = f" #{wait.number}" if wait.number else ""
+    if wait.peer is not None:
+        number = f" {'to' if wait.operation == 'send' else 'from'} {format_ranks([wait.peer])}"
+        number += f" with tag {wait.tag}" if wait.tag else ""
     group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
-    return f"{wait.operation} #{wait.number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
+    return f"{wait.operation}{number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
 
 
 def _activities(rank: RankView, answer: Doing | Failure | None) -> list[Activity]:
@@ -176,4 +186,4 @@ def _collectives(answers: Answers, rank: int) -> tuple[Collective, ...]:
 
 
 def _identity(wait: Collective) -> tuple[object, ...]:
-    return (wait.operation, wait.number, wait.group, wait.shapes)
+    return (wait.operation, wait.number, wait.group, wait.shapes, wait.peer)

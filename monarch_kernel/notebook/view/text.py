@@ -47,13 +47,21 @@ def mesh_text(view: MeshView) -> str:
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join([*lines, *map(loop_text, view.loops), *_lost_hosts(view), *_refused_connections(view)])
+    return "\n".join(
+        [*lines, *map(loop_text, view.loops), *view.waits, *_lost_hosts(view), *_refused_connections(view)]
+    )
 
 
 def mesh_html(view: MeshView) -> str:
     """Format one mesh and its ranks as an HTML table that needs neither a script nor a style sheet."""
     shown, rest = _ranks_to_show(view)
-    below = [*([rest] if rest else []), *map(loop_text, view.loops), *_lost_hosts(view), *_refused_connections(view)]
+    below = [
+        *([rest] if rest else []),
+        *map(loop_text, view.loops),
+        *view.waits,
+        *_lost_hosts(view),
+        *_refused_connections(view),
+    ]
 
     def mark(row: int, title: str, content: str) -> str:
         if title != "state":

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -115,6 +116,7 @@ class Runtime(ClientBase):
         self._futures: dict[int, Future[object]] = {}
         self.listeners = Listeners(self._futures.__contains__)
         self.queries = ProcessQueries(self._state.ranks)
+        self._waits: dict[tuple[tuple[int, ...], object], tuple[str, ...]] = {}  # by mesh and source
         self._closed = False
         self._ended = threading.Event()
         self._over = False
@@ -382,9 +384,18 @@ class Runtime(ClientBase):
         refused_connections = self._transport.refused_connections
         now = time.monotonic()
         view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, refused_connections)
+        if self._waits:
+            lines = [line for (of, _), lines in self._waits.copy().items() if of == tuple(procs) for line in lines]
+            view = replace(view, waits=tuple(lines))
         for extension in self._state.extensions.values():
             view = extension.shown(view, procs, now)
         return view
+
+    def show_waits(self, procs: Sequence[int], source: object, lines: Sequence[str]) -> None:
+        """Make views of a mesh show lines about waits that last, in place of earlier ones from the same source."""
+        self._waits.pop((tuple(procs), source), None)
+        if lines:
+            self._waits[tuple(procs), source] = tuple(lines)
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""

@@ -36,12 +36,15 @@ class Collective:
 
     Attributes:
         operation: such as ``all_reduce``.
-        number: index within the group, counting from 1; the same on all ranks if they run the same collectives.
+        number: index within the group, counting from 1; the same on all ranks if they run the same collectives. 0 for calls
+            that are not counted: sends, receives, ``monitored_barrier`` and ``new_group``.
         group: name of the process group; empty for the default one.
         members: flat ranks that take part.
         shapes: shapes of its inputs, such as ``4x8``; empty if it has none.
         age_s: how long it has been waiting, in seconds.
         thread: the thread that started it.
+        peer: the flat rank that a send or receive is for; None for collectives, and for a receive from any rank.
+        tag: the tag of a send or receive.
     """
 
     operation: str
@@ -51,6 +54,8 @@ class Collective:
     shapes: str = ""
     age_s: float = 0.0
     thread: int = 0
+    peer: int | None = None
+    tag: int = 0
 
 
 @dataclass(frozen=True, slots=True)

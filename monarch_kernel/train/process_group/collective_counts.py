@@ -5,19 +5,24 @@ keeps only the last 2,000 entries, and a read holds the interpreter for 20 us pe
 module wraps the methods of ``ProcessGroup``, and ``Work.wait``, through which all Python code goes, including
 ``torch.distributed`` itself. Collectives that C++ code starts (the reducer of DistributedDataParallel, functional collectives)
 bypass them. Torch counts all collectives of a group, so the report includes the number of those that were missed.
+
+The flight recorder has no entries for gloo's sends, receives and ``monitored_barrier`` either, so the meter notes these calls,
+and the waits for them, while they block a thread (`CollectiveMeter.blocked`).
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, NamedTuple
 from weakref import ref
 
 from monarch_kernel.net.memory.counters import Meters
 
-__all__ = ["CollectiveMeter"]
+__all__ = ["BlockedCall", "CollectiveMeter"]
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -44,16 +49,43 @@ _NAMES = {
     "send": "send",
     "recv": "recv",
     "recv_anysource": "recv",
+    "monitored_barrier": "monitored_barrier",
 }
 """Methods of a process group that Python code calls -> name of the collective for users."""
 
 
 _MAX_STARTED = 1024
+_WITH_PEER = ("send", "recv")
+_NOT_RECORDED = ("send", "recv", "recv_anysource", "monitored_barrier")
+"""Methods whose calls the flight recorder of torch does not have for gloo."""
+
+
+class BlockedCall(NamedTuple):
+    """A call that the flight recorder does not have, and for which a thread waits.
+
+    Attributes:
+        operation: such as ``send``.
+        group: torch's name of the group; empty for the default one.
+        label: the name of the group for users.
+        peer: rank in the group that a send or receive is for; None for others.
+        shapes: shapes of the tensors, such as ``4x8``.
+        tag: the tag of a send or receive.
+        since: when the thread began to wait, by the clock `time.monotonic`.
+    """
+
+    operation: str
+    group: str
+    label: str
+    peer: int | None = None
+    shapes: str = ""
+    tag: int = 0
+    since: float = 0.0
 
 
 class _Kind(NamedTuple):
     group: str
     operation: str
+    call: BlockedCall | None = None
 
 
 class CollectiveMeter:
@@ -70,14 +102,30 @@ class CollectiveMeter:
         self._labels: dict[str, str] = {}
         self._seen: dict[str, int] = {}
         self._started: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
+        self._blocked: dict[int, BlockedCall] = {}  # by thread
 
     def install(self, dist: Any) -> None:
         """Wrap the methods through which collectives go."""
         for method, operation in _NAMES.items():
             original = getattr(dist.ProcessGroup, method, None)
             if original is not None:
-                setattr(dist.ProcessGroup, method, self._counting(original, operation))
+                counting = self._counting(original, operation, is_recorded=method not in _NOT_RECORDED)
+                setattr(dist.ProcessGroup, method, counting)
         dist.Work.wait = self._waiting(dist.Work.wait)
+
+    def blocked(self) -> dict[int, BlockedCall]:
+        """Return the calls that block a thread now and that the flight recorder does not have, by thread."""
+        return self._blocked.copy()
+
+    @contextmanager
+    def blocks(self, call: BlockedCall) -> Iterator[None]:
+        """Note that the calling thread may wait in a call."""
+        thread = threading.get_ident()
+        self._blocked[thread] = call._replace(since=time.monotonic())
+        try:
+            yield
+        finally:
+            self._blocked.pop(thread, None)
 
     def count_unread(self, dist: Any) -> int:
         """The number of collectives in existing groups that torch has counted and this meter has missed."""
@@ -90,20 +138,28 @@ class CollectiveMeter:
             unread += max(0, started - self._seen.get(group.group_name, 0))
         return unread
 
-    def _counting(self, original: Callable[..., Any], operation: str) -> Callable[..., Any]:
+    def _counting(
+        self, original: Callable[..., Any], operation: str, *, is_recorded: bool = True
+    ) -> Callable[..., Any]:
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
-            work = original(group, *args, **kwargs)
             name = group.group_name
             label = self._labels.get(name)
             if label is None:
                 label = self._labels[name] = self._label(name, group.group_desc)
+            call: BlockedCall | None = None
+            if is_recorded:
+                work = original(group, *args, **kwargs)
+            else:
+                call = BlockedCall(operation, name, label, *_of_message(original.__name__, args))
+                with self.blocks(call):
+                    work = original(group, *args, **kwargs)
             self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
             if work is not None:
                 if len(self._started) >= _MAX_STARTED:
                     self._forget()
-                self._started[id(work)] = ref(work), _Kind(label, operation)
+                self._started[id(work)] = ref(work), _Kind(label, operation, call)
             nbytes = max(map(_nbytes, (*args[:2], *kwargs.values())), default=0)
             self._meters.collect(label, operation, nbytes, seconds=time.perf_counter() - started)
             return work
@@ -116,17 +172,29 @@ class CollectiveMeter:
             known = self._started.pop(id(work), None)
             if known is None or known[0]() is not work:
                 return original(work, *args, **kwargs)
-            kind = known[1]
+            group, operation, call = known[1]
             started = time.perf_counter()
             try:
-                return original(work, *args, **kwargs)
+                if call is None:
+                    return original(work, *args, **kwargs)
+                with self.blocks(call):
+                    return original(work, *args, **kwargs)
             finally:
-                self._meters.collect(*kind, 0, operations=0, seconds=time.perf_counter() - started)
+                self._meters.collect(group, operation, 0, operations=0, seconds=time.perf_counter() - started)
 
         return wait
 
     def _forget(self) -> None:
         self._started = {key: known for key, known in self._started.items() if known[0]() is not None}
+
+
+def _of_message(method: str, args: tuple[Any, ...]) -> tuple[int | None, str, int]:
+    """Return the peer, the shapes of the tensors, and the tag of a send or receive."""
+    if not args or not isinstance(args[0], list):
+        return None, "", 0
+    shapes = ", ".join("x".join(map(str, each.shape)) or "()" for each in args[0] if hasattr(each, "shape"))
+    peer, *tag = args[1:] if method in _WITH_PEER and len(args) > 1 else (None, *args[1:])
+    return peer, shapes, tag[0] if tag and isinstance(tag[0], int) else 0
 
 
 def _nbytes(value: Any) -> int:

@@ -70,7 +70,7 @@ from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
 from monarch_kernel.train.process_group import collective_counts
-from monarch_kernel.train.process_group.collective_counts import CollectiveMeter
+from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 
 __all__ = ["GroupStore", "RankGroup", "blame_deaths"]
 
@@ -273,9 +273,26 @@ class RankGroup:
                 age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
                 thread=int(entry["thread_id"]),
             )
-            for entry in sorted(self._waiting(recorded), key=lambda entry: int(entry["time_created_ns"]))
+            for entry in self._waiting(recorded)
         ]
-        return tuple(found), reached
+        for thread, call in self._meter.blocked().items():
+            ranks = {
+                number: rank for rank, number in world.pg_group_ranks.get(_group_named(world, call.group), {}).items()
+            }
+            found.append(
+                Collective(
+                    operation=call.operation,
+                    number=0,
+                    group=call.label,
+                    members=tuple(sorted(ranks.values())),
+                    shapes=call.shapes,
+                    age_s=time.monotonic() - call.since,
+                    thread=thread,
+                    peer=None if call.peer is None else ranks.get(call.peer),
+                    tag=call.tag,
+                )
+            )
+        return tuple(sorted(found, key=lambda each: -each.age_s)), reached
 
     def collectives(self) -> int:
         """Number of collectives started in the default group; -1 without a group, -2 if it was aborted."""
@@ -483,6 +500,12 @@ class RankGroup:
             device_mesh
         )  # only the namespace holds it, so that the groups' sockets close with it
 
+    def _noting(self, dist: Any) -> contextlib.AbstractContextManager[None]:
+        """Note that the thread waits for the other ranks to make the same group."""
+        if not dist.is_initialized():
+            return contextlib.nullcontext()
+        return self._meter.blocks(BlockedCall(f"new_group #{dist.distributed_c10d._world.group_count}", "", ""))
+
     def _namespace_now(self) -> dict[str, Any]:
         return self._rank.shell.namespace
 
@@ -502,7 +525,7 @@ class RankGroup:
             members = tuple(given["global_ranks_in_group"] or ())
             before = _sockets()
             try:
-                with self._client.making(members, given.get("timeout")):
+                with self._noting(dist), self._client.making(members, given.get("timeout")):
                     return make(*args, **kwargs)
             finally:
                 opened = _sockets() - before
@@ -579,6 +602,11 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _group_named(world: Any, name: str) -> Any:
+    """The group with torch's name; the default group for an empty name."""
+    return next((group for group, each in dict(world.pg_names).items() if each == name), world.default_pg)
 
 
 def _group_label(entry: dict[str, Any]) -> str:

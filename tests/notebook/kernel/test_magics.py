@@ -418,7 +418,7 @@ def test_pulling_an_unknown_variable_names_it(notebook: Notebook) -> None:
                 "--out",
                 "--ranks",
             }
-            | {"--raw", "--stream", "--targets", "--timeout"},
+            | {"--raw", "--stream", "--targets", "--timeout", "--warn-after"},
         ),
         ("%%remote t --t", {"--targets", "--timeout"}),
     ],

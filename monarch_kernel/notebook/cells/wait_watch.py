@@ -1,0 +1,176 @@
+"""Tells in a cell that runs for long which ranks wait in a collective, for which ranks, and where these are.
+
+Theory of operation
+===================
+
+A cell that ends within the limit (``--warn-after``, 10 s by default) costs nothing. From then on the controller asks the ranks
+every few seconds what they do (`ProcMesh.doing`), which takes a rank about a millisecond. A wait that is older than the limit
+gets a line on stderr, and then, while it lasts, an updated line after 1 minute, 10 minutes, 1 hour, and so on. When it has
+ended, a last line says so. While such a wait lasts, the ranks are asked once a second. The lines of waits that last are part of
+the view of the mesh, too.
+
+Nothing here waits: the code that waits for the cell calls `WaitWatch.poll`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from monarch_kernel.base.events import MeshView
+from monarch_kernel.base.text import format_seconds
+from monarch_kernel.errors import Failure, format_ranks
+from monarch_kernel.notebook.view.waits import Stall, stalls
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.future import Future
+
+__all__ = ["WaitWatch"]
+
+_LOOK_S = 2.5
+_LOOK_AGAIN_S = 1.0
+_ANSWER_S = 1.0
+_PER_RANK_S = 0.01  # the answers of a large mesh take the kernel a while to read
+_REPEATS_S = (60.0, 600.0, 3600.0)
+_MAX_TOLD = 4
+
+
+class Mesh(Protocol):
+    """The part of `ProcMesh` that this module uses."""
+
+    def doing(self) -> Future[dict[int, Doing | Failure]]:
+        """Ask all ranks what they do."""
+        ...
+
+    def view(self) -> MeshView:
+        """Return the state of the mesh."""
+        ...
+
+    def show_waits(self, source: object, lines: Sequence[str]) -> None:
+        """Show lines about waits in the views of the mesh, in place of earlier ones from the same source."""
+        ...
+
+
+@dataclass(slots=True)
+class _Told:
+    """A wait that the user knows of.
+
+    Attributes:
+        stall: its last state.
+        seen_at: when that was.
+        next_s: the age at which it is reported again, in seconds.
+        is_shown: whether it had a line, or only was one of many.
+    """
+
+    stall: Stall
+    seen_at: float
+    next_s: float
+    is_shown: bool
+
+
+class WaitWatch:
+    """Watches one run of a cell.
+
+    Args:
+        mesh: the whole mesh.
+        ranks: the ranks of the cell.
+        say: writes a line to the output of the cell.
+        after_s: the age from which a wait is reported, in seconds; 0 for never.
+        now: the time at which the cell was sent.
+    """
+
+    def __init__(
+        self, mesh: Mesh, ranks: Collection[int], say: Callable[[str], None], after_s: float, now: float
+    ) -> None:
+        self._mesh = mesh
+        self._ranks = sorted(ranks)
+        self._say = say
+        self._after_s = after_s
+        self._look_at = now + after_s if after_s else float("inf")
+        self._asked_at = 0.0
+        self._inspection: Future[dict[int, Doing | Failure]] | None = None
+        self._told: dict[tuple[object, ...], _Told] = {}
+        self._shows_waits = False
+
+    def poll(self, answers: Sequence[Answer | None], now: float) -> None:
+        """Look at the ranks and tell the user, when that is due.
+
+        Args:
+            answers: the answers of the cell's ranks so far, in the order of the ranks; None where there is none.
+            now: the time.
+        """
+        if self._inspection is None:
+            if now < self._look_at:
+                return
+            self._inspection, self._asked_at = self._mesh.doing(), now
+        if not self._inspection.done():
+            if now < self._asked_at + _ANSWER_S:
+                return
+            self._inspection.cancel()  # native code holds the GIL of a rank
+        doing, self._inspection = self._inspection.get(), None
+        finished = [rank for rank, answer in zip(self._ranks, answers, strict=False) if answer is not None]
+        found = [each for each in stalls(self._mesh.view(), doing, finished, 0.0) if self._concerns(each)]
+        self._compare([each for each in found if each.age_s >= self._after_s], now)
+        self._look_at = now + self._pause_s(found, len(doing))
+
+    def end(self, now: float, *, succeeded: bool) -> None:
+        """The cell has ended; after a failure, its error says what there is to say."""
+        if succeeded:
+            self._compare((), now)
+        elif self._shows_waits:
+            self._mesh.show_waits(self, ())
+        if self._inspection is not None:
+            self._inspection.cancel()
+            self._inspection = None
+
+    def _concerns(self, stall: Stall) -> bool:
+        return not set(self._ranks).isdisjoint(stall.ranks)
+
+    def _compare(self, found: Sequence[Stall], now: float) -> None:
+        """Tell what is new, what still lasts, and what has ended."""
+        current = {stall.key: stall for stall in found}
+        for key in [key for key in self._told if key not in current]:
+            told = self._told.pop(key)
+            if told.is_shown:
+                self._say(_end_text(told, now))
+        due = [stall for stall in found if self._is_due(stall)]
+        for stall in due[:_MAX_TOLD]:
+            self._say(stall.text)
+        if hidden := due[_MAX_TOLD:]:
+            self._say(f"and {len(hidden)} more waits, of {format_ranks(_all_ranks(hidden))} (%mesh stacks shows them)")
+        for stall in found:
+            known = self._told.get(stall.key)
+            is_due, is_shown = stall in due, stall in due[:_MAX_TOLD]
+            next_s = _next_s(stall.age_s) if is_due or known is None else known.next_s
+            self._told[stall.key] = _Told(stall, now, next_s, is_shown or (known is not None and known.is_shown))
+        if found or self._shows_waits:
+            self._mesh.show_waits(self, [stall.text for stall in found[:_MAX_TOLD]])
+        self._shows_waits = bool(found)
+
+    def _is_due(self, stall: Stall) -> bool:
+        known = self._told.get(stall.key)
+        return known is None or stall.age_s >= known.next_s
+
+    def _pause_s(self, found: Sequence[Stall], n_ranks: int) -> float:
+        """Return the time until the next look: just after a pending collective reaches the limit, if it still pends."""
+        least = n_ranks * _PER_RANK_S
+        if self._told:
+            return max(_LOOK_AGAIN_S, least)
+        left = [self._after_s - stall.age_s + 0.05 for stall in found]
+        return max(least, min([_LOOK_S, *left]), 0.05)
+
+
+def _next_s(age_s: float) -> float:
+    """Return the age at which a wait of this age is reported again."""
+    return next((each for each in _REPEATS_S if each > age_s), age_s + _REPEATS_S[-1])
+
+
+def _end_text(told: _Told, now: float) -> str:
+    stall = told.stall
+    lasted = format_seconds(stall.age_s + now - told.seen_at)
+    return f"{format_ranks(stall.ranks)}: the wait in {stall.call} has ended after {lasted}"
+
+
+def _all_ranks(found: Iterable[Stall]) -> list[int]:
+    return [rank for stall in found for rank in stall.ranks]

@@ -1,0 +1,139 @@
+"""Tests the description of waits in collectives: which ranks wait in what, and what the missing ranks do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monarch_kernel.base.events import MeshView, RankState, RankView
+from monarch_kernel.errors import Failure, Frame
+from monarch_kernel.notebook.view.waits import Stall, stalls
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+
+CELL = "<remote cell [5]>"
+SILENT = Failure("interrupted", "CancelledError", "cancelled by the caller")
+
+
+def view(*states: RankState) -> MeshView:
+    ranks = tuple(RankView(i, (("gpus", i),), state) for i, state in enumerate(states))
+    return MeshView("t", (("gpus", len(ranks)),), ranks)
+
+
+FOUR = view("running", "running", "running", "running")
+
+
+def at(line: int, code: str = "f(x)", executor: str = "main") -> Activity:
+    return Activity(7, executor, (Frame(CELL, line, "<module>", (code,), line, user=True),), thread=1)
+
+
+def waits(
+    line: int, operation: str = "all_reduce", number: int = 17, shapes: str = "4", group: str = "", n: int = 4
+) -> Doing:
+    call = Collective(operation, number, group, tuple(range(n)), shapes, 12.0, 1)
+    return Doing((at(line),), (call,), {group: number})
+
+
+def peer(line: int, operation: str, rank: int, tag: int = 0, age_s: float = 12.0) -> Doing:
+    call = Collective(operation, 0, "", (0, 1, 2, 3), "4", age_s, 1, rank, tag)
+    return Doing((at(line),), (call,), {})
+
+
+def found(answers: Mapping[int, Doing | Failure], finished: tuple[int, ...] = (), mesh: MeshView = FOUR) -> list[Stall]:
+    return stalls(mesh, answers, finished, 10.0)
+
+
+def text(answers: Mapping[int, Doing | Failure], finished: tuple[int, ...] = (), mesh: MeshView = FOUR) -> str:
+    return "\n".join(stall.text for stall in found(answers, finished, mesh))
+
+
+def test_a_missing_rank_is_named_with_its_line() -> None:
+    late = Doing((at(15, "time.sleep(600)"),), (), {"": 16})
+    assert text({0: waits(12), 1: waits(12), 2: late, 3: waits(12)}) == (
+        "[0-1,3] wait for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
+        "[2] has not started it: cell [5], line 15: time.sleep(600)"
+    )
+
+
+def test_missing_ranks_that_have_finished_died_or_are_silent() -> None:
+    mesh = view("running", "idle", "dead", "running")
+    assert text({0: waits(12), 1: Doing(), 2: Failure("lost", "RankDied", ""), 3: SILENT}, (1,), mesh) == (
+        "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; [1] has finished the cell; [2] is dead; "
+        "[3] does not answer: native code that holds the GIL, or a stopped process"
+    )
+
+
+def test_ranks_in_another_collective_with_the_same_number_are_part_of_the_wait() -> None:
+    broadcast = waits(14, "broadcast", shapes="3")
+    assert text({0: waits(12), 1: broadcast, 2: broadcast, 3: broadcast}) == (
+        "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
+        "[1-3] in broadcast #17 (shape 3), cell [5], line 14 instead"
+    )
+
+
+def test_different_shapes_and_lines_of_one_collective() -> None:
+    assert text({0: waits(12), 1: waits(12), 2: waits(13), 3: waits(12, shapes="5")}) == (
+        "[0-1] wait for 12 s in all_reduce #17 (shape 4), cell [5], line 12; [2] at cell [5], line 13; "
+        "[3] in all_reduce #17 (shape 5), cell [5], line 12 instead"
+    )
+
+
+def test_a_collective_that_all_ranks_have_started() -> None:
+    assert text(dict.fromkeys(range(4), waits(12))) == (
+        "[0-3] wait for 12 s in all_reduce #17 (shape 4), cell [5], line 12; all ranks of the group have started it"
+    )
+
+
+def test_ranks_that_wait_in_another_group() -> None:
+    answers = {0: waits(12), 1: waits(13, group="tp", number=2, n=2)}
+    lines = text(answers).splitlines()
+    assert lines[0].startswith(
+        "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
+        "[1] waits in all_reduce #2 of group tp [0-1] (shape 4), cell [5], line 13 instead"
+    )
+    assert lines[1].startswith("[1] waits for 12 s in all_reduce #2 of group tp [0-1] (shape 4)")
+
+
+def test_a_receive_names_its_peer() -> None:
+    assert text({0: peer(3, "recv", 1), 1: Doing((at(4, "compute()"),)), 2: Doing(), 3: Doing()}) == (
+        "[0] waits for 12 s in recv from [1] (shape 4), cell [5], line 3; [1] is at cell [5], line 4: compute()"
+    )
+
+
+def test_a_send_and_a_receive_with_different_tags_are_one_wait() -> None:
+    assert text({0: peer(3, "recv", 1, tag=2), 1: peer(4, "send", 0, tag=1, age_s=11.0)}) == (
+        "[0] waits for 12 s in recv from [1] with tag 2 (shape 4), cell [5], line 3; "
+        "[1] in send to [0] with tag 1 (shape 4), cell [5], line 4 instead"
+    )
+    assert "instead" not in text({0: peer(3, "recv", 1), 1: peer(4, "send", 0, age_s=11.0)})
+
+
+def test_groups_that_are_not_made_in_the_same_order() -> None:
+    def making(number: int) -> Doing:
+        return Doing((at(5),), (Collective(f"new_group #{number}", 0, "", (0, 1, 2, 3), "", 12.0, 1),), {})
+
+    lines = text({0: making(4), 1: making(4), 2: making(3), 3: making(3)}).splitlines()
+    assert lines[0] == (
+        "[0-1] wait for 12 s in new_group #4, cell [5], line 5; [2-3] wait in new_group #3, cell [5], line 5 instead"
+    )
+
+
+def test_short_waits_and_ranks_that_are_past_it_are_left_out() -> None:
+    assert not stalls(FOUR, {0: waits(12)}, (), 12.5)
+    past = Doing((at(20),), (), {"": 18})
+    assert "[1" not in text({0: waits(12), 1: past, 2: waits(12), 3: waits(12)})
+
+
+def test_an_actor_that_waits_is_named() -> None:
+    call = Collective("barrier", 1, "", (0, 1, 2, 3), "", 12.0, 1)
+    actor = Doing((at(9, executor="actor w"),), (call,), {"": 1})
+    assert text({0: actor, 1: Doing(), 2: Doing(), 3: Doing()}) == (
+        "[0] waits for 12 s in barrier #1, actor w: cell [5], line 9; [1-3] have not started it: no code of the cell runs there"
+    )
+
+
+def test_a_wait_that_is_over_is_described_in_the_past() -> None:
+    late = Doing((at(15, "work()"),), (), {"": 16})
+    (stall,) = stalls(FOUR, {0: waits(12), 1: waits(12), 2: late, 3: Doing()}, (3,), 1.0, is_over=True)
+    assert stall.text == (
+        "[0-1] waited for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
+        "[2] had not started it: cell [5], line 15: work(); [3] had finished the cell"
+    )
