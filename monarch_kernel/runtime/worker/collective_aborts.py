@@ -24,8 +24,12 @@ TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"
 class Group(Protocol):
     """The part of the rank's default process group that interrupts use."""
 
-    def waits(self, thread: int) -> bool:
-        """Whether a thread (its `threading.get_ident`) is in a call of torch.distributed, or waits for one to end."""
+    def waits_s(self, thread: int) -> float:
+        """Return for how long a thread (its `threading.get_ident`) has been in a call of torch.distributed; 0 if in none."""
+        ...
+
+    def end_key_wait(self, thread: int) -> bool:
+        """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         ...
 
     def pending_s(self) -> float:
@@ -41,7 +45,7 @@ class Group(Protocol):
         ...
 
     def collectives(self) -> int:
-        """Return the number of collectives started so far; -1 without a group, -2 if it was aborted."""
+        """Return the number of collectives started so far; -1 without a group, -2 if it is unusable."""
         ...
 
 
@@ -80,7 +84,7 @@ class CollectiveAborts:
         group = self._rank.group
         if executor.current != id or group is None:
             return
-        if insist or self._pending_s() > 0 or group.waits(executor.thread_id):
+        if insist or self._pending_s([executor]) > 0:
             group.abort()
 
     def get_stacks(self, message: GetStacks, _: Sequence[Frame]) -> None:
@@ -106,7 +110,7 @@ class CollectiveAborts:
         loops = PROCESS.loops if dead >= 0 else None
         ends = loops is not None and loops.ends_with_a_death(message.id)
         at_work = [executor for executor in self._rank.executors() if executor.current == message.id]
-        pending_s = self._pending_s() if at_work else 0.0
+        pending_s = self._pending_s(at_work) if at_work else 0.0
         if ends or pending_s > (RELEASE_AFTER_S if dead < 0 else 0.0):
             for executor in at_work:
                 executor.released = message.id  # first: errors from now on are consequences of the release
@@ -115,13 +119,21 @@ class CollectiveAborts:
         if group is not None and at_work and dead >= 0:
             group.abort(dead)
         elif group is not None and pending_s > RELEASE_AFTER_S:
-            group.abort()
+            ended = [group.end_key_wait(executor.thread_id) for executor in at_work]
+            if not all(ended):  # a wait for keys needs no abort
+                group.abort()
 
-    def _pending_s(self) -> float:
-        """Return the age of the oldest pending collective in seconds; 0 if there is none, or if it is unknown."""
+    def _pending_s(self, executors: Sequence[Executor]) -> float:
+        """Return the age of the oldest collective that is pending or that these executors wait for; 0 if there is none.
+
+        Also 0 if it is unknown.
+        """
         group = self._rank.group
+        if group is None:
+            return 0.0
+        waited_s = max((group.waits_s(executor.thread_id) for executor in executors), default=0.0)
         try:
-            return 0.0 if group is None else group.pending_s()
+            return max(waited_s, group.pending_s())
         except Exception:  # torch does not promise the interface of its recorder
             _log.exception("could not determine whether a collective is pending")
-            return 0.0
+            return waited_s

@@ -29,7 +29,7 @@ ranks learn of the death (`runtime.host.connection_holder`).
 
 A rank that waits for a peer to connect has no socket for it yet. gloo's timeout for this is the group's timeout, which also
 applies to later sends and receives, so that a short timeout would end those. To free such a rank, an abort connects to the
-rank's own listeners in place of each peer, and closes these connections (`_stand_in`): gloo takes each for the peer's
+rank's own listeners in place of each peer, and closes these connections (`stand_in`): gloo takes each for the peer's
 connection, and finds it closed (https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/listener.cc).
 """
 
@@ -40,16 +40,15 @@ import inspect
 import json
 import os
 import socket
-import struct
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch_kernel import live
 from monarch_kernel.actor.proc_mesh import ProcMesh
@@ -69,8 +68,10 @@ from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
-from monarch_kernel.train.process_group import collective_counts
+from monarch_kernel.train.process_group import collective_counts, native_waits
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
+from monarch_kernel.train.process_group.native_waits import NativeWaits
+from monarch_kernel.train.process_group.sockets import Socket, close, copy_of, has_closed, open_sockets, stand_in
 
 __all__ = ["GroupStore", "RankGroup", "blame_deaths"]
 
@@ -78,9 +79,6 @@ _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
 """How long a rank tries to reach another host."""
-
-_STAND_IN_S = 1.0
-"""How long a rank tries to connect to its own listener."""
 
 _CLOSE_AFTER_S = 3.0
 """How long the connections of an aborted group stay open, unless it is formed again; until then the other ranks abort, too."""
@@ -195,8 +193,10 @@ class RankGroup:
     def __init__(self, rank: Rank, agent: str) -> None:
         self._rank = rank
         self._spec = rank.spec
-        self._sockets: dict[tuple[int, ...], set[_Socket]] = {}  # by members of their group; (): the default group
-        self._sockets_before: set[_Socket] | None = None  # sockets that were open before the group, while it forms
+        self._sockets: dict[tuple[int, ...], set[Socket]] = {}  # by members of their group; (): the default group
+        self._sockets_before: set[Socket] | None = None  # sockets that were open before the group, while it forms
+        self._connections: set[Socket] = set()  # of the default group, and of the device mesh that is formed with it
+        self._waits = NativeWaits()
         self._closing: list[socket.socket] = []  # connections of aborted groups
         self._lock = threading.Lock()  # for the attributes above: another thread aborts
         self._holder = FdHolder(agent)
@@ -238,16 +238,22 @@ class RankGroup:
         oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
 
-    def waits(self, thread: int) -> bool:
-        """Whether a thread, given by its `threading.get_ident`, is in a call of torch.distributed, or waits for one.
+    def waits_s(self, thread: int) -> float:
+        """For how long a thread, given by its `threading.get_ident`, has been in a call of torch.distributed; 0 if in none.
 
-        The flight recorder has no entries for gloo's point-to-point calls, nor for ``monitored_barrier``.
+        The flight recorder has no entries for gloo's point-to-point calls, for ``monitored_barrier``, and for stores.
         """
         if "torch.distributed" not in sys.modules:
-            return False
+            return 0.0
+        if (waited_s := self._waits.waits_s(thread)) > 0:
+            return waited_s
         frame = sys._current_frames().get(thread)
-        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__)  # the latter calls Work.wait
-        return frame is not None and frame.f_code.co_filename in calls
+        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__, native_waits.__file__)
+        return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
+
+    def end_key_wait(self, thread: int) -> bool:
+        """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
+        return self._waits.end_key_wait(thread)
 
     def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
         """Pending collectives, oldest first, and for each process group the number of the last collective started."""
@@ -295,11 +301,13 @@ class RankGroup:
         return tuple(sorted(found, key=lambda each: -each.age_s)), reached
 
     def collectives(self) -> int:
-        """Number of collectives started in the default group; -1 without a group, -2 if it was aborted."""
+        """Number of collectives started in the default group; -1 without a group, -2 if it is unusable."""
         if self._aborted:
             return -2
         if not self._formed or not (dist := _dist()).is_initialized():
             return -1
+        if any(map(has_closed, self._connections)):  # gloo has closed them after a failure, also of a send or receive
+            return -2
         return int(dist.group.WORLD._get_sequence_number_for_group())
 
     def abort(self, dead: int | None = None) -> None:
@@ -312,29 +320,40 @@ class RankGroup:
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         with self._lock:
-            ended: set[_Socket] = set()
+            ended: set[Socket] = set()
             for members in list(self._sockets):
                 if dead is None or not members or dead in members:
                     ended |= self._sockets.pop(members)
             is_forming = self._sockets_before is not None
-            if self._sockets_before is not None:  # the rank waits for its peers, or for keys of the store
-                ended |= _sockets() - self._sockets_before
+            new, size = self._waits.opened(dead)  # by code that waits for its peers, or for keys of a store
+            if self._sockets_before is not None:
+                new |= open_sockets() - self._sockets_before
+                size = self._spec.world_size
             self._client.end(None if is_forming else dead)
-            for each in ended & _sockets():  # sockets of destroyed groups are closed
-                if (connection := _copy(each)) is not None:
+            for each in (ended | new) & open_sockets():  # sockets of destroyed groups are closed
+                if (connection := copy_of(each)) is not None:
                     self._closing.append(connection)
                     with contextlib.suppress(OSError):  # the peer has reset it
-                        connection.shutdown(socket.SHUT_RDWR if is_forming else socket.SHUT_RD)
+                        connection.shutdown(socket.SHUT_RDWR if each in new else socket.SHUT_RD)
             if self._closing:
-                later(_CLOSE_AFTER_S, _close, list(self._closing))
-        if is_forming:
-            _stand_in(ended, self._spec.world_size)
+                later(_CLOSE_AFTER_S, close, list(self._closing))
+        stand_in(new, size)
 
-    def _hold(self, sockets: set[_Socket]) -> None:
+    def _note_connections(self, members: tuple[int, ...], opened: set[Socket]) -> None:
+        """Remember the connections of the default group and the device mesh; the group is broken when one of them is closed."""
+        if not members:
+            self._connections = set()
+        if not members or self._sockets_before is not None:
+            for each in opened:
+                if (connection := copy_of(each)) is not None:
+                    connection.close()
+                    self._connections.add(each)
+
+    def _hold(self, sockets: set[Socket]) -> None:
         """Ask the agent to keep connections open if this process dies."""
         fds = []
         for each in sockets:
-            if (connection := _copy(each)) is not None:
+            if (connection := copy_of(each)) is not None:
                 connection.close()
                 fds.append(each.fd)
         self._holder.hold(fds)
@@ -422,7 +441,7 @@ class RankGroup:
         self._rounds = 0
         self._formed_ns = time.time_ns()
         self._formed = False
-        self._sockets_before = _sockets()
+        self._sockets_before = open_sockets()
         try:
             with self._rank.main.user_code():
                 self._init(dist.init_process_group, "cpu:gloo,cuda:nccl" if spec.device == "cuda" else "gloo")
@@ -432,7 +451,7 @@ class RankGroup:
                 self._formed = True
                 with self._lock:
                     closing, self._closing = self._closing, []
-                _close(closing)
+                close(closing)
         finally:
             self._end_forming()
         self._rank.reply(message.id)
@@ -517,20 +536,26 @@ class RankGroup:
         if hasattr(make, "monarch_kernel"):
             return
         self._meter.install(dist)
+        self._waits.install(dist)
         self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 
         @wraps(make)
         def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
             members = tuple(given["global_ranks_in_group"] or ())
-            before = _sockets()
+            before = open_sockets()
             try:
-                with self._noting(dist), self._client.making(members, given.get("timeout")):
+                with (
+                    self._noting(dist),
+                    self._client.making(members, given.get("timeout")),
+                    self._waits.opening(members, given["group_size"]),
+                ):
                     return make(*args, **kwargs)
             finally:
-                opened = _sockets() - before
+                opened = open_sockets() - before
                 with self._lock:
                     self._sockets.setdefault(members, set()).update(opened)
+                self._note_connections(members, opened)
                 self._hold(opened)
 
         new_process_group_helper.monarch_kernel = True  # type: ignore[attr-defined]
@@ -540,6 +565,15 @@ class RankGroup:
         @wraps(original)
         def init_process_group(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
             """Join the default process group; does nothing if the mesh has formed it already."""
+            try:
+                join(backend, init_method, **options)
+            except BaseException:
+                self._aborted |= (
+                    not dist.is_initialized()
+                )  # the mesh forms its group again, even if all ranks have failed
+                raise
+
+        def join(backend: str | None = None, init_method: str | None = None, **options: Any) -> None:
             spec = self._spec
             fits = options.get("world_size", -1) in (-1, spec.world_size) and options.get("rank", -1) in (-1, spec.rank)
             if dist.is_initialized():
@@ -616,77 +650,3 @@ def _group_label(entry: dict[str, Any]) -> str:
 
 def _label_of(name: str, about: str) -> str:
     return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")
-
-
-def _stand_in(sockets: Iterable[_Socket], size: int) -> None:
-    """Connect to gloo's listeners in place of each peer, and disconnect, so that code that waits for a peer stops waiting.
-
-    A connection begins with the number of the peer that it is for, in 8 bytes; numbers count from 0.
-    """
-    for each in sockets:
-        if (address := _listens_at(each)) is None:
-            continue
-        for number in range(size):
-            with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
-                connection.sendall(struct.pack("=q", number))
-
-
-def _close(connections: Sequence[socket.socket]) -> None:
-    for connection in connections:
-        connection.close()
-
-
-class _Socket(NamedTuple):
-    """A socket of this process. The inode identifies it, because the number of a descriptor can be reused."""
-
-    fd: int
-    inode: str
-
-
-def _copy(of: _Socket) -> socket.socket | None:
-    """Duplicate a TCP connection; None for other sockets, such as gloo's listener, whose failure ends the process."""
-    copy = _duplicate(of)
-    if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return copy
-    copy.close()
-    return None
-
-
-def _listens_at(of: _Socket) -> Any:
-    """The address of a TCP listener; None for other sockets."""
-    copy = _duplicate(of)
-    if copy is None:
-        return None
-    with copy:
-        return copy.getsockname() if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
-
-
-def _duplicate(of: _Socket) -> socket.socket | None:
-    """Duplicate a TCP socket; None for other sockets."""
-    try:
-        fd = os.dup(of.fd)
-    except OSError:  # closed in the meantime
-        return None
-    try:
-        if f"socket:[{os.fstat(fd).st_ino}]" != of.inode:
-            raise OSError("closed in the meantime, and the descriptor was reused")
-        copy = socket.socket(fileno=fd)
-    except OSError:
-        os.close(fd)
-        return None
-    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
-        return copy
-    copy.close()
-    return None
-
-
-def _sockets() -> set[_Socket]:
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            found.add(_Socket(int(name), target))
-    return found

@@ -26,7 +26,9 @@ from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.host.connection_holder import HOLD_S
 from monarch_kernel.runtime.host.processes import start_ticks
 from monarch_kernel.runtime.rpc.answers import Value
-from monarch_kernel.train.process_group.worker import GroupStore, RankGroup, _copy, _sockets, blame_deaths
+from monarch_kernel.train.process_group.native_waits import NativeWaits
+from monarch_kernel.train.process_group.sockets import copy_of, open_sockets
+from monarch_kernel.train.process_group.worker import GroupStore, RankGroup, blame_deaths
 from tests.support.ranks import wait_until_in_collective
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
@@ -339,6 +341,44 @@ def test_ranks_at_different_collectives_are_reported(group: ProcMesh) -> None:
     assert not future.in_step
 
 
+TIMES_OUT = """
+import datetime
+soon = datetime.timedelta(seconds=0.2)
+dist.destroy_process_group(); dist.init_process_group("gloo", timeout=soon)
+some = dist.new_group(timeout=soon)
+said = ""
+try: dist.recv(torch.ones(1), (rank + 1) % 4, {group})
+except RuntimeError as error: said = str(error)
+some = None
+said
+"""
+
+
+def test_a_failed_receive_leaves_the_group_to_be_formed_again(group: ProcMesh, store: GroupStore) -> None:
+    """Gloo closes all connections of the group, and counts a failed receive like any other."""
+    future = group.run(TIMES_OUT.format(group="None"))
+    assert all("Timed out" in said for said in future.get(LONG_S).values())
+    assert not future.in_step
+    store.form(group).get(LONG_S)
+    exchange = "x = torch.zeros(1)\ndist.recv(x, rank - 1) if rank % 2 else dist.send(x + rank, rank + 1)\nx.item()"
+    future = group.run(exchange)
+    assert future.get(LONG_S).values() == (0.0, 0.0, 0.0, 2.0)
+    assert future.in_step
+
+
+def test_a_failure_in_a_group_of_the_user_leaves_the_default_group(group: ProcMesh) -> None:
+    future = group.run(TIMES_OUT.format(group="some"))
+    assert all("Timed out" in said for said in future.get(LONG_S).values())
+    assert future.in_step
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
+def test_an_init_that_fails_on_all_ranks_leaves_the_group_to_be_formed_again(group: ProcMesh) -> None:
+    future = group.run("dist.destroy_process_group()\ndist.init_process_group('no such backend')")
+    assert future.exception(LONG_S) is not None
+    assert not future.in_step
+
+
 def test_collectives_are_named_on_ranks_that_are_outside_of_some_group(group: ProcMesh) -> None:
     group.run("work = [dist.new_group([0, 1]), dist.new_group([2, 3])]").get(LONG_S)
     running = group.run(
@@ -542,14 +582,14 @@ def test_a_reused_descriptor_is_not_taken_for_the_old_connection() -> None:
         address = server.getsockname()
         former = socket.create_connection(address)
         number = former.fileno()
-        (seen,) = (each for each in _sockets() if each.fd == number)
-        copy = _copy(seen)
+        (seen,) = (each for each in open_sockets() if each.fd == number)
+        copy = copy_of(seen)
         assert copy is not None
         copy.close()
         with socket.create_connection(address) as other:
             former.close()
             os.dup2(other.fileno(), number)
-            assert _copy(seen) is None
+            assert copy_of(seen) is None
             os.close(number)
 
 
@@ -706,7 +746,7 @@ def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pyte
     monkeypatch.setattr("monarch_kernel.train.process_group.worker._dist", lambda: sys.modules["torch.distributed"])
     group = RankGroup.__new__(RankGroup)
     vars(group).update(_spec=SimpleNamespace(device="cpu", world_size=3), _lock=threading.Lock(), _closing=[])
-    vars(group).update(_client=SimpleNamespace(end=lambda dead: None))
+    vars(group).update(_client=SimpleNamespace(end=lambda dead: None), _waits=NativeWaits())
     vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
     others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
 
@@ -720,7 +760,7 @@ def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pyte
 
     running: list[threading.Thread] = []
     errors: list[Any] = []
-    monkeypatch.setattr("monarch_kernel.train.process_group.worker._sockets", sockets)
+    monkeypatch.setattr("monarch_kernel.train.process_group.worker.open_sockets", sockets)
     monkeypatch.setattr(threading, "excepthook", errors.append)
     group.abort(1)
     for thread in running:

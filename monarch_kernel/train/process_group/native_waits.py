@@ -1,0 +1,280 @@
+"""Waits in native code of torch, which KeyboardInterrupt does not reach: since when a thread is in one, and how it ends.
+
+Theory of operation
+===================
+
+Python runs no signal handler while a thread is in native code. This module therefore wraps the parts of torch that wait there:
+
+- A wait for keys of a store (``wait``, ``get``) asks the store in turns, and a ``TCPStore`` first connects in Python. So an
+  interrupt is raised at once, and the store stays usable. (Stores of this package are interruptible anyway.) gloo, which asks
+  in native code, gets a store in Python that does so.
+- ``Work.wait``, ``monitored_barrier``, and what makes a process group of gloo or the server of a ``TCPStore``, are noted, with
+  the sockets that were open before. `RankGroup.abort` shuts down those that they have opened since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache, wraps
+from typing import Any
+
+from monarch_kernel.train.process_group.sockets import Socket, open_sockets
+
+__all__ = ["NativeWaits"]
+
+_CONNECT_S = 1.0
+"""How long one attempt to connect to a server may take."""
+
+_PAUSE_S = 0.05
+"""The longest pause between two questions to a store."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A wait of a thread.
+
+    Attributes:
+        started: when it began, by `time.monotonic`.
+        before: the sockets that were open before a call that opens some; None for other calls.
+        members: of the process group that the call makes; empty for all ranks.
+        size: the number of its members.
+        is_for_keys: whether Python waits for keys of a store, or for its server.
+        is_ended: whether it is to raise an error now.
+    """
+
+    started: float = field(default_factory=time.monotonic)
+    before: set[Socket] | None = None
+    members: tuple[int, ...] = ()
+    size: int = 0
+    is_for_keys: bool = False
+    is_ended: bool = False
+
+
+class NativeWaits:
+    """The waits of this process, once it is installed; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._waits: dict[int, _Wait] = {}  # by thread
+        self._stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of gloo's groups
+
+    def waits_s(self, thread: int) -> float:
+        """For how long a thread has been in a wait, in seconds; 0 if it is in none."""
+        wait = self._waits.get(thread)
+        return 0.0 if wait is None else max(1e-9, time.monotonic() - wait.started)
+
+    def end_key_wait(self, thread: int) -> bool:
+        """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
+        wait = self._waits.get(thread)
+        if wait is None or not wait.is_for_keys:
+            return False
+        wait.is_ended = True
+        return True
+
+    def opened(self, dead: int | None = None) -> tuple[set[Socket], int]:
+        """Return the sockets that unfinished calls have opened, and the size of the largest group that they make.
+
+        Args:
+            dead: return only those for groups that this rank is in.
+        """
+        found: set[Socket] = set()
+        size = 0
+        for wait in list(self._waits.values()):
+            if wait.before is None or not (dead is None or not wait.members or dead in wait.members):
+                continue
+            found |= open_sockets() - wait.before
+            size = max(size, wait.size)
+        return found, size
+
+    @contextlib.contextmanager
+    def opening(self, members: tuple[int, ...] = (), size: int = 0) -> Iterator[None]:
+        """Context for a call that opens sockets, and waits for the members of a process group."""
+        with self._noted(_Wait(before=open_sockets(), members=members, size=size)):
+            yield
+
+    def install(self, dist: Any) -> None:
+        """Wrap the parts of torch that wait."""
+        dist.Work.wait = self._noting(dist.Work.wait)
+        dist.ProcessGroup.monitored_barrier = self._noting(dist.ProcessGroup.monitored_barrier)
+        asked = (dist.TCPStore, dist.FileStore, dist.HashStore)
+        dist.Store.wait = self._asking(dist.Store.wait, asked, dist.DistStoreError, dist.DistNetworkError)
+        for name in ("get", "multi_get"):
+            setattr(dist.Store, name, _after_wait(getattr(dist.Store, name), asked))
+        dist.TCPStore.__init__ = self._connecting(dist.TCPStore.__init__, dist.DistNetworkError)
+        if hasattr(dist, "ProcessGroupGloo"):
+            dist.ProcessGroupGloo.__init__ = self._making(dist.ProcessGroupGloo.__init__, asked)
+
+    @contextlib.contextmanager
+    def _noted(self, wait: _Wait) -> Iterator[_Wait]:
+        thread = threading.get_ident()
+        outer = self._waits.get(thread)
+        try:
+            self._waits[thread] = wait
+            yield wait
+        finally:
+            if outer is None:
+                self._waits.pop(thread, None)
+            else:
+                self._waits[thread] = outer
+
+    def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        waits = self._waits
+
+        @wraps(original)
+        def method(*args: Any, **kwargs: Any) -> Any:
+            thread = threading.get_ident()
+            try:
+                waits[thread] = _Wait()
+                return original(*args, **kwargs)
+            finally:
+                waits.pop(thread, None)
+
+        return method
+
+    def _making(self, original: Callable[..., None], asked: tuple[type, ...]) -> Callable[..., None]:
+        @wraps(original)
+        def __init__(group: Any, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
+            outer = self._waits.get(threading.get_ident())
+            if isinstance(_without_prefix(store), asked):
+                store = self._stores[group] = _interruptible_store()(store)
+            with self.opening(() if outer is None else outer.members, size):
+                original(group, store, rank, size, *args, **kwargs)
+
+        return __init__
+
+    def _connecting(self, original: Callable[..., None], error: type[Exception]) -> Callable[..., None]:
+        @wraps(original)
+        def __init__(
+            store: Any,
+            host_name: str,
+            port: int,
+            world_size: int | None = None,
+            is_master: bool = False,
+            timeout: timedelta = timedelta(seconds=300),
+            *args: Any,
+            **kwargs: Any,
+        ) -> None:
+            if is_master:
+                with self.opening():
+                    original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
+                return
+            with self._noted(_Wait(is_for_keys=True)) as wait:
+                _await_server(host_name, port, timeout, wait, error)
+            with self.opening():
+                original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
+
+        return __init__
+
+    def _asking(
+        self,
+        original: Callable[..., None],
+        asked: tuple[type, ...],
+        too_late: type[Exception],
+        ended: type[Exception],
+    ) -> Callable[..., None]:
+        @wraps(original)
+        def wait(store: Any, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+            limit = store.timeout if timeout is None else timeout
+            if not isinstance(_without_prefix(store), asked):
+                original(store, keys, limit)
+                return
+            with self._noted(_Wait(is_for_keys=True)) as noted:
+                while not store.check(keys):
+                    waited_s = time.monotonic() - noted.started
+                    if noted.is_ended:
+                        raise ended(f"the wait for {', '.join(keys)} was ended: another rank has failed")
+                    if 0 < limit.total_seconds() <= waited_s:
+                        raise too_late(
+                            f"wait timeout after {limit.total_seconds() * 1000:g}ms, keys: {', '.join(keys)}"
+                        )
+                    time.sleep(min(_PAUSE_S, max(0.001, waited_s / 20)))
+
+        return wait
+
+
+def _after_wait(original: Callable[..., Any], asked: tuple[type, ...]) -> Callable[..., Any]:
+    """Wrap a method that returns the values of keys, so that it first waits until they exist."""
+
+    @wraps(original)
+    def get(store: Any, keys: Any) -> Any:
+        if isinstance(_without_prefix(store), asked):
+            store.wait([keys] if isinstance(keys, str) else keys)
+        return original(store, keys)
+
+    return get
+
+
+def _await_server(host: str, port: int, timeout: timedelta, wait: _Wait, error: type[Exception]) -> None:
+    """Wait until a server listens.
+
+    Raises:
+        DistNetworkError: It does not within the time, or the wait was ended; ``error`` is this type.
+    """
+    while True:
+        left_s = timeout.total_seconds() - (time.monotonic() - wait.started)
+        try:
+            socket.create_connection((host, port), max(0.01, min(_CONNECT_S, left_s))).close()
+            return
+        except OSError as refused:
+            if wait.is_ended:
+                raise error(
+                    f"the wait for the store at {host} port {port} was ended: another rank has failed"
+                ) from None
+            if left_s <= 0:
+                raise error(
+                    f"The client socket has timed out after {timeout.total_seconds() * 1000:g}ms while trying to connect to "
+                    f"({host}, {port}): {refused}"
+                ) from None
+        time.sleep(_PAUSE_S)
+
+
+@cache
+def _interruptible_store() -> Any:
+    """Define the class; its base needs torch."""
+    import torch.distributed as torch_distributed
+
+    dist: Any = torch_distributed  # few of its names are typed
+
+    class InterruptibleStore(dist.Store):  # type: ignore[misc]
+        """Passes operations of C++ code to another store, through the methods that Python code calls."""
+
+        def __init__(self, store: Any) -> None:
+            super().__init__()
+            self._store = store
+            self.set_timeout(store.timeout)
+
+        def clone(self) -> Any:
+            return self
+
+    def passing(name: str) -> Callable[..., Any]:
+        return lambda self, *args: getattr(self._store, name)(*args)
+
+    for name in (
+        "set",
+        "get",
+        "wait",
+        "check",
+        "add",
+        "append",
+        "compare_set",
+        "delete_key",
+        "num_keys",
+        "multi_get",
+        "multi_set",
+        "has_extended_api",
+    ):
+        setattr(InterruptibleStore, name, passing(name))
+    InterruptibleStore.deleteKey = InterruptibleStore.delete_key  # the names of these two in C++
+    InterruptibleStore.getNumKeys = InterruptibleStore.num_keys
+    return InterruptibleStore
+
+
+def _without_prefix(store: Any) -> Any:
+    """The store below all of torch's prefixes."""
+    return getattr(store, "_underlying_non_prefix_store", store)

@@ -1,0 +1,99 @@
+"""The TCP sockets of this process that gloo and torch's stores open: which exist, and how to end what waits on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["Socket", "close", "copy_of", "has_closed", "open_sockets", "stand_in"]
+
+_STAND_IN_S = 1.0
+"""How long a rank tries to connect to its own listener."""
+
+
+def stand_in(sockets: Iterable[Socket], size: int) -> None:
+    """Connect to gloo's listeners in place of each peer, and disconnect, so that code that waits for a peer stops waiting.
+
+    A connection begins with the number of the peer that it is for, in 8 bytes; numbers count from 0.
+    """
+    for each in sockets:
+        if (address := _listens_at(each)) is None:
+            continue
+        for number in range(size):
+            with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
+                connection.sendall(struct.pack("=q", number))
+
+
+def close(connections: Sequence[socket.socket]) -> None:
+    """Close connections."""
+    for connection in connections:
+        connection.close()
+
+
+class Socket(NamedTuple):
+    """A socket of this process. The inode identifies it, because the number of a descriptor can be reused."""
+
+    fd: int
+    inode: str
+
+
+def copy_of(of: Socket) -> socket.socket | None:
+    """Duplicate a TCP connection; None for other sockets, such as gloo's listener, whose failure ends the process."""
+    copy = _duplicate(of)
+    if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return copy
+    copy.close()
+    return None
+
+
+def _listens_at(of: Socket) -> Any:
+    """The address of a TCP listener; None for other sockets."""
+    copy = _duplicate(of)
+    if copy is None:
+        return None
+    with copy:
+        return copy.getsockname() if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+
+
+def _duplicate(of: Socket) -> socket.socket | None:
+    """Duplicate a TCP socket; None for other sockets."""
+    try:
+        fd = os.dup(of.fd)
+    except OSError:  # closed in the meantime
+        return None
+    try:
+        if f"socket:[{os.fstat(fd).st_ino}]" != of.inode:
+            raise OSError("closed in the meantime, and the descriptor was reused")
+        copy = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        return None
+    if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+        return copy
+    copy.close()
+    return None
+
+
+def has_closed(of: Socket) -> bool:
+    """Whether a socket has been closed."""
+    try:
+        return f"socket:[{os.fstat(of.fd).st_ino}]" != of.inode
+    except OSError:
+        return True
+
+
+def open_sockets() -> set[Socket]:
+    """Return the sockets of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(Socket(int(name), target))
+    return found

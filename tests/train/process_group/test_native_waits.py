@@ -1,0 +1,124 @@
+"""Waits in native code of torch: interrupts and failures of other ranks end them, and the mesh can be used afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from monarch_kernel.actor import Future
+from monarch_kernel.errors import RemoteError
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from tests.support.ranks import Ranks
+from tests.support.timing import Bar
+from tests.support.waiting import LONG_S, wait_until
+
+SUM = "x = torch.ones(1) * (rank + 1); dist.all_reduce(x); x.item()"
+IMPORTS = "import time, torch, torch.distributed as dist\nfrom datetime import timedelta"
+
+
+@pytest.fixture(scope="module")
+def module_ranks(session: None) -> Iterator[Ranks]:
+    ranks = Ranks(4, IMPORTS)
+    yield ranks
+    ranks.store.form(ranks.mesh).get(LONG_S)
+    ranks.close()
+
+
+@pytest.fixture
+def ranks(module_ranks: Ranks) -> Ranks:
+    """Four ranks with a fresh group, whatever the last test did to it."""
+    module_ranks.store.form(module_ranks.mesh).get(LONG_S)
+    return module_ranks
+
+
+def wait_until_at(ranks: Ranks, which: set[int], line: int) -> None:
+    """Wait until some ranks run a line of the cell."""
+
+    def is_there(answer: object) -> bool:
+        frames = [each.user_frame for each in answer.activities] if isinstance(answer, Doing) else []
+        return any(frame is not None and frame.line == line for frame in frames)
+
+    def are_there() -> bool:
+        return all(is_there(answer) for rank, answer in ranks.mesh.doing().get(LONG_S).items() if rank in which)
+
+    wait_until(are_there, f"ranks {which} to run line {line}")
+
+
+def outcome(future: Future[object]) -> dict[int, str]:
+    """How a request ended on each rank that did not succeed."""
+    error = future.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    return {point.rank: report.kind for point, report in error.reports.items()}
+
+
+SERVER = "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
+WAITS = {
+    "receive": "dist.recv(torch.ones(1), 3)",
+    "monitored barrier": "dist.monitored_barrier()",
+    "new group": "dist.new_group([0, 1, 2, 3])",
+    "group of others": "dist.new_group([rank, 3])",
+    "device mesh": "dist.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b'))",
+    "group by its class": f"{SERVER}\ndist.ProcessGroupGloo(store, 0, 2, timedelta(seconds=600))",
+    "group in a file": "dist.ProcessGroupGloo(dist.FileStore('FILE', 2), 0, 2, timedelta(seconds=600))",
+    "init of some ranks": "dist.destroy_process_group()\ndist.init_process_group('gloo')",
+    "keys": f"{SERVER}\nstore.wait(['none'])",
+    "value of a key": f"{SERVER}\ndist.PrefixStore('some', store).get('none')",
+    "keys in this process": "dist.HashStore().wait(['none'])",
+    "server that is missing": "dist.TCPStore('127.0.0.1', 1, None, False)",
+    "clients that are missing": "dist.TCPStore('127.0.0.1', 0, 2, True)",
+}
+
+
+@pytest.mark.parametrize("code", WAITS.values(), ids=WAITS.keys())
+def test_an_interrupt_ends_a_wait(ranks: Ranks, code: str, tmp_path: object, bar: Bar) -> None:
+    code = code.replace("FILE", f"{tmp_path}/store")
+    pids = [rank.pid for rank in ranks.mesh.view().ranks]
+    future = ranks.mesh.run(f"kept = 7\nif rank == 3: time.sleep(1000)\n{code}")
+    wait_until_at(ranks, {1, 2}, 3 + code.count("\n"))
+    with bar.below(2, "the interrupt"):
+        future.interrupt()
+        assert outcome(future) == dict.fromkeys(range(4), "interrupted")
+    if not future.in_step:
+        ranks.store.form(ranks.mesh).get(LONG_S)
+    assert ranks.run(SUM) == (10.0,) * 4
+    assert ranks.run("groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]; groups = None; kept") == (7,) * 4
+    assert [rank.pid for rank in ranks.mesh.view().ranks] == pids
+
+
+@pytest.mark.parametrize("wait", ["receive", "monitored barrier", "new group", "keys", "server that is missing"])
+def test_the_failure_of_another_rank_ends_a_wait(ranks: Ranks, wait: str) -> None:
+    future = ranks.mesh.run(f"if rank == 3: raise ValueError('no data')\n{WAITS[wait]}")
+    assert outcome(future) == {0: "released", 1: "released", 2: "released", 3: "exception"}
+    if not future.in_step:
+        ranks.store.form(ranks.mesh).get(LONG_S)
+    assert ranks.run(SUM) == (10.0,) * 4
+
+
+def test_a_store_can_be_used_after_an_interrupt(ranks: Ranks) -> None:
+    future = ranks.mesh.run(f"{SERVER}\nstore.wait(['none'])")
+    wait_until_at(ranks, {0, 1, 2, 3}, 2)
+    future.interrupt()
+    assert set(outcome(future).values()) == {"interrupted"}
+    assert future.in_step
+    code = "store.set('a', '1')\nstore.wait(['a'])\nstore.get('a'), store.multi_get(['a']), store.check(['none'])"
+    assert ranks.run(code) == ((b"1", [b"1"], False),) * 4
+
+
+def test_waits_keep_their_time_limits(ranks: Ranks) -> None:
+    code = f"""
+{SERVER}
+said = []
+for wait in (
+    lambda: store.wait(["a", "b"], timedelta(seconds=0.2)),
+    lambda: dist.TCPStore("127.0.0.1", 1, None, False, timedelta(seconds=0.2)),
+):
+    try: wait()
+    except dist.DistError as error: said.append((type(error).__name__, str(error)))
+said
+"""
+    (said,) = {tuple(map(tuple, each)) for each in ranks.run(code)}
+    (kind, text), (other, refused) = said
+    assert (kind, text) == ("DistStoreError", "wait timeout after 200ms, keys: a, b")
+    assert other == "DistNetworkError"
+    assert refused.startswith("The client socket has timed out after 200ms while trying to connect to (127.0.0.1, 1): ")
