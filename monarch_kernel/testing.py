@@ -213,11 +213,17 @@ class FakeRank(FakePeer):
         self.send(Hello(self._token, self.proc, os.getpid(), "cpu"))
 
     def answer(
-        self, id: int, value: object = None, *, written: tuple[int, int] = (0, 0), collectives: int = -1
+        self,
+        id: int,
+        value: object = None,
+        *,
+        written: tuple[int, int] = (0, 0),
+        collectives: int = -1,
+        groups: int = -1,
     ) -> None:
         """Answer a request with a value."""
         payload, frames = dump(value) if value is not None else (Payload(), ())
-        self.send(Result(id, payload, {}, written, collectives), frames)
+        self.send(Result(id, payload, {}, written, collectives, groups), frames)
 
     def fail(self, id: int, message: str, etype: str = "ValueError", *, written: tuple[int, int] = (0, 0)) -> None:
         """Answer a request with an exception of the user's."""

@@ -100,6 +100,7 @@ class RankRecord(Recipient):
         reading: The last measurements of its host agent.
         address: Where it listens for other ranks.
         watchers: The ranks that get news of it.
+        groups: How many process groups of torch.distributed it has made, as far as is known; -1 if it has none.
     """
 
     spec: RankSpec
@@ -123,6 +124,7 @@ class RankRecord(Recipient):
     reading: Reading = NO_READING
     address: str = ""
     watchers: dict[Peer, None] = field(default_factory=dict)
+    groups: int = -1
 
     def __post_init__(self) -> None:
         self.peer = self.peer or rank_peer(self.spec.proc, self.spec.incarnation)

@@ -56,6 +56,7 @@ from monarch_kernel.runtime.controller.effects import (
     Tell,
 )
 from monarch_kernel.runtime.controller.extensions import Extension, make_extensions
+from monarch_kernel.runtime.controller.group_counts import GroupCounts
 from monarch_kernel.runtime.controller.host_compatibility import refusal
 from monarch_kernel.runtime.controller.host_requests import HostRequests
 from monarch_kernel.runtime.controller.host_tree import Hosts
@@ -114,6 +115,7 @@ class State:
             if kind.request_ended is not Extension.request_ended
         ]
         self.host_requests = HostRequests(self.hosts)
+        self._group_counts = GroupCounts(self.ranks)
         self._introductions = Introductions(self.ranks, self.hosts, self._connected)
         self._output = OutputRouter(self.ranks, self.requests, self._accept)
         self.processes = RankProcesses(
@@ -332,6 +334,7 @@ class State:
             proc = record.spec.proc
             if (pending := self.requests.get(message.id)) is not None:
                 pending.compare(proc, message.collectives)
+            self._group_counts.report(record, message.groups)
             if isinstance(message, Failed):
                 return self._answer(message.id, proc, message.failure, now)
             return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
@@ -364,7 +367,7 @@ class State:
         if resolved is None:
             self.dropped_messages += 1
             return effects
-        return effects + resolved
+        return [*effects, *resolved, *self._group_counts.align()]
 
     def _resume(self, now: float) -> list[Effect]:
         """Resume work if all ranks have reported their open requests, or the time is up."""

@@ -133,9 +133,9 @@ class ActorServer(ABC):
     def name(self) -> str:
         """Return the name of the process in error messages."""
 
-    def marks(self) -> tuple[tuple[int, int], int]:
-        """Mark the end of the output so far. Returns the marks, and the number of collectives that were started."""
-        return (0, 0), -1
+    def marks(self) -> tuple[tuple[int, int], int, int]:
+        """Mark the end of the output so far. Returns the marks, and the numbers of collectives and of process groups."""
+        return (0, 0), -1, -1
 
     def begin(self, message: Spawn, executor: Executor) -> None:
         """Start an actor on a separate thread."""
@@ -193,8 +193,7 @@ class ActorServer(ABC):
         if not output:
             self.send_answer(id, pack(Result(id, payload), frames))
             return
-        written, collectives = self.marks()
-        self.send_answer(id, pack(Result(id, payload, bundle or {}, written, collectives), frames))
+        self.send_answer(id, pack(Result(id, payload, bundle or {}, *self.marks()), frames))
 
     def fail(
         self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
@@ -213,8 +212,7 @@ class ActorServer(ABC):
             failure = dataclasses.replace(failure, kind=kind)
         if cause is not None and cause.__traceback__ is not None:
             executor.kept = Kept(id, failure, cause)
-        written, collectives = self.marks()
-        self.send_answer(id, pack(Failed(id, failure, written, collectives)))
+        self.send_answer(id, pack(Failed(id, failure, *self.marks())))
 
     @staticmethod
     def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:

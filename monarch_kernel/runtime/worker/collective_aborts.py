@@ -48,6 +48,10 @@ class Group(Protocol):
         """Return the number of collectives started so far; -1 without a group, -2 if it is unusable."""
         ...
 
+    def groups(self) -> int:
+        """Return the number of process groups made so far; -1 without a group."""
+        ...
+
 
 class AbortsOwner(Protocol):
     """The part of a rank that this module uses."""

@@ -324,12 +324,13 @@ class Rank(ActorServer):
         """Return the name of the process in error messages."""
         return f"{self.spec.mesh}[{self.spec.rank}]"
 
-    def marks(self) -> tuple[tuple[int, int], int]:
-        """Mark the end of the output so far. Returns the marks, and the number of collectives that were started."""
+    def marks(self) -> tuple[tuple[int, int], int, int]:
+        """Mark the end of the output so far. Returns the marks, and the numbers of collectives and of process groups."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        return self._output_marks.set(), self.group.collectives() if self.group else -1
+        group = self.group
+        return self._output_marks.set(), group.collectives() if group else -1, group.groups() if group else -1
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))

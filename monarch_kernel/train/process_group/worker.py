@@ -27,6 +27,10 @@ and the code that waits for it hangs forever. With the socket open for writing, 
 finds the end of the stream. If a peer has died, its host agent keeps the connections open for a second, in which the other
 ranks learn of the death (`runtime.host.connection_holder`).
 
+Torch gives groups of different members the same name if they are made at the same time, and different names if only some ranks
+have made earlier groups. So the members of a group meet under their ranks, too, and the controller keeps the counts behind the
+names equal (`runtime.controller.group_counts`).
+
 A rank that waits for a peer to connect has no socket for it yet. gloo's timeout for this is the group's timeout, which also
 applies to later sends and receives, so that a short timeout would end those. To free such a rank, an abort connects to the
 rank's own listeners in place of each peer, and closes these connections (`stand_in`): gloo takes each for the peer's
@@ -56,7 +60,7 @@ from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import Failure, MeshDownError, RemoteError
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, pack
-from monarch_kernel.net.wire.messages import FormGroup, HostStore
+from monarch_kernel.net.wire.messages import FormGroup, HostStore, SkipGroupNames
 from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.runtime.host.connection_holder import FdHolder
 from monarch_kernel.runtime.host.network import address_of, interfaces
@@ -211,7 +215,9 @@ class RankGroup:
         self._namespace: dict[str, Any] = {}
         self._meter = CollectiveMeter(rank.peers.meters, _label_of)
         rank.group = self
-        rank.extend({HostStore: self._host_store, FormGroup: self._form}, on_main=True)
+        rank.extend(
+            {HostStore: self._host_store, FormGroup: self._form, SkipGroupNames: self._skip_names}, on_main=True
+        )
 
     def namespace(self) -> dict[str, Any]:
         """The initial variables of the user's namespace; does not import torch."""
@@ -309,6 +315,12 @@ class RankGroup:
         if any(map(has_closed, self._connections)):  # gloo has closed them after a failure, also of a send or receive
             return -2
         return int(dist.group.WORLD._get_sequence_number_for_group())
+
+    def groups(self) -> int:
+        """Number of groups made since the default group; their names count up. -1 without a group."""
+        if not self._formed or not (dist := _dist()).is_initialized():
+            return -1
+        return int(dist.distributed_c10d._world.group_count)
 
     def abort(self, dead: int | None = None) -> None:
         """Make pending and later collectives raise, in all groups, or only in those of a dead rank."""
@@ -454,7 +466,12 @@ class RankGroup:
                 close(closing)
         finally:
             self._end_forming()
-        self._rank.reply(message.id)
+        self._rank.reply(message.id, output=True)
+
+    def _skip_names(self, message: SkipGroupNames, _: Sequence[Frame]) -> None:
+        """Name later groups as the other ranks do, which have made groups that this rank has not."""
+        world = _dist().distributed_c10d._world
+        world.group_count = max(world.group_count, message.count)
 
     def _end_forming(self) -> None:
         with self._lock:
@@ -541,8 +558,11 @@ class RankGroup:
 
         @wraps(make)
         def new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
+            bound = signature.bind(*args, **kwargs)
+            given = bound.arguments
             members = tuple(given["global_ranks_in_group"] or ())
+            if members:  # ranks may make groups of different members at the same time, which torch gives the same name
+                given["store"] = dist.PrefixStore(f"members {','.join(map(str, members))}", given["store"])
             before = open_sockets()
             try:
                 with (
@@ -550,7 +570,7 @@ class RankGroup:
                     self._client.making(members, given.get("timeout")),
                     self._waits.opening(members, given["group_size"]),
                 ):
-                    return make(*args, **kwargs)
+                    return make(*bound.args, **bound.kwargs)
             finally:
                 opened = open_sockets() - before
                 with self._lock:

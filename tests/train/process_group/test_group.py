@@ -379,6 +379,32 @@ def test_an_init_that_fails_on_all_ranks_leaves_the_group_to_be_formed_again(gro
     assert not future.in_step
 
 
+def test_groups_that_only_some_ranks_make_do_not_block_later_ones(group: ProcMesh) -> None:
+    """Torch names groups by their count, and the members of a group meet under its name."""
+    group.run("kept = dist.new_group([0, 1])").get(LONG_S)
+    group.run("if rank < 2: dist.new_group([0, 1])").get(LONG_S)
+    group[[2, 3]].run("for _ in range(3): dist.new_group([2, 3])").get(LONG_S)
+    counts = group.run("dist.distributed_c10d._world.group_count").get(LONG_S).values()
+    assert len(set(counts)) == 1
+    pair = "x = torch.ones(1); dist.all_reduce(x, group={}); x.item()"
+    code = f"g = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]\n{pair.format('g')}"
+    assert group.run(code).get(LONG_S).values() == (2.0,) * 4
+    assert group[[0, 1]].run(pair.format("kept")).get(LONG_S).values() == (2.0,) * 2
+    group.run("g = kept = None").get(LONG_S)
+
+
+def test_ranks_that_make_groups_of_other_members_at_the_same_time_do_not_meet(group: ProcMesh) -> None:
+    """Torch gives these groups the same name."""
+    code = """
+for _ in range(5):
+    g = dist.new_group([0, 1] if rank < 2 else [2, 3])
+    x = torch.ones(1) * rank; dist.all_reduce(x, group=g)
+g = None
+x.item()
+"""
+    assert group.run(code).get(LONG_S).values() == (1.0, 1.0, 5.0, 5.0)
+
+
 def test_collectives_are_named_on_ranks_that_are_outside_of_some_group(group: ProcMesh) -> None:
     group.run("work = [dist.new_group([0, 1]), dist.new_group([2, 3])]").get(LONG_S)
     running = group.run(

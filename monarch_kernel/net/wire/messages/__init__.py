@@ -122,6 +122,7 @@ from monarch_kernel.net.wire.messages.training import (
     LoopLeft,
     LoopReport,
     LoopStarted,
+    SkipGroupNames,
     StoreCall,
     StoreOperation,
 )
@@ -209,6 +210,7 @@ __all__ = [
     "Rich",
     "Run",
     "SkipBreakpoint",
+    "SkipGroupNames",
     "Software",
     "Spawn",
     "StartRanks",

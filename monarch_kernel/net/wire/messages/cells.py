@@ -180,7 +180,7 @@ class Result(Message, frozen=True):
 
     ``written`` has the last marks that the rank set in stdout and stderr; output before them is shown before the request ends.
     ``collectives`` is the number of collectives that the rank has started in its default process group; -1 without a group, -2
-    if the group was aborted.
+    if the group is unusable. ``groups`` is the number of process groups that it has made; -1 without a group, or if unknown.
     """
 
     id: int
@@ -188,15 +188,17 @@ class Result(Message, frozen=True):
     bundle: dict[str, Any] = {}
     written: tuple[int, int] = (0, 0)
     collectives: int = -1
+    groups: int = -1
 
 
 class Failed(Message, frozen=True):
-    """Report that a request failed; ``written`` and ``collectives`` are as in `Result`."""
+    """Report that a request failed; ``written``, ``collectives`` and ``groups`` are as in `Result`."""
 
     id: int
     failure: Failure
     written: tuple[int, int] = (0, 0)
     collectives: int = -1
+    groups: int = -1
 
 
 class Rich(Message, frozen=True):

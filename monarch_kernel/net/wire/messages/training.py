@@ -21,6 +21,7 @@ __all__ = [
     "LoopLeft",
     "LoopReport",
     "LoopStarted",
+    "SkipGroupNames",
     "StoreCall",
     "StoreOperation",
 ]
@@ -49,6 +50,12 @@ class FormGroup(Message, frozen=True):
     store: str
     address: str
     port: int
+
+
+class SkipGroupNames(Message, frozen=True):
+    """Name the next process groups as if ``count`` groups had been made; other ranks have made so many."""
+
+    count: int
 
 
 class StoreCall(Message, frozen=True):
