@@ -31,10 +31,11 @@ anything is sent raises the built-in exception that a local call would raise (``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from monarch_kernel.base.text import format_ranks
 from monarch_kernel.base.volatile import steady_message
 
 __all__ = [
@@ -224,17 +225,6 @@ class Failure:
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
         return f"{self.etype}: {self.message}" if self.message else self.etype
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as compressed ranges in brackets: ``[0-3,6]``."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
 
 
 @dataclass(frozen=True, slots=True)

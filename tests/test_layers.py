@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1] / PACKAGE
 # module, with everything in it.
 LAYERS = (
     ("base",),
-    ("errors",),
-    ("base.mesh", "net.wire", "train.planning"),
+    ("base.mesh", "errors"),
+    ("net.wire", "train.planning"),
     ("launch", "net.memory", "runtime.diagnostics"),
     ("net.transport", "notebook.view"),
     ("net.hosts", "runtime.rpc"),

@@ -6,10 +6,10 @@ The HTML takes its colours from JupyterLab's theme, or else from the page, so it
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from html import escape
 
-__all__ = ["Column", "aligned", "format_nbytes", "format_seconds", "html_table", "last_line", "plain"]
+__all__ = ["Column", "aligned", "format_nbytes", "format_ranks", "format_seconds", "html_table", "last_line", "plain"]
 
 Column = tuple[str, list[str], bool]
 """Title, cells, and whether the column is aligned to the right."""
@@ -44,6 +44,17 @@ def format_nbytes(nbytes: float) -> str:
         if value < 1023.5:
             return f"{value:.0f} {unit}"
     return f"{value:,.0f} PiB"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks as compressed ranges in brackets: ``[0-3,6]``."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
 
 
 def format_seconds(seconds: float) -> str:

@@ -92,7 +92,6 @@ OUTSIDE: dict[str, set[str]] = {
         "configure_model",
     },
     "Linux": {"MemAvailable"},
-    "pytest": {"gpu"},
     "Python": {"Any", "CancelledError"},
     "ssh": {
         "AllowTcpForwarding",

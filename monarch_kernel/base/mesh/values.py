@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from monarch_kernel.base.mesh.extent import Point
 from monarch_kernel.base.mesh.shape import Region, Shaped
-from monarch_kernel.errors import format_ranks
+from monarch_kernel.base.text import format_ranks
 
 __all__ = ["ValueMesh"]
 

@@ -109,11 +109,11 @@ class Session:
         if host is None or not read_at_start([*changed.values, *changed.removed]):
             return
         with self._lock:
-            if host != self._local_host or not self.runtime.fleet.can_end(host):
+            if host != self._local_host or not self.runtime.host_pool.can_end(host):
                 return
-            self.runtime.fleet.end_agent(host)
+            self.runtime.host_pool.end_agent(host)
             self._launcher.environment = None
-        self.runtime.fleet.replace(host, self.local_host())
+        self.runtime.host_pool.replace(host, self.local_host())
         self.runtime.run_on_io_thread(lambda: None)  # wait until handles of the host mean the new agent
 
     def add_hosts(
