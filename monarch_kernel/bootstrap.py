@@ -15,11 +15,11 @@ if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", F
 import faulthandler
 import importlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch_kernel.base.directories import make_session_directory
 from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
 from monarch_kernel.net.wire.messages import RankSpec
@@ -102,7 +102,7 @@ def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes
             config = config.numbered(int(environment[config.number_from]))
     except (ValueError, KeyError) as error:  # without its text, which contains secrets
         raise SystemExit(f"this is not a configuration of a host agent: {type(error).__name__}") from None
-    return config if config.directory else config.placed(tempfile.mkdtemp(prefix="monarch-"))
+    return config if config.directory else config.placed(make_session_directory())
 
 
 def run_light_rank(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str) -> None:

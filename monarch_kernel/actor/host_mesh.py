@@ -138,6 +138,7 @@ class HostMesh(Handle, Shaped):
             TypeError: a name or a value of ``env`` is not a str; ``bootstrap`` takes arguments, or can't be sent.
             ValueError: an axis occurs twice, the axes do not match the number of processes, there are fewer GPUs than
                 processes, or the options of restarts are invalid.
+            LaunchError: the working directory of this program was deleted.
         """
         policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
         for key, value in (env or {}).items():
@@ -173,6 +174,7 @@ class HostMesh(Handle, Shaped):
         changed = session.environment_changes()
         numbers = self._numbers
         are_here = [session.launcher_of(number) is None for number in numbers]
+        cwd = _working_directory()
         gpus = functools.cache(gpu_ids)
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
@@ -190,7 +192,7 @@ class HostMesh(Handle, Shaped):
                     device=device,
                     threads=0,
                     env=variables,
-                    cwd=os.getcwd(),
+                    cwd=cwd,
                     sys_path=tuple(sys.path),
                     record=session.record_of(procs[i * per + local_rank], is_here=is_here),
                     bootstrap=boot,
@@ -287,6 +289,15 @@ class HostMesh(Handle, Shaped):
             return shutdown_context()
         session.release_hosts(numbers, "its host was given back")
         return Future.resolved(None)
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise LaunchError(
+            "the working directory was deleted, and ranks start in it: change to another, such as with %cd ~ in a notebook"
+        ) from None
 
 
 def _complete_here(spec: RankSpec, gpus: Callable[[str | None], Sequence[str]]) -> RankSpec:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.runtime.controller.environment import read_at_start
 from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
-__all__ = ["environment_notes", "gpu_notes"]
+__all__ = ["environment_notes", "gpu_notes", "shared_memory_notes"]
+
+_LEAST_SHARED = 16 << 20
 
 
 def gpu_notes(
@@ -65,6 +69,26 @@ def environment_notes(mesh: ProcMesh, env: Mapping[str, str]) -> list[str]:
     if changed.left_out:
         lines.append(f"{_listed(changed.left_out)}: not passed on to ranks: too long, or not text in UTF-8")
     return lines
+
+
+def shared_memory_notes(directory: str = "/dev/shm") -> list[str]:
+    """Return a line if the directory for shared memory takes nothing; ranks do not need it, but libraries in them do."""
+    try:
+        found = os.statvfs(directory)
+    except OSError as error:
+        trouble = f"can't be used ({error.strerror})"
+    else:
+        free = found.f_bavail * found.f_frsize
+        if found.f_flag & os.ST_RDONLY or not os.access(directory, os.W_OK | os.X_OK):
+            trouble = "can't be written"
+        elif free < _LEAST_SHARED:
+            trouble = f"has only {format_nbytes(free)} free"
+        else:
+            return []
+    return [
+        f"{directory} {trouble}, and workers of DataLoader and NCCL need it: delete leftover files there, or give the "
+        "container more (docker run --shm-size 8g)"
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-import tempfile
 from collections.abc import Iterator
 
+from monarch_kernel.base.directories import temporary_directory
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.doctor.report import Finding, Sign
 from monarch_kernel.net.memory.limits import cores, largest_file, processes, room
@@ -85,7 +85,7 @@ def shared_memory() -> Iterator[Finding]:
 
 def temporary_files() -> Iterator[Finding]:
     """Check the free disk space for the output of ranks, which is stored in temporary files."""
-    directory = tempfile.gettempdir()
+    directory = temporary_directory()
     free = shutil.disk_usage(directory).free
     found = f"{directory} has {format_nbytes(free)} free"
     if free < _LEAST_TEMPORARY:

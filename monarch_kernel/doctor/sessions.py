@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from monarch_kernel.base.directories import temporary_directory
 from monarch_kernel.base.text import format_nbytes, format_seconds
 from monarch_kernel.doctor.children import ask_python
 from monarch_kernel.doctor.report import Finding, Sign
@@ -26,7 +26,7 @@ def leftovers() -> Iterator[Finding]:
     from monarch_kernel.runtime.detached.registry import default_root, find
 
     detached = []
-    for home in find(default_root(os.environ, tempfile.gettempdir())):
+    for home in find(default_root(os.environ, temporary_directory())):
         try:
             detached.append(f"{home.name} (its kernel has ended)" if home.look() and home.since() else home.name)
         except (AttachError, OSError):

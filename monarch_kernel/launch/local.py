@@ -187,7 +187,10 @@ class AdoptedHost:
 
 def _nameless() -> int:
     """Create an unnamed file and return its descriptor."""
-    fd, name = tempfile.mkstemp(prefix="monarch-")
+    try:
+        fd, name = tempfile.mkstemp(prefix="monarch-")
+    except OSError:  # no directory can be written
+        return os.memfd_create("monarch-log", os.MFD_CLOEXEC)
     os.unlink(name)
     return fd
 

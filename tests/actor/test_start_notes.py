@@ -1,10 +1,13 @@
-"""What ``%mesh up`` says of the GPUs of ranks that were just started."""
+"""What ``%mesh up`` says of the GPUs of ranks that were just started, and of the shared memory of the machine."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from monarch_kernel.actor.start_notes import gpu_notes
+from monarch_kernel.actor.start_notes import gpu_notes, shared_memory_notes
 
 CPUS, GPUS = ["cpu", "cpu"], ["cuda:0", "cuda:0"]
 
@@ -30,3 +33,18 @@ def test_a_line_says_that_nccl_refuses_ranks_that_share_a_gpu() -> None:
     (line,) = gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,0,1"}, "")
     assert line.startswith("several ranks share GPU 0: NCCL refuses two ranks on one GPU")
     assert gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,1,0"}, "") == []
+
+
+def test_shared_memory_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert shared_memory_notes(str(tmp_path)) == []
+    (line,) = shared_memory_notes(str(tmp_path / "missing"))
+    assert line.startswith(
+        f"{tmp_path}/missing can't be used (No such file or directory), and workers of DataLoader and NCCL"
+    )
+    (line,) = shared_memory_notes("/proc/self/fdinfo")
+    assert line.startswith("/proc/self/fdinfo ")
+    real = os.statvfs(tmp_path)
+    full = os.statvfs_result((real.f_bsize, 4096, 16, 1, 1, *tuple(real)[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    (line,) = shared_memory_notes(str(tmp_path))
+    assert "has only 4.0 KiB free" in line or "has only 4 KiB free" in line

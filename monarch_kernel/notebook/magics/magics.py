@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import atexit
+import errno
 import os
-import tempfile
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, line_magic, magics_class, no_var_expand
 
+from monarch_kernel.base.directories import temporary_directory
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.base.own_log import ForwardingHandler, take_log
 from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
@@ -52,7 +53,7 @@ class MeshMagics(Magics):
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
-        self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, tempfile.gettempdir())))
+        self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, temporary_directory())))
         self.transformer = CellTransformer(shell)
         self.compat = CompatMagics(shell, self.meshes)
         self.unhandled = UnhandledFailures(shell, self.meshes)
@@ -236,8 +237,17 @@ def _asks_for_help(line: str) -> bool:
     return line.strip() == "--help"
 
 
+_LIMITS = {
+    errno.EMFILE: "this process has too many open files: raise the limit (ulimit -n) in the shell that starts Jupyter",
+    errno.ENFILE: "this machine has too many open files (fs.file-max)",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the quota of the disk is exceeded",
+    errno.EROFS: "the file system is read-only",
+}
+
+
 class _UsageErrors:
-    """Converts our one-line errors into IPython's UsageError, which is shown without a traceback."""
+    """Converts our one-line errors, and limits of this machine, into IPython's UsageError, which has no traceback."""
 
     def __enter__(self) -> None:
         pass
@@ -245,6 +255,9 @@ class _UsageErrors:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if isinstance(error, (UsageProblem, AttachError, LaunchError)):
             raise UsageError(str(error)) from None
+        number = getattr(error, "errno", None)  # also of ZeroMQ's errors, which are no OSError
+        if isinstance(error, Exception) and number in _LIMITS:
+            raise UsageError(f"%mesh: {_LIMITS[number]}: {error}") from error
 
 
 def load(shell: InteractiveShell) -> MeshMagics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.actor.start_notes import environment_notes, gpu_notes
+from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shared_memory_notes
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
@@ -48,6 +49,8 @@ _SHARE = 0.01  # share of a processor for drawing the table of a mesh
 _BESIDE_WIDGET_S = 2.0  # update interval of the table beside a widget, which only the saved notebook shows
 _OTHERS_S = 0.5  # ranks that end within this time are reported together
 _FIRST_WORD_S = 1.0  # a mesh that is up sooner shows no progress, for frontends that can't update output
+
+_log = logging.getLogger(__name__)
 
 
 def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
@@ -149,8 +152,13 @@ class Meshes:
     # -- up and down
 
     def prepare(self) -> None:
-        """Start this machine's agent and zygote, so that the first mesh comes up quickly."""
-        this_host()
+        """Start this machine's agent and zygote, so that the first mesh comes up quickly; if that fails, `up` will say why."""
+        try:
+            this_host()
+        except LaunchError:
+            pass
+        except Exception:  # the kernel is of use without ranks
+            _log.warning("ranks can't be started: %%mesh up will try again", exc_info=True)
 
     def up(self, options: UpOptions) -> MeshEntry:
         """Bring up a mesh and show it; its name becomes a variable.
@@ -203,18 +211,20 @@ class Meshes:
 
     def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> MeshEntry:
         hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
-        mesh = _spawn(hosts, options.axes, options)
-        entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
+        mesh: ProcMesh | None = None
         try:
+            mesh = _spawn(hosts, options.axes, options)
+            entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
             self._await_start(entry, interrupts)
             if kept is not None:
                 self.detached.keep(kept, mesh, options)
         except BaseException:
-            mesh.stop("it did not come up", grace_s=0.0)
+            if mesh is not None:
+                mesh.stop("it did not come up", grace_s=0.0)
             if kept is not None:
                 kept.close()
             raise
-        for line in environment_notes(mesh, options.env):
+        for line in [*environment_notes(mesh, options.env), *shared_memory_notes()]:
             print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         return entry
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import secrets
 import shutil
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.local import LocalLauncher
+from monarch_kernel.net.hosts.handshakes import free_descriptors
 from monarch_kernel.net.hosts.links import new_keys
 from monarch_kernel.net.hosts.zmq import ZmqRouter
 from monarch_kernel.net.wire.config import AgentConfig, LinkKeys
@@ -32,6 +34,8 @@ CLOSE_S = 5.0
 LOG_S = 20.0
 MAX_LOG_NBYTES = 1 << 20
 """Limit for the log of one rank on another machine: the file there may be more than a network carries at once."""
+LEAST_DESCRIPTORS = 32
+"""Descriptors that a session with a small mesh takes in this process, with some for short-lived files."""
 MAX_LOGS_NBYTES = 64 << 20
 """Limit for all logs that are read together."""
 
@@ -62,14 +66,19 @@ class Session:
         self.pid = os.getpid()
         self._owned = -1  # the lock, held as long as the directory exists
         if directory is None:
-            sweep()
-            directory, self._owned = make_directory()
+            directory, self._owned = _new_directory()
         self.directory = directory
         self._address = f"ipc://{self.directory}/controller"
         self._keys = keys or new_keys()
         self._epoch = epoch
         self.token = token or secrets.token_hex(16)
-        self._transport = ZmqRouter(self._address, self._keys, epoch)
+        try:
+            self._transport = ZmqRouter(self._address, self._keys, epoch)
+        except BaseException:
+            if self._owned >= 0:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(self._owned)
+            raise
         self.runtime = Runtime(self._transport, self.token, OUTPUT_WAIT_S, epoch)
         self.runtime.session = self
         self._launcher = LocalLauncher(self.directory)
@@ -272,6 +281,25 @@ class Session:
             if self._owned >= 0:
                 os.close(self._owned)
                 self._owned = -1
+
+
+def _new_directory() -> tuple[Path, int]:
+    """Make a directory for a session, and remove those of sessions whose owner has ended.
+
+    Raises:
+        LaunchError: there is no place for it, or this process may open too few files.
+    """
+    if (free := free_descriptors()) < LEAST_DESCRIPTORS:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        raise LaunchError(
+            f"this process may open {limit:,} files, and only {free} more; ranks need {LEAST_DESCRIPTORS} more: raise the "
+            "limit in the shell that starts Jupyter, such as with ulimit -n 4096, and restart the kernel"
+        )
+    try:
+        sweep()
+        return make_directory()
+    except OSError as error:
+        raise LaunchError(str(error)) from None
 
 
 class _Current:

@@ -11,9 +11,10 @@ import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from monarch_kernel.base.directories import make_session_directory, session_roots
 
 __all__ = ["left", "make_directory", "sweep"]
 
@@ -22,8 +23,12 @@ _OWNER = "owner"
 
 
 def make_directory() -> tuple[Path, int]:
-    """Make a session's directory; also returns the file descriptor to close once the directory is removed."""
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    """Make a session's directory; also returns the file descriptor to close once the directory is removed.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    directory = Path(make_session_directory())
     fd = os.open(directory / "new", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.rename(directory / "new", directory / _OWNER)  # another session never finds it without the lock
@@ -49,7 +54,7 @@ def left() -> list[str]:
 
 
 def _candidates() -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+    with contextlib.suppress(OSError), os.scandir(session_roots()[0]) as entries:
         return [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     return []
 

@@ -41,6 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.base.directories import LONGEST_ROOT
 from monarch_kernel.errors import AttachError
 from monarch_kernel.net.wire.config import DETACHED, Manifest
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
@@ -55,11 +56,14 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 
 
 def default_root(environment: Mapping[str, str], temporary: str) -> Path:
-    """Return the directory of a user's meshes: in the user's runtime directory if there is one, else in ``temporary``."""
+    """Return the directory of a user's meshes: in the user's runtime directory if there is one, else in ``temporary``.
+
+    If the path of ``temporary`` is too long for sockets, ``/tmp`` takes its place.
+    """
     runtime = environment.get("XDG_RUNTIME_DIR", "")
-    if runtime and os.path.isdir(runtime):
+    if runtime and os.path.isdir(runtime) and len(os.fsencode(runtime)) <= LONGEST_ROOT:
         return Path(runtime) / "monarch-kernel"
-    return Path(temporary) / f"monarch-{os.getuid()}"
+    return Path(temporary if len(os.fsencode(temporary)) <= LONGEST_ROOT else "/tmp") / f"monarch-{os.getuid()}"
 
 
 @dataclass(frozen=True)

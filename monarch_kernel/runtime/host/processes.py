@@ -45,11 +45,13 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, for this process and its children."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_descriptor_limit(most: int = resource.RLIM_INFINITY) -> None:
+    """Raise the soft limit of open files to the hard limit, or to ``most``, for this process and its children."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = hard if most == resource.RLIM_INFINITY else most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if limit == resource.RLIM_INFINITY or limit > soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def await_end(parent: int) -> None:

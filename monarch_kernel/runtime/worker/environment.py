@@ -37,7 +37,11 @@ def settle(spec: RankSpec) -> None:
             os.chdir(spec.cwd)
         sys.path[:] = path_here(spec.sys_path, sys.path, os.path.exists)
     else:
-        os.chdir(spec.cwd)
+        try:
+            os.chdir(spec.cwd)
+        except FileNotFoundError as error:
+            why = "the directory in which the mesh was brought up was deleted; create it again, and replace the rank"
+            raise FileNotFoundError(error.errno, why, spec.cwd) from None
         sys.path[:] = spec.sys_path
     torch = sys.modules.get("torch")
     if torch is not None:  # its thread pool read OMP_NUM_THREADS in the zygote
