@@ -18,6 +18,9 @@ from monarch_kernel.doctor.jupyter import LAB_EXTENSION
 ROOT = Path(__file__).parents[1]
 LOGOS = {"logo-32x32.png", "logo-64x64.png", "logo-svg.svg"}
 
+CODE = "import sys; sys.path = [path for path in sys.path if path]; from monarch_kernel.__main__ import main; sys.exit(main())"
+ARGUMENTS = ["-Xfrozen_modules=off", "-c", CODE, "-f", "{connection_file}"]
+
 
 def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -96,7 +99,7 @@ def test_jupyter_finds_the_kernel_of_an_installed_wheel(site: Path) -> None:
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)["kernelspecs"]["monarch"]
     assert Path(found["resource_dir"]) == site / "share" / "jupyter" / "kernels" / "monarch"
-    assert found["spec"]["argv"][1:] == ["-Xfrozen_modules=off", "-m", "monarch_kernel", "-f", "{connection_file}"]
+    assert found["spec"]["argv"][1:] == ARGUMENTS
     assert found["spec"]["language"] == "python"
     assert found["spec"]["interrupt_mode"] == "signal"
     assert found["spec"]["metadata"]["debugger"] is True
@@ -124,14 +127,7 @@ def test_install_writes_the_absolute_interpreter(tmp_path: Path) -> None:
     folder = tmp_path / "share" / "jupyter" / "kernels" / "x"
     assert run.stdout.startswith(f"Installed kernelspec x in {folder}\n")
     spec = json.loads((folder / "kernel.json").read_text())
-    assert spec["argv"] == [
-        sys.executable,
-        "-Xfrozen_modules=off",
-        "-m",
-        "monarch_kernel",
-        "-f",
-        "{connection_file}",
-    ]
+    assert spec["argv"] == [sys.executable, *ARGUMENTS]
     assert spec["display_name"] == "A y"
     assert spec["env"] == {"A": "1", "B": "two words"}
     assert spec["interrupt_mode"] == "signal"

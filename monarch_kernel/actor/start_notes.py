@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.runtime.controller.environment import read_at_start
 from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
-__all__ = ["environment_notes", "gpu_notes", "shared_memory_notes"]
+__all__ = ["environment_notes", "gpu_notes", "shadow_notes", "shared_memory_notes"]
 
 _LEAST_SHARED = 16 << 20
+_LIBRARIES = ("torch", "numpy", "cloudpickle", "msgspec", "zmq", "IPython")
 
 
 def gpu_notes(
@@ -68,6 +70,22 @@ def environment_notes(mesh: ProcMesh, env: Mapping[str, str]) -> list[str]:
         )
     if changed.left_out:
         lines.append(f"{_listed(changed.left_out)}: not passed on to ranks: too long, or not text in UTF-8")
+    return lines
+
+
+def shadow_notes() -> list[str]:
+    """Return a line for each file in the working directory that hides a library that the kernel and ranks use."""
+    try:
+        here = os.path.realpath(os.getcwd())
+    except FileNotFoundError:
+        return []
+    lines = []
+    for name in _LIBRARIES:
+        found = PathFinder.find_spec(name)
+        origin = os.path.realpath(found.origin) if found is not None and found.origin else ""
+        if origin in (f"{here}/{name}.py", f"{here}/{name}/__init__.py"):
+            file = origin.removeprefix(f"{here}/")
+            lines.append(f"{file} in the working directory is imported in place of the library: rename it")
     return lines
 
 

@@ -32,13 +32,18 @@ def kernels() -> Iterator[Finding]:
 
     manager = KernelSpecManager(ensure_native_kernel=False)
     specs = {name: _read(Path(folder) / "kernel.json") for name, folder in sorted(manager.find_kernel_specs().items())}
-    ours = {name: spec for name, spec in specs.items() if OURS in spec.get("argv", ())}
+    ours = {name: spec for name, spec in specs.items() if _is_ours(spec)}
     if not ours:
         others = f"; Jupyter has {', '.join(specs)}" if specs else ""
         yield Finding("kernel in Jupyter", Sign.PROBLEM, f"no Monarch kernel is installed{others}", _INSTALL)
     for name, spec in ours.items():
         yield _kernel(name, spec, sys.executable)
     yield from _other_jupyter()
+
+
+def _is_ours(spec: Mapping[str, Any]) -> bool:
+    """Whether a kernelspec starts this package: by ``-c``, or by ``-m``, as those that earlier versions wrote."""
+    return any(word == OURS or f"from {OURS}." in word for word in spec.get("argv", ()))
 
 
 def _kernel(name: str, spec: Mapping[str, Any], python: str) -> Finding:
@@ -81,7 +86,7 @@ def _other_jupyter() -> Iterator[Finding]:
         specs = {} if said.trouble else json.loads(said.out)["kernelspecs"]
     except (ValueError, KeyError):
         specs = {}
-    ours = {name: each["spec"] for name, each in specs.items() if OURS in each["spec"].get("argv", ())}
+    ours = {name: each["spec"] for name, each in specs.items() if _is_ours(each["spec"])}
     if not ours:
         why = f": {said.trouble}" if said.trouble else ""
         yield Finding(item, Sign.WARNING, f"{where}, and lists no Monarch kernel{why}", f"if you use it: {_INSTALL}")

@@ -26,7 +26,7 @@ from typing import Protocol
 
 from monarch_kernel.net.wire.config import AgentConfig
 
-__all__ = ["HostHandle", "Launcher", "agent_command"]
+__all__ = ["HostHandle", "Launcher", "agent_command", "module_command"]
 
 
 class HostHandle(Protocol):
@@ -85,6 +85,21 @@ class Launcher(Protocol):
     def close(self, timeout_s: float) -> None:
         """Give all remaining hosts back, and stop the launcher's threads and processes; leave nothing in the engine."""
         ...
+
+
+def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """Return the command that calls ``main`` of a module of this package, in a new process on this machine.
+
+    ``python -m`` would do so with the working directory first on the path: a ``types.py`` beside the notebook would be
+    imported in place of the library, by Python itself before our code runs.
+
+    Args:
+        module: the module.
+        arguments: the arguments that it finds in ``sys.argv``.
+        python: the interpreter; by default this one.
+    """
+    code = f"import sys; sys.path = [path for path in sys.path if path]; from {module} import main; main()"
+    return [python or sys.executable, "-c", code, *arguments]
 
 
 def agent_command(python: str = "") -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from importlib import invalidate_caches
 from pathlib import Path
 
 import pytest
 
-from monarch_kernel.actor.start_notes import gpu_notes, shared_memory_notes
+from monarch_kernel.actor.start_notes import gpu_notes, shadow_notes, shared_memory_notes
 
 CPUS, GPUS = ["cpu", "cpu"], ["cuda:0", "cuda:0"]
 
@@ -33,6 +34,17 @@ def test_a_line_says_that_nccl_refuses_ranks_that_share_a_gpu() -> None:
     (line,) = gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,0,1"}, "")
     assert line.startswith("several ranks share GPU 0: NCCL refuses two ranks on one GPU")
     assert gpu_notes(GPUS, "auto", 2, {"CUDA_VISIBLE_DEVICES": "0,1,0"}, "") == []
+
+
+def test_a_file_that_hides_a_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert shadow_notes() == []
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
+    invalidate_caches()
+    assert [line.split()[0] for line in shadow_notes()] == ["torch.py", "numpy/__init__.py"]
 
 
 def test_shared_memory_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

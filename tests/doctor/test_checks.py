@@ -318,7 +318,8 @@ NO_PREFIX = "import sys; sys.prefix = '/nowhere'\n"  # Jupyter also searches thi
 
 def kernels(apart: dict[str, str], name: str = "", **spec: Any) -> Finding:
     if name:
-        argv = [spec.pop("python", sys.executable), "-m", "monarch_kernel", "-f", "{connection_file}"]
+        start = spec.pop("start", ["-c", "from monarch_kernel.__main__ import main; main()"])
+        argv = [spec.pop("python", sys.executable), *start, "-f", "{connection_file}"]
         put(Path(apart["JUPYTER_PATH"]) / "kernels" / name / "kernel.json", {"argv": argv, **spec})
     (finding,) = look_elsewhere("jupyter", "kernels", NO_PREFIX, **apart)
     return finding
@@ -333,6 +334,11 @@ def test_no_kernelspec_is_a_problem_that_says_how_to_install(apart: dict[str, st
 @pytest.mark.parametrize("python", ["python", sys.executable])
 def test_a_kernelspec_that_starts_this_package_is_ok(apart: dict[str, str], python: str) -> None:
     finding = kernels(apart, "monarch", python=python)
+    assert (finding.item, finding.sign) == ("kernel 'monarch'", Sign.OK), finding
+
+
+def test_a_kernelspec_of_an_earlier_version_is_known(apart: dict[str, str]) -> None:
+    finding = kernels(apart, "monarch", start=["-m", "monarch_kernel"])
     assert (finding.item, finding.sign) == ("kernel 'monarch'", Sign.OK), finding
 
 

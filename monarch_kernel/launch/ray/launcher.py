@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.base import agent_command
+from monarch_kernel.launch.base import agent_command, module_command
 from monarch_kernel.launch.ray.options import Options
 from monarch_kernel.launch.text import how_ended
 from monarch_kernel.net.wire.config import AgentConfig
@@ -274,7 +274,7 @@ class _Driver:
         ours, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as noise, theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "monarch_kernel.launch.ray.driver", str(theirs.fileno())],
+                module_command("monarch_kernel.launch.ray.driver", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=noise,
                 stderr=noise,

@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shared_memory_notes
+from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shadow_notes, shared_memory_notes
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
@@ -224,7 +224,7 @@ class Meshes:
             if kept is not None:
                 kept.close()
             raise
-        for line in [*environment_notes(mesh, options.env), *shared_memory_notes()]:
+        for line in [*environment_notes(mesh, options.env), *shadow_notes(), *shared_memory_notes()]:
             print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         return entry
 

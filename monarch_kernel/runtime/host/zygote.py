@@ -26,6 +26,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.base.own_log import LogFileHandler, take_log
+from monarch_kernel.launch.base import module_command
 from monarch_kernel.net.wire.config import ForkReport, ForkRequest, OrphanGroups, Preloads
 from monarch_kernel.net.wire.messages import RankSpec
 
@@ -69,7 +70,7 @@ class Zygote:
         self._log = log
         with theirs, open(log, "ab") as sink:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "monarch_kernel.bootstrap", "zygote", str(theirs.fileno())],
+                module_command("monarch_kernel.bootstrap", "zygote", str(theirs.fileno())),
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
