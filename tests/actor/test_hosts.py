@@ -127,7 +127,7 @@ def test_processes_get_their_device_folder_and_environment(hosts: HostMesh, tmp_
     before = Path.cwd()
     os.chdir(tmp_path)
     try:
-        procs = hosts.spawn_procs(name="settled", env={"GREETING": "hello"})
+        procs = hosts.spawn_procs(name="settled", env={"GREETING": "hello", "CUDA_VISIBLE_DEVICES": ""})
     finally:
         os.chdir(before)
     found = procs.run("import os\nstr(device), os.getcwd(), os.environ['GREETING'], os.environ['CUDA_VISIBLE_DEVICES']")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_proc
+from monarch_kernel.actor import Actor, ProcMesh, endpoint, this_host, this_proc
 from monarch_kernel.actor.channels import client_here
 from monarch_kernel.errors import BufferGoneError
 from monarch_kernel.net.memory import devices, paths
@@ -154,13 +154,25 @@ def test_each_end_may_be_on_a_device(
     ways.close()
 
 
+@pytest.fixture(scope="module")
+def gpu_owners(session: None, by_value: None) -> Iterator[dict[str, Any]]:
+    """Owners in this process and in a rank that has the GPU."""
+    mesh = this_host().spawn_procs(PROCS, name="gpu", device="cuda")
+    owners = {"here": this_proc().spawn("here", Owner), "there": mesh.spawn("there", Owner)}
+    for owner in owners.values():
+        owner.lend_plainly.call_one(torch.zeros(1)).get(LONG_S)
+    yield owners
+    owners["here"].stop().get(LONG_S)
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize(("far", "near"), [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
 @pytest.mark.parametrize("place", ["here", "there"])
-def test_memory_of_a_device_is_read_and_written(owners: dict[str, Any], place: str, far: str, near: str) -> None:
+def test_memory_of_a_device_is_read_and_written(gpu_owners: dict[str, Any], place: str, far: str, near: str) -> None:
     count = (100 << 20) // 8  # larger than the staging memory
-    owner = owners[place]
+    owner = gpu_owners[place]
     buffer = owner.lend_on.call_one(far, count).get(LONG_S)
     into = torch.zeros(count, device=near, dtype=torch.float64)
     transfer = buffer.read_into(into).get(LONG_S)

@@ -308,6 +308,7 @@ def test_arrays(shape: list[int], dtype: str, layout: str) -> None:
         lambda: torch.eye(4).to_sparse(),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")  # by torch 2.11
 def test_tensors(make: Callable[[], torch.Tensor]) -> None:
     tensor = make()
     again = travel([tensor, "between", tensor])

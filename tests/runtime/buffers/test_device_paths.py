@@ -25,6 +25,7 @@ from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
 DEVICE = "cuda:0"
+needs_nixl = pytest.mark.skipif(not nixl.is_installed(), reason="NIXL is not installed")
 PROCS = {"gpus": 1}
 
 
@@ -84,6 +85,7 @@ def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(LONG_S)
 
 
+@needs_nixl
 def test_memory_stays_while_it_is_open_and_is_freed_after_the_last_close(ranks: Ranks) -> None:
     before = call(ranks.owner.tasks)
     path: Any = client_here().paths["rdma"]
@@ -102,6 +104,7 @@ def test_memory_stays_while_it_is_open_and_is_freed_after_the_last_close(ranks: 
     wait_until(lambda: call(ranks.owner.tasks) <= before + 1, "the end of the threads that serve it")
 
 
+@needs_nixl
 def test_memory_is_freed_when_the_process_that_opened_it_is_killed(ranks: Ranks) -> None:
     buffer = call(ranks.owner.lend, 1000)
     pid = call(ranks.reader.open, buffer)
@@ -127,6 +130,7 @@ def test_memory_that_cannot_be_opened_takes_another_path_and_is_not_tried_again(
     assert not path.leads_to(buffer._handle)
 
 
+@needs_nixl
 def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     far = call(ranks.owner.lend, 1 << 20)
     small = far[:10]
@@ -144,6 +148,7 @@ def test_the_rdma_path_is_used_only_with_hardware(ranks: Ranks, monkeypatch: pyt
 
 
 @pytest.mark.slow
+@needs_nixl
 def test_no_bytes_arrive_after_the_end_of_a_transfer(ranks: Ranks) -> None:
     count = 64 << 20
     buffer = call(ranks.owner.lend, count)

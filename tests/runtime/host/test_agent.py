@@ -349,7 +349,7 @@ def test_the_agent_keeps_no_zombies(procs: ProcMesh) -> None:
 def test_the_agent_does_not_load_torch(procs: ProcMesh) -> None:
     maps = Path(f"/proc/{agent_pid()}/maps").read_text()
     assert "libzmq" in maps or "zmq" in maps
-    assert "torch" not in maps
+    assert "libtorch" not in maps  # Python itself may be in a folder with that name
     assert rss_nbytes(agent_pid()) < 100 << 20
 
 

@@ -86,7 +86,7 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery
     (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
     go = tmp_path / "go"
     go.touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PROBE_GO", str(go))
     log = tmp_path / "zygote.log"
     nursery = Nursery(

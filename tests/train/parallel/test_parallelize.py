@@ -195,8 +195,8 @@ def test_rank_0_prints_the_plan(two: Ranks) -> None:
         ),
         ("parallelize(Net(), mesh, methods=['los'])", "PlanError: methods: the model has no method 'los'"),
         (
-            "parallelize(Net(), mesh, example=torch.zeros(2, 3, 4))",
-            "RuntimeError: Expected tensor for argument #1 'indices'",
+            "parallelize(Net(), mesh, example=(batch(0, 4), 5))",
+            "TypeError: Net.forward() takes 2 positional arguments but 3 were given",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
 
 from tests.support.ranks import Ranks
 
@@ -40,6 +42,8 @@ def make():
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "ddp", "kept"])
 def test_training_continues_as_if_the_step_had_not_started(four: Ranks, two: Ranks, strategy: str, where: str) -> None:
+    if strategy != "ddp" and not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip(f"torch {torch.__version__} can't reset the step of FSDP: 2.13 can")
     options = {
         "hsdp": "mesh=init_device_mesh('cpu', (2, 2), mesh_dim_names=('copies', 'shards')), strategy='hsdp'",
         "kept": "strategy='fsdp', replicate=['blocks.1.norm.weight']",
@@ -108,8 +112,9 @@ from torch.distributed.fsdp import FSDPModule
 from monarch_kernel.train.parallel.reset_step import forget_step
 model = parallelize(make(), mesh, "fsdp", example=batch(0, 4), quiet=True)
 train(model, world_size, rank)
-reset = FSDPModule.reset_iter_state
-del FSDPModule.reset_iter_state
+reset = getattr(FSDPModule, "reset_iter_state", None)
+if reset is not None:
+    del FSDPModule.reset_iter_state
 said = ""
 try:
     forget_step(model)
@@ -123,7 +128,8 @@ try:
 except RuntimeError as error:
     said = str(error)
 finally:
-    FSDPModule.reset_iter_state = reset
+    if reset is not None:
+        FSDPModule.reset_iter_state = reset
 not traps, said
 """
     ):
