@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["steady_message"]
+__all__ = ["may_vary", "steady_line", "steady_message"]
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,16}\b")
 _PORT = re.compile(r"(\[[0-9a-fA-F.:]+\]):\d{2,5}\b")  # as gloo writes the address of a peer
@@ -40,3 +40,45 @@ def steady_message(text: str, rank: int | None, pid: int = 0) -> str:
     if rank is None:
         return text
     return re.sub(rf"\b(rank[ :=#]{{0,2}}){rank}\b", r"\1…", text, flags=re.IGNORECASE)
+
+
+_COLOR = r"(?:\x1b\[[0-9;]*m)*"
+_CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+_MAY_VARY = re.compile(r"\d:\d\d:\d\d|\bat 0x|\(pid=|^\[[Rr]ank", re.MULTILINE)
+_OWN_RANK = re.compile(r"^\[[Rr]ank ?(\d+)\]")
+# A time counts at the start of a line, after the name of a level, or with its date among the first words.
+_STAMP = re.compile(
+    rf"^({_COLOR}[\[(<]?{_COLOR}(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[\]: |-]+)?{_COLOR}){_CLOCK}(?![\d:])"
+    rf"|^(.{{0,60}}?)\b\d{{4}}[-/]\d\d[-/]\d\d[T ,]{{1,2}}{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?![\d:])"
+    rf"|^((?:\[[Rr]ank…\]:? ?)?\[?[DIWEF])\d{{4}} {_CLOCK}(?: +\d+)?"
+)
+_LETTER = re.compile(r"[^\W\d_]")
+_OBJECT = re.compile(r"\bat 0x[0-9a-fA-F]{6,16}\b")
+_PID_OF_LINE = re.compile(r"\(pid=\d+\)")
+
+
+def may_vary(text: str) -> bool:
+    """Whether a line of the text may have a part that `steady_line` replaces; much faster than that."""
+    return _MAY_VARY.search(text) is not None
+
+
+def steady_line(line: str, rank: int) -> str:
+    """Return a line of output without its time stamp, its prefix with its own rank, addresses of objects, and ``(pid=17)``.
+
+    All other numbers stay, also those that look like a time or a process id elsewhere in a line: a rank may print them as its
+    result. A line that is nothing but a time stays, too.
+    """
+    own = _OWN_RANK.match(line) if line[:1] == "[" else None
+    steady = f"[rank…]{line[own.end() :]}" if own is not None and int(own[1]) == rank else line
+    stamp = _STAMP.match(steady)
+    if stamp is not None:
+        rest = steady[stamp.end() :]
+        if _LETTER.search(rest):
+            steady = f"{stamp[1] or stamp[2] or stamp[3] or ''}…{rest}"
+            if steady.startswith("[rank…]") or stamp[3] is not None:  # of torch's own log
+                steady = re.sub(rf"\b([Rr]ank ){rank}\b", r"\1…", steady)
+    elif own is not None and not _LETTER.search(line, own.end()):
+        return line
+    if " 0x" in steady:
+        steady = _OBJECT.sub("at 0x…", steady)
+    return _PID_OF_LINE.sub("(pid=…)", steady) if "(pid=" in steady else steady

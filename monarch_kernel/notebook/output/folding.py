@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from monarch_kernel.base.volatile import may_vary, steady_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
 from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream
@@ -32,7 +33,11 @@ __all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
 _GAP = "g"  # lines left out by the rank's agent; the text is their number
 _BAR = "b"  # a progress bar that ended and was not shown live; the text is its stream's mark and its fold key
 _ITEM = "i"  # anything else, such as a figure; the text is its key
-_MARKED = _GAP + _BAR + _ITEM
+_VARIED = (
+    "v"  # a line whose texts may differ by rank in times and the like; the text is its stream's mark and what is equal
+)
+_MARKED = _GAP + _BAR + _ITEM + _VARIED
+_DIFFER = "… lines of several ranks are equal but for times, addresses or pids; those of the lowest rank are shown (all: --raw)"
 _LOOK_AHEAD = 1_000
 _TRIM_ABOVE = 4_096
 _MARKS: dict[Stream, str] = {"stdout": STDOUT, "stderr": STDERR}
@@ -98,6 +103,8 @@ class OutputFolder:
         self._screens: dict[tuple[int, Stream], TerminalScreen] = {}
         self._board = BarBoard(raw, f"; all: {more}" if more else "")
         self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # fold key -> rank -> texts of the bars
+        self._varied: dict[str, dict[int, deque[str]]] = {}  # marked line -> rank -> texts
+        self._texts_differ: bool | None = False  # None after the note about it
         self._item_delay_s = max(0.0, item_window_s - window_s)
         self._fed: deque[tuple[float, _Queue, int]] = deque()  # when it was fed, the queue, and the position after it
         self._n_held = 0
@@ -172,7 +179,11 @@ class OutputFolder:
             if lines := self._end_partial(rank, stream):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(float("inf"), now)
-        return self._limiter.finish(now)
+        shown = self._limiter.finish(now)
+        if self._texts_differ and not goes_on:
+            self._texts_differ = None
+            shown.append(FoldedLine((), "stdout", _DIFFER, note=True))
+        return shown
 
     def bars(self, now: float, *, last: bool = False) -> list[BarBlock]:
         """Return new and changed blocks of progress bars; call it after ``drain``, or with ``last`` after ``finish``."""
@@ -219,21 +230,38 @@ class OutputFolder:
             kept = self._partials[rank, stream] = Partial()
             kept.n_cut = n_cut
             kept.append(rest, self._max_line_length)
-        return [mark + line for line in shortened + lines]
+        lines = shortened + lines
+        if not self._raw and may_vary(text):
+            return [self._entry(rank, mark, line) for line in lines]
+        return [mark + line for line in lines]
+
+    def _entry(self, rank: int, mark: str, line: str) -> str:
+        """Return the entry of a line in the queue of its rank: the line, or what is equal in such lines of other ranks."""
+        steady = steady_line(line, rank)
+        if steady == line:
+            return mark + line
+        entry = f"{_VARIED}{mark}{steady}"
+        self._varied.setdefault(entry, {}).setdefault(rank, deque()).append(line)
+        self._n_marked_held += 1
+        return entry
 
     def _end_partial(self, rank: int, stream: Stream) -> list[str]:
         screen = self._screens.get((rank, stream))
         if screen is not None:
             return self._left(rank, stream, screen.settle(0.0, everything=True))
         partial = self._partials.pop((rank, stream), None)
-        return [] if partial is None else [_MARKS[stream] + partial.end(self._max_line_length)]
+        if partial is None:
+            return []
+        line, mark = partial.end(self._max_line_length), _MARKS[stream]
+        return [mark + line if self._raw else self._entry(rank, mark, line)]
 
     def _left(self, rank: int, stream: Stream, rows: list[Row]) -> list[str]:
         """Return the lines of rows that left a screen, and drop the screen if it has no bar."""
         lines: list[str] = []
         for row in rows:
             if row.bar_since is None:
-                lines.append(_MARKS[stream] + row.end(self._max_line_length))
+                line, mark = row.end(self._max_line_length), _MARKS[stream]
+                lines.append(mark + line if self._raw else self._entry(rank, mark, line))
             elif row.is_blank:
                 continue  # the bar cleared itself
             elif row.shown:
@@ -393,6 +421,13 @@ class OutputFolder:
                 self._limiter.leave_out(rank, int(line[1:]))
         elif line[0] == _ITEM:
             self._limiter.accept_item(FoldedItem(ranks, line[1:]))
+        elif line[0] == _VARIED:
+            texts = [self._varied[line][rank].popleft() for rank in ranks]
+            if not any(self._varied[line].values()):
+                del self._varied[line]
+            if self._texts_differ is False and len(set(texts)) > 1:
+                self._texts_differ = True
+            self._limiter.accept(ranks, [line[1] + texts[0]], now)
         else:
             by_rank = self._ended_bars[line]
             stream: Stream = "stdout" if line[1] == STDOUT else "stderr"

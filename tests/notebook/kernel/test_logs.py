@@ -73,3 +73,13 @@ def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends(bare: Notebook) -> No
     assert bare.ok("%mesh logs t").lines()[1][-1] == "last words of 1"
     bare.ok("%mesh down t")
     wait_until(lambda: not any(map(os.path.exists, files)), "the end of the log files")
+
+
+def test_logged_lines_of_ranks_fold_whatever_their_times(notebook: Notebook) -> None:
+    notebook.ok("%%remote\nprint(f'12:00:0{rank}.500 INFO epoch 0 done')\nprint(f'12:00:05 INFO loss {rank}.5')")
+    said = notebook.ok("%mesh logs t --lines 2").stdout
+    assert "[0-1] 12:00:00.500 INFO epoch 0 done\n" in said
+    assert "[0] 12:00:05 INFO loss 0.5\n" in said
+    assert "[1] 12:00:05 INFO loss 1.5\n" in said
+    assert "equal but for times, addresses or pids" in said
+    assert "[1] 12:00:01.500 INFO epoch 0 done\n" in notebook.ok("%mesh logs t --lines 2 --raw").stdout

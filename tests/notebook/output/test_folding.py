@@ -35,6 +35,80 @@ def of_rank(lines: list[Any], rank: int) -> list[tuple[str, str]]:
     return [(line.stream, line.text) for line in lines if rank in line.ranks and not line.note]
 
 
+class TestLinesThatDifferInTimesAndTheLike:
+    def fold(self, *texts: str, **options: Any) -> list[tuple[tuple[int, ...], str]]:
+        folder = OutputFolder(range(len(texts)), **options)
+        for rank, text in enumerate(texts):
+            folder.feed(rank, "stdout", text, now=0.0)
+        return shown([*folder.drain(0.0), *folder.finish(0.0)])
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "12:35:3{rank}.7{rank}1 INFO train: epoch 0 done",
+            "2026-11-26 12:35:3{rank},123 - train - INFO - epoch 0 done",
+            "INFO 2026/11/26 12:35:3{rank} epoch 0 done",
+            "\x1b[2;36m[12:35:3{rank}]\x1b[0m \x1b[34mINFO\x1b[0m epoch 0 done",
+            "[rank{rank}]:[E1126 04:39:58.60673253{rank} ProcessGroupGloo.cpp:67] [Rank {rank}]: no answer",
+            "[rank{rank}]: ValueError: no data",
+            "<Net object at 0x7f22aa0{rank}1234>",
+            "a.py:3: DeprecationWarning: This process (pid=400{rank}) is multi-threaded",
+        ],
+    )
+    def test_they_fold_with_the_text_of_the_lowest_rank_and_a_note(self, line: str) -> None:
+        texts = [line.format(rank=rank) for rank in range(3)]
+        lines = self.fold(*(f"before\n{text}\nafter\n" for text in texts))
+        assert lines[:3] == [((0, 1, 2), "before"), ((0, 1, 2), texts[0]), ((0, 1, 2), "after")]
+        note = "… lines of several ranks are equal but for times, addresses or pids; those of the lowest rank are shown"
+        assert lines[3:] == [((), f"{note} (all: --raw)")]
+        assert [text for _, text in self.fold(*(f"{text}\n" for text in texts), raw=True)] == texts
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "loss {rank}.5",
+            "12:35:30 INFO loss {rank}.5",
+            "2026-11-26 12:35:30 rank {rank} has 3 rows",
+            "4{rank}71",
+            "pid {rank}471",
+            "0x7f22aa0{rank}1234",
+            "took 00:00:1{rank}",
+            "12:35:3{rank}",
+            "1{rank}.5 GiB",
+            "[rank{rank}] 3.0",
+        ],
+    )
+    def test_lines_whose_numbers_may_carry_meaning_do_not_fold(self, line: str) -> None:
+        texts = [line.format(rank=rank) for rank in range(3)]
+        assert self.fold(*(f"{text}\n" for text in texts)) == [((rank,), text) for rank, text in enumerate(texts)]
+
+    def test_equal_lines_have_no_note(self) -> None:
+        assert self.fold("12:35:30 INFO x\n", "12:35:30 INFO x\n") == [((0, 1), "12:35:30 INFO x")]
+
+    def test_incomplete_lines_fold_and_the_note_comes_once(self) -> None:
+        folder = OutputFolder(range(2))
+        for cell in range(2):
+            folder.feed(0, "stdout", f"12:00:01 INFO {cell}", now=0.0)
+            folder.feed(1, "stdout", f"12:00:02 INFO {cell}", now=0.0)
+            assert shown(folder.finish(0.0))[0] == ((0, 1), f"12:00:01 INFO {cell}")
+        assert folder.finish(0.0) == []
+
+    def test_each_rank_keeps_its_own_texts_in_order(self) -> None:
+        chance = random.Random(0)
+        stamp = lambda: f"12:00:{chance.randrange(60):02}.{chance.randrange(1000):03}"  # noqa: E731
+        written = [[f"{stamp()} INFO {chance.randrange(5)}" for _ in range(500)] for _ in range(3)]
+        folder = OutputFolder(range(3), **UNBOUNDED)
+        for rank, texts in enumerate(written):
+            folder.feed(rank, "stdout", "\n".join(texts) + "\n", now=0.0)
+        lines = [line for line in folder.finish(0.0) if not line.note]  # type: ignore[union-attr]
+        for rank, texts in enumerate(written):
+            assert [text.split(" ", 1)[1] for _, text in of_rank(lines, rank)] == [
+                text.split(" ", 1)[1] for text in texts
+            ]
+            mine = [line.text for line in lines if line.ranks[0] == rank]  # type: ignore[union-attr]
+            assert mine == [text for text in texts if text in set(mine)][: len(mine)]
+
+
 class TestMerging:
     def test_a_line_of_all_ranks_is_shown_immediately_and_once(self) -> None:
         folder = OutputFolder(range(4))
