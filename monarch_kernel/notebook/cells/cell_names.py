@@ -9,8 +9,9 @@ from dataclasses import replace
 from IPython.core.getipython import get_ipython
 
 from monarch_kernel.errors import Failure, Frame
+from monarch_kernel.runtime.diagnostics.stacks import Doing
 
-__all__ = ["in_notebook", "with_cell_names"]
+__all__ = ["in_notebook", "located", "with_cell_names"]
 
 _FILE = re.compile(r"(?<=\()[^\s()]*ipykernel_\d+[/\\]\d+\.py(?=, line \d+\))|(?<=\()<ipython-input-[^>]*>")
 
@@ -35,3 +36,9 @@ def in_notebook(frame: Frame) -> Frame:
     if number:
         frame = replace(frame, file=f"<notebook cell [{number[0]}]>", user=True)
     return replace(frame, source=(source,), first_line=frame.line) if source else frame
+
+
+def located(doing: Doing) -> Doing:
+    """Add the source of code that the notebook defines, such as an actor's class; ranks do not have this source."""
+    activities = (replace(each, frames=tuple(map(in_notebook, each.frames))) for each in doing.activities)
+    return replace(doing, activities=tuple(activities))

@@ -4,7 +4,8 @@ Theory of operation
 ===================
 
 ===========  ===================================================================================================
-0 s          `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
+0 s          the controller asks the ranks what they do, for a report of the waits in collectives that the interrupt ends;
+             `Interrupt` to the ranks; most stop within milliseconds, those in a collective after 0.3 s
 `INSPECT_S`  the controller asks the ranks what they do
 `GRACE_S`    control returns to the user; work that has not stopped is still tracked, and its result is kept
 again        a second interrupt also aborts the process groups of ranks that still run; control returns after `AGAIN_S`
@@ -17,15 +18,15 @@ Nothing here waits: the code that waits for the work calls `InterruptProgress.po
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import MeshView
-from monarch_kernel.errors import Failure, format_ranks
-from monarch_kernel.notebook.cells.cell_names import in_notebook
+from monarch_kernel.errors import Failure, MeshDownError, format_ranks
+from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.notebook.view.stacks import doing_lines, works
+from monarch_kernel.notebook.view.waits import stalls
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
@@ -38,6 +39,10 @@ GRACE_S = 1.8
 AGAIN_S = 0.6
 BURST_S = 0.25
 ANSWER_S = 0.4
+LEAST_WAIT_S = 1.0
+"""The least age of a wait in a collective that the report of an interrupt describes, in seconds."""
+
+_MAX_WAITS = 4
 
 
 class InterruptProgress:
@@ -71,6 +76,7 @@ class InterruptProgress:
         self._inspect_at = now + INSPECT_S
         self._has_inspected = False
         self._inspection: Future[dict[int, Doing | Failure]] | None = None
+        self._before = None if is_sent else _ask(mesh)
         if not is_sent:
             interrupt(abort)
 
@@ -100,6 +106,20 @@ class InterruptProgress:
     def waited_s(self) -> float:
         """Return the seconds since the interrupt."""
         return time.monotonic() - self._started
+
+    def waits(self, ranks: Collection[int], finished: Collection[int]) -> list[str]:
+        """Describe the waits of some ranks in collectives that the interrupt has ended, as lines.
+
+        Args:
+            ranks: the interrupted ranks.
+            finished: the ranks that had finished.
+        """
+        before, self._before = self._before, None
+        if before is None:
+            return []
+        answers = _read(before, ANSWER_S - self.waited_s())
+        found = stalls(self.mesh.view(), answers, finished, LEAST_WAIT_S, what="it", is_over=True)
+        return [stall.text for stall in found if not set(ranks).isdisjoint(stall.ranks)][:_MAX_WAITS]
 
     def doing(self, ranks: Sequence[int]) -> list[str]:
         """Describe what some ranks of the mesh do now, as lines."""
@@ -156,6 +176,7 @@ class MeshInterruptProgress(InterruptProgress):
             axes=len(self.mesh.extent),
             waited_s=self.waited_s(),
             doing=self.doing(stuck),
+            waits=self.waits(busy, ()),
         )
         lines = [interrupt_text(outcome)] if busy else []
         for number in waited:
@@ -186,13 +207,15 @@ def _read(inspection: Future[dict[int, Doing | Failure]], timeout_s: float) -> d
     if not inspection.wait(max(0.0, timeout_s)):
         inspection.cancel()
     answers = inspection.get()
-    return {rank: answer if isinstance(answer, Failure) else _located(answer) for rank, answer in answers.items()}
+    return {rank: answer if isinstance(answer, Failure) else located(answer) for rank, answer in answers.items()}
 
 
-def _located(doing: Doing) -> Doing:
-    """Add the source of code that the notebook defines, such as an actor's class; ranks do not have this source."""
-    activities = (replace(each, frames=tuple(map(in_notebook, each.frames))) for each in doing.activities)
-    return replace(doing, activities=tuple(activities))
+def _ask(mesh: ProcMesh) -> Future[dict[int, Doing | Failure]] | None:
+    """Ask the ranks what they do; None if the session is over."""
+    try:
+        return mesh.doing()
+    except MeshDownError:
+        return None
 
 
 def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answers: Sequence[Answer | None]) -> str:
@@ -224,5 +247,6 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
         else:
             what = "failed" if answer.kind == "exception" else answer.kind
             outcome.failed.setdefault(f"{what}: {answer.headline()}", []).append(rank)
+    outcome.waits = progress.waits([*outcome.stopped, *outcome.stuck], outcome.finished)
     outcome.doing = progress.doing(sorted({*outcome.stuck, *outcome.dropped}))
     return interrupt_text(outcome)

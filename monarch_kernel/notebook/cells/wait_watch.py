@@ -21,6 +21,7 @@ from typing import Protocol
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import Failure, format_ranks
+from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.notebook.view.waits import Stall, stalls
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -108,7 +109,8 @@ class WaitWatch:
             if now < self._asked_at + _ANSWER_S:
                 return
             self._inspection.cancel()  # native code holds the GIL of a rank
-        doing, self._inspection = self._inspection.get(), None
+        answers_now, self._inspection = self._inspection.get(), None
+        doing = {rank: each if isinstance(each, Failure) else located(each) for rank, each in answers_now.items()}
         finished = [rank for rank, answer in zip(self._ranks, answers, strict=False) if answer is not None]
         found = [each for each in stalls(self._mesh.view(), doing, finished, 0.0) if self._concerns(each)]
         self._compare([each for each in found if each.age_s >= self._after_s], now)

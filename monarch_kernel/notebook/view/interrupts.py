@@ -31,6 +31,7 @@ class InterruptOutcome:
         axes: number of axes of the mesh.
         waited_s: how long the caller waited for the ranks to stop, in seconds.
         doing: lines that say what stuck and dropped ranks do.
+        waits: lines about waits in collectives, from before the interrupt.
     """
 
     mesh: str
@@ -45,6 +46,7 @@ class InterruptOutcome:
     axes: int = 1
     waited_s: float = 0.0
     doing: Sequence[str] = ()
+    waits: Sequence[str] = ()
 
 
 def interrupt_text(outcome: InterruptOutcome) -> str:
@@ -63,7 +65,7 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
         parts.append(f"{format_ranks(outcome.dropped)} had not started it and still {verb} earlier work")
     if outcome.stuck:
         parts.append(f"{format_ranks(outcome.stuck)} did not stop within {outcome.waited_s:.1f} s")
-    lines = ["; ".join(parts), *(f"  {line}" for line in outcome.doing)]
+    lines = ["; ".join(parts), *(f"  {line}" for line in (*outcome.waits, *outcome.doing))]
     busy = sorted({*outcome.stuck, *outcome.dropped})
     if busy:
         lines += _advice(outcome, busy)

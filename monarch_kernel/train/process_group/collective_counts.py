@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
 from monarch_kernel.net.memory.counters import Meters
 
 __all__ = ["BlockedCall", "CollectiveMeter"]
+
+T = TypeVar("T")
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -70,7 +71,6 @@ class BlockedCall(NamedTuple):
         peer: rank in the group that a send or receive is for; None for others.
         shapes: shapes of the tensors, such as ``4x8``.
         tag: the tag of a send or receive.
-        since: when the thread began to wait, by the clock `time.monotonic`.
     """
 
     operation: str
@@ -79,7 +79,6 @@ class BlockedCall(NamedTuple):
     peer: int | None = None
     shapes: str = ""
     tag: int = 0
-    since: float = 0.0
 
 
 class _Kind(NamedTuple):
@@ -102,7 +101,7 @@ class CollectiveMeter:
         self._labels: dict[str, str] = {}
         self._seen: dict[str, int] = {}
         self._started: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
-        self._blocked: dict[int, BlockedCall] = {}  # by thread
+        self._blocked: dict[int, tuple[float, BlockedCall]] = {}  # thread -> since when, and in which call
 
     def install(self, dist: Any) -> None:
         """Wrap the methods through which collectives go."""
@@ -113,17 +112,20 @@ class CollectiveMeter:
                 setattr(dist.ProcessGroup, method, counting)
         dist.Work.wait = self._waiting(dist.Work.wait)
 
-    def blocked(self) -> dict[int, BlockedCall]:
-        """Return the calls that block a thread now and that the flight recorder does not have, by thread."""
+    def blocked(self) -> dict[int, tuple[float, BlockedCall]]:
+        """Return the calls that block a thread now and that the flight recorder does not have.
+
+        Returns:
+            thread -> when it began to wait, by the clock `time.monotonic`, and the call.
+        """
         return self._blocked.copy()
 
-    @contextmanager
-    def blocks(self, call: BlockedCall) -> Iterator[None]:
-        """Note that the calling thread may wait in a call."""
+    def run(self, call: BlockedCall, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call a function, and note meanwhile that this thread may wait in a call."""
         thread = threading.get_ident()
-        self._blocked[thread] = call._replace(since=time.monotonic())
+        self._blocked[thread] = time.monotonic(), call
         try:
-            yield
+            return function(*args, **kwargs)
         finally:
             self._blocked.pop(thread, None)
 
@@ -153,8 +155,7 @@ class CollectiveMeter:
                 work = original(group, *args, **kwargs)
             else:
                 call = BlockedCall(operation, name, label, *_of_message(original.__name__, args))
-                with self.blocks(call):
-                    work = original(group, *args, **kwargs)
+                work = self.run(call, original, group, *args, **kwargs)
             self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
             if work is not None:
                 if len(self._started) >= _MAX_STARTED:
@@ -177,8 +178,7 @@ class CollectiveMeter:
             try:
                 if call is None:
                     return original(work, *args, **kwargs)
-                with self.blocks(call):
-                    return original(work, *args, **kwargs)
+                return self.run(call, original, work, *args, **kwargs)
             finally:
                 self._meters.collect(group, operation, 0, operations=0, seconds=time.perf_counter() - started)
 

@@ -287,7 +287,7 @@ class RankGroup:
             )
             for entry in self._waiting(recorded)
         ]
-        for thread, call in self._meter.blocked().items():
+        for thread, (since, call) in self._meter.blocked().items():
             ranks = {
                 number: rank for rank, number in world.pg_group_ranks.get(_group_named(world, call.group), {}).items()
             }
@@ -298,7 +298,7 @@ class RankGroup:
                     group=call.label,
                     members=tuple(sorted(ranks.values())),
                     shapes=call.shapes,
-                    age_s=time.monotonic() - call.since,
+                    age_s=time.monotonic() - since,
                     thread=thread,
                     peer=None if call.peer is None else ranks.get(call.peer),
                     tag=call.tag,
@@ -536,12 +536,6 @@ class RankGroup:
             device_mesh
         )  # only the namespace holds it, so that the groups' sockets close with it
 
-    def _noting(self, dist: Any) -> contextlib.AbstractContextManager[None]:
-        """Note that the thread waits for the other ranks to make the same group."""
-        if not dist.is_initialized():
-            return contextlib.nullcontext()
-        return self._meter.blocks(BlockedCall(f"new_group #{dist.distributed_c10d._world.group_count}", "", ""))
-
     def _namespace_now(self) -> dict[str, Any]:
         return self._rank.shell.namespace
 
@@ -566,11 +560,14 @@ class RankGroup:
             before = open_sockets()
             try:
                 with (
-                    self._noting(dist),
                     self._client.making(members, given.get("timeout")),
                     self._waits.opening(members, given["group_size"]),
                 ):
-                    return make(*bound.args, **bound.kwargs)
+                    if not dist.is_initialized():
+                        return make(*bound.args, **bound.kwargs)
+                    # It waits for the other ranks to do the same.
+                    call = BlockedCall(f"new_group #{helpers._world.group_count}", "", "")
+                    return self._meter.run(call, make, *bound.args, **bound.kwargs)
             finally:
                 opened = open_sockets() - before
                 with self._lock:

@@ -39,3 +39,14 @@ def test_a_receive_and_a_peer_that_has_finished(notebook: Notebook) -> None:
     assert "line 3; [1] has finished the cell\n" in cell.stderr
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
+
+
+def test_an_interrupt_says_what_the_ranks_waited_for(notebook: Notebook) -> None:
+    cell = notebook.send(f"%%remote --warn-after 1.2\n{HEAD}if rank: dist.all_reduce(torch.ones(4))")
+    cell.wait_for(lambda cell: cell.stderr)  # the wait is old enough
+    notebook.interrupt()
+    first, second = cell.wait().evalue.split("\n")
+    assert first == "interrupted on [1]; their state is kept; [0] had finished"
+    assert second.startswith("  [1] waited for 1.")
+    assert " in all_reduce #" in second
+    assert second.endswith("line 3; [0] had finished it")

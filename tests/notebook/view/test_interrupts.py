@@ -46,6 +46,13 @@ def test_one_stuck_rank_is_it() -> None:
     assert alone.endswith("%mesh stacks t shows what it does now; %mesh down t ends it and discards its state.")
 
 
+def test_waits_that_an_interrupt_ended_are_shown() -> None:
+    outcome = InterruptOutcome("t", stopped=[1], finished=[0], waits=["[1] waited for 14 s in all_reduce #3"])
+    assert interrupt_text(outcome) == (
+        "interrupted on [1]; their state is kept; [0] had finished\n  [1] waited for 14 s in all_reduce #3"
+    )
+
+
 def test_an_abort_is_reported() -> None:
     said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, aborted=True, waited_s=1.0))
     assert "cells on t wait" in said  # the whole mesh
