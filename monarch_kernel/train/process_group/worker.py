@@ -74,6 +74,7 @@ from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
 from monarch_kernel.train.process_group import collective_counts, native_waits
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
+from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
 from monarch_kernel.train.process_group.native_waits import NativeWaits
 from monarch_kernel.train.process_group.sockets import Socket, close, copy_of, has_closed, open_sockets, stand_in
 
@@ -201,6 +202,7 @@ class RankGroup:
         self._sockets_before: set[Socket] | None = None  # sockets that were open before the group, while it forms
         self._connections: set[Socket] = set()  # of the default group, and of the device mesh that is formed with it
         self._waits = NativeWaits()
+        self._destroyed = DestroyedGroups()
         self._closing: list[socket.socket] = []  # connections of aborted groups
         self._lock = threading.Lock()  # for the attributes above: another thread aborts
         self._holder = FdHolder(agent)
@@ -464,6 +466,7 @@ class RankGroup:
                 with self._lock:
                     closing, self._closing = self._closing, []
                 close(closing)
+                self._destroyed.drop()
         finally:
             self._end_forming()
         self._rank.reply(message.id, output=True)
@@ -607,9 +610,12 @@ class RankGroup:
         destroy = dist.destroy_process_group
 
         @wraps(destroy)
-        def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        def destroy_process_group(group: Any = None) -> None:
+            world = helpers._world
+            is_all = group in (None, dist.GroupMember.WORLD)
+            self._destroyed.keep(dist, list(world.pg_map) if is_all else [group] if group in world.pg_map else ())
             try:
-                destroy(*args, **kwargs)
+                destroy(group)
             finally:
                 self._holder.let_go()
 

@@ -104,6 +104,24 @@ def test_a_scripts_own_initialisation_finds_the_group(group: ProcMesh) -> None:
     )
 
 
+SCRIPT = """
+def main():
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    for _ in range(3):
+        model(torch.randn(8, 4)).sum().backward()
+    dist.destroy_process_group()
+for _ in range(20): main()
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_trains_and_destroys_its_group_can_run_again(group: ProcMesh) -> None:
+    """Torch deadlocks if a group is dropped while gloo's thread drops an operation of the backward pass."""
+    group.run(SCRIPT).get(LONG_S)
+    assert group.run("main(); dist.is_initialized()").get(LONG_S).values() == (False,) * 4
+
+
 def test_the_device_mesh_has_the_axes_of_the_mesh(group: ProcMesh) -> None:
     code = "mesh.mesh_dim_names, tuple(mesh.shape), mesh.get_local_rank('dp'), mesh.get_local_rank('tp')"
     assert group.run(code).get(LONG_S).values() == tuple(
