@@ -44,6 +44,7 @@ from monarch_kernel.notebook.cells.wait_watch import WaitWatch
 from monarch_kernel.notebook.output.logs import CellMark
 from monarch_kernel.notebook.output.rich import RichSlots
 from monarch_kernel.notebook.syntax.up import WARN_AFTER_S
+from monarch_kernel.notebook.view.interrupts import restart_text
 from monarch_kernel.notebook.view.stacks import doing_lines
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
@@ -310,8 +311,14 @@ class RemoteCell:
         if not before.is_stopping:
             return []
         mesh = self._lane.mesh
-        lines = doing_lines(mesh.view(), inspect_ranks(mesh), before.busy_ranks())
-        return [f"Cell [{before.number}] was interrupted, but still runs:", *(f"  {line}" for line in lines)]
+        busy = before.busy_ranks()
+        lines = doing_lines(mesh.view(), inspect_ranks(mesh), busy)
+        head = f"Cell [{before.number}] was interrupted, but still runs:"
+        return [
+            head,
+            *(f"  {line}" for line in lines),
+            f"{restart_text(mesh.name, busy, len(mesh.extent), len(mesh))}.",
+        ]
 
     def stops(self) -> list[StopEvent]:
         """Return where the cell is stopped in the debugger, by rank."""

@@ -43,6 +43,8 @@ LEAST_WAIT_S = 1.0
 """The least age of a wait in a collective that the report of an interrupt describes, in seconds."""
 
 _MAX_WAITS = 4
+ABORTED_S = 0.25
+"""After how many seconds ranks have aborted their process groups."""
 
 
 class InterruptProgress:
@@ -90,7 +92,8 @@ class InterruptProgress:
             return
         self.aborts = True
         self._interrupt(True)
-        self._inspect_at = now
+        self._inspection, self._has_inspected = None, False  # what they do after the abort
+        self._inspect_at = now + ABORTED_S
         self._give_up_at = now + AGAIN_S
 
     def poll(self, now: float) -> None:
@@ -121,13 +124,17 @@ class InterruptProgress:
         found = stalls(self.mesh.view(), answers, finished, LEAST_WAIT_S, what="it", is_over=True)
         return [stall.text for stall in found if not set(ranks).isdisjoint(stall.ranks)][:_MAX_WAITS]
 
-    def doing(self, ranks: Sequence[int]) -> list[str]:
-        """Describe what some ranks of the mesh do now, as lines."""
+    def describe(self, outcome: InterruptOutcome, ranks: Sequence[int]) -> None:
+        """Add what some ranks of the mesh do now, and whether they have aborted their process groups, to an outcome."""
         if not ranks:
-            return []
+            return
         inspection, self._inspection = self._inspection or self.mesh.doing(), None
         since_s = max(0.0, time.monotonic() - self._inspect_at)
-        return doing_lines(self.mesh.view(), _read(inspection, ANSWER_S - since_s), ranks)
+        answers = _read(inspection, ANSWER_S - since_s)
+        outcome.doing = doing_lines(self.mesh.view(), answers, ranks)
+        reports = {rank: answer for rank in ranks if isinstance(answer := answers.get(rank), Doing)}
+        outcome.aborted = [rank for rank, report in reports.items() if report.aborted]
+        outcome.silent = [rank for rank in ranks if rank not in reports]
 
 
 class MeshInterruptProgress(InterruptProgress):
@@ -171,13 +178,13 @@ class MeshInterruptProgress(InterruptProgress):
             f"{name}: interrupted {what}".rstrip(),
             stopped=[rank for rank in busy if rank not in stuck],
             stuck=stuck,
-            aborted=self.aborts,
+            asks_abort=self.aborts,
             n_ranks=len(self.mesh),
             axes=len(self.mesh.extent),
             waited_s=self.waited_s(),
-            doing=self.doing(stuck),
             waits=self.waits(busy, ()),
         )
+        self.describe(outcome, stuck)
         lines = [interrupt_text(outcome)] if busy else []
         for number in waited:
             lines.append(f"{name}: cell [{number}], which waited for its turn, will not be sent")
@@ -230,7 +237,7 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
     outcome = InterruptOutcome(
         mesh.name,
         progress.why,
-        aborted=progress.aborts,
+        asks_abort=progress.aborts,
         n_ranks=len(mesh),
         axes=len(mesh.extent),
         waited_s=progress.waited_s(),
@@ -248,5 +255,5 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
             what = "failed" if answer.kind == "exception" else answer.kind
             outcome.failed.setdefault(f"{what}: {answer.headline()}", []).append(rank)
     outcome.waits = progress.waits([*outcome.stopped, *outcome.stuck], outcome.finished)
-    outcome.doing = progress.doing(sorted({*outcome.stuck, *outcome.dropped}))
+    progress.describe(outcome, sorted({*outcome.stuck, *outcome.dropped}))
     return interrupt_text(outcome)

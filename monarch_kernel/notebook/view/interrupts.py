@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from monarch_kernel.base.text import plain
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["InterruptOutcome", "interrupt_text"]
+__all__ = ["InterruptOutcome", "interrupt_text", "restart_text"]
 
 
 _THEY_STOP = "They stop when they return to Python, unless they catch"
@@ -26,7 +26,9 @@ class InterruptOutcome:
         dropped: ranks that still run something else; they never start the interrupted work.
         failed: any other outcome -> ranks.
         stuck: ranks that did not stop.
-        aborted: whether the process groups of the stuck ranks were aborted.
+        asks_abort: whether the ranks were asked to abort their process groups.
+        aborted: ranks that have reported that they did.
+        silent: ranks that have not reported what they do.
         n_ranks: number of ranks of the mesh.
         axes: number of axes of the mesh.
         waited_s: how long the caller waited for the ranks to stop, in seconds.
@@ -41,7 +43,9 @@ class InterruptOutcome:
     dropped: list[int] = field(default_factory=list)
     failed: dict[str, list[int]] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
-    aborted: bool = False
+    asks_abort: bool = False
+    aborted: Sequence[int] = ()
+    silent: Sequence[int] = ()
     n_ranks: int = 0
     axes: int = 1
     waited_s: float = 0.0
@@ -74,17 +78,23 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
 
 def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     name = outcome.mesh
-    selector = name if len(busy) == outcome.n_ranks else _selector(name, busy, outcome.axes)
+    selector = _selector(name, busy, outcome.axes, outcome.n_ranks)
     is_one = len(busy) == 1
     whose = "its" if is_one else "their"
     lines = []
-    if outcome.aborted:
-        lines.append(f"{whose} process groups were aborted; the mesh forms its group again before the next cell")
-    else:
+    if not outcome.asks_abort:
         lines.append(f"%mesh interrupt {selector} --abort also aborts {whose} process groups; all other state is kept")
-    does = "it does" if is_one else "they do"
-    ended = "it and discards its" if is_one and outcome.n_ranks == 1 else "all ranks and discards their"
-    lines.append(f"%mesh stacks {name} shows what {does} now; %mesh down {name} ends {ended} state")
+    elif outcome.aborted:
+        of = "" if set(busy) <= set(outcome.aborted) else f" of {format_ranks(outcome.aborted)}"
+        groups = f"the process groups{of}" if of else f"{whose} process groups"
+        lines.append(f"{groups} were aborted; the mesh forms its group again before the next cell")
+    if outcome.asks_abort and (silent := [rank for rank in busy if rank in outcome.silent]):
+        groups = "its process groups" if len(silent) == 1 else "their process groups"
+        lines.append(f"{format_ranks(silent)} can't say whether {groups} were aborted")
+    if outcome.asks_abort and (none := [rank for rank in busy if rank not in {*outcome.aborted, *outcome.silent}]):
+        lines.append(f"{format_ranks(none)} had no process group to abort")
+    stacks = f"%mesh stacks {name} shows what {'it does' if is_one else 'they do'} now; "
+    lines.append(stacks + restart_text(name, busy, outcome.axes, outcome.n_ranks))
     stops = "It stops when it returns to Python, unless it catches" if is_one else _THEY_STOP
     return [
         f"{stops} KeyboardInterrupt; cells on {selector} wait until then.",
@@ -92,8 +102,17 @@ def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     ]
 
 
-def _selector(name: str, ranks: Sequence[int], axes: int) -> str:
-    """Format ranks as a selector: ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
+def restart_text(name: str, ranks: Sequence[int], axes: int, n_ranks: int) -> str:
+    """Name the command that ends processes and starts new ones, for ranks that nothing else stops."""
+    others = "" if len(ranks) == n_ranks else "; the other ranks keep theirs"
+    them = "it, and its state is lost" if len(ranks) == 1 else "them, and their state is lost"
+    return f"%mesh restart {_selector(name, ranks, axes, n_ranks)} replaces {them}{others}"
+
+
+def _selector(name: str, ranks: Sequence[int], axes: int, n_ranks: int) -> str:
+    """Format ranks as a selector: ``t`` for all, ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
+    if len(ranks) == n_ranks:
+        return name
     first, last = ranks[0], ranks[-1]
     if axes == 1 and len(ranks) == 1:
         return f"{name}[{first}]"

@@ -93,12 +93,14 @@ class Doing:
         collectives: those that have not completed, oldest first.
         reached: process group -> number of the last collective that this rank has started in it.
         unknown: why the collectives could not be read; empty if they could.
+        aborted: whether the rank has aborted its process groups, which it has not formed again yet.
     """
 
     activities: tuple[Activity, ...] = ()
     collectives: tuple[Collective, ...] = ()
     reached: dict[str, int] = field(default_factory=dict)
     unknown: str = ""
+    aborted: bool = False
 
 
 def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:

@@ -22,7 +22,13 @@ TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"
 
 
 class Group(Protocol):
-    """The part of the rank's default process group that interrupts use."""
+    """The part of the rank's default process group that interrupts use.
+
+    Attributes:
+        has_aborted: whether there were groups that it has aborted, and not formed again yet.
+    """
+
+    has_aborted: bool
 
     def waits_s(self, thread: int) -> float:
         """Return for how long a thread (its `threading.get_ident`) has been in a call of torch.distributed; 0 if in none."""
@@ -104,7 +110,8 @@ class CollectiveAborts:
                 if unknown != self._unknown:  # views send `GetStacks` once a second
                     _log.exception("could not read the pending collectives")
             self._unknown = unknown
-        doing = Doing(self._rank.activities(), collectives, reached, unknown)
+        aborted = self._rank.group is not None and self._rank.group.has_aborted
+        doing = Doing(self._rank.activities(), collectives, reached, unknown, aborted)
         payload, frames = dump(doing, "what the rank does")
         self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 

@@ -208,6 +208,7 @@ class RankGroup:
         self._holder = FdHolder(agent)
         self._formed = False
         self._aborted = False
+        self.has_aborted = False
         self._rounds = 0
         self._formed_ns = 0
         self._hosted = ""  # the store that this rank serves
@@ -331,6 +332,7 @@ class RankGroup:
         dist = _dist()
 
         self._aborted = True
+        self.has_aborted |= dist.is_initialized() or self._sockets_before is not None
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         with self._lock:
@@ -451,7 +453,7 @@ class RankGroup:
         if self._store is None:
             self._store = torch_store(self._client)
         serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
-        self._aborted = False
+        self._aborted = self.has_aborted = False
         self._rounds = 0
         self._formed_ns = time.time_ns()
         self._formed = False

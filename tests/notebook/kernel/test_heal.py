@@ -190,6 +190,29 @@ def test_a_restart_ends_the_running_cell(doomed: Notebook) -> None:
     assert doomed.ok("%%remote d\nrank").plain.splitlines()[0] == "[0] 0"
 
 
+@pytest.mark.slow
+def test_a_restart_frees_ranks_that_nothing_else_stops(doomed: Notebook) -> None:
+    """The text about an interrupt without effect says so, and claims no abort that the ranks have not reported."""
+    doomed.ok("%%remote d\nkept = 7")
+    stuck = "import ctypes\nprint('go', flush=True)\nif rank in (1, 2): ctypes.PyDLL(None).sleep(600)"
+    cell = doomed.send(f"%%remote d\n{stuck}")
+    cell.wait_for(lambda cell: len(cell.lines()) == 4)
+    doomed.interrupt()
+    cell.wait()
+    restart = "%mesh restart d[1:3] replaces them, and their state is lost; the other ranks keep theirs."
+    assert cell.evalue.endswith(restart)
+    said = doomed.run("%mesh interrupt d --abort").stdout
+    assert "[1-2] can't say whether their process groups were aborted." in said
+    queued = doomed.send("%%remote d\nrank")
+    queued.wait_for(lambda cell: "waits for cell" in cell.stderr)
+    assert restart in queued.stderr
+    doomed.interrupt()
+    queued.wait()
+    assert doomed.ok("%mesh restart d[1:3]").stdout.startswith("d: [1-2] replaced in ")
+    assert doomed.ok("%%remote d[[0, 3]]\nkept").plain == "[0,3] 7"
+    assert set(doomed.ok(ALL_REDUCE).stdout.split()) == {"[0-3]", "6.0"}
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [

@@ -139,7 +139,7 @@ def test_a_rank_that_catches_interrupts(
     assert number
     assert caller == f"      called from {number[1]}, line 10: if rank == 1: hold_out()"
     assert any("%mesh interrupt t[1] --abort" in line for line in advice)
-    assert any("%mesh down t" in line for line in advice)
+    assert any("%mesh restart t[1] replaces it" in line for line in advice)
     # The other rank is free; tables and stacks show the rank that is not.
     assert notebook.ok("%%remote t[0]\nrank").plain == "[0] 0"
     assert f"[1] {number[1]}, line " in notebook.ok("%mesh stacks t").stdout

@@ -30,7 +30,8 @@ def test_stuck_ranks_are_shown_with_their_position_and_remedies() -> None:
         "      called from f()\n"
         "They stop when they return to Python, unless they catch KeyboardInterrupt; cells on t[1:3] wait until then.\n"
         "%mesh interrupt t[1:3] --abort also aborts their process groups; all other state is kept.\n"
-        "%mesh stacks t shows what they do now; %mesh down t ends all ranks and discards their state."
+        "%mesh stacks t shows what they do now; "
+        "%mesh restart t[1:3] replaces them, and their state is lost; the other ranks keep theirs."
     )
 
 
@@ -39,25 +40,40 @@ def test_one_stuck_rank_is_it() -> None:
     assert said.splitlines()[1:] == [
         "It stops when it returns to Python, unless it catches KeyboardInterrupt; cells on t[1] wait until then.",
         "%mesh interrupt t[1] --abort also aborts its process groups; all other state is kept.",
-        "%mesh stacks t shows what it does now; %mesh down t ends all ranks and discards their state.",
+        "%mesh stacks t shows what it does now; "
+        "%mesh restart t[1] replaces it, and its state is lost; the other ranks keep theirs.",
     ]
-    alone = interrupt_text(InterruptOutcome("t", stuck=[0], n_ranks=1, aborted=True))
+    alone = interrupt_text(InterruptOutcome("t", stuck=[0], n_ranks=1, asks_abort=True, aborted=[0]))
     assert "\nIts process groups were aborted" in alone
-    assert alone.endswith("%mesh stacks t shows what it does now; %mesh down t ends it and discards its state.")
+    assert alone.endswith("%mesh stacks t shows what it does now; %mesh restart t replaces it, and its state is lost.")
 
 
 def test_waits_that_an_interrupt_ended_are_shown() -> None:
     outcome = InterruptOutcome("t", stopped=[1], finished=[0], waits=["[1] waited for 14 s in all_reduce #3"])
     assert interrupt_text(outcome) == (
-        "interrupted on [1]; their state is kept; [0] had finished\n  [1] waited for 14 s in all_reduce #3"
+        "interrupted on [1]; its state is kept; [0] had finished\n  [1] waited for 14 s in all_reduce #3"
     )
 
 
 def test_an_abort_is_reported() -> None:
-    said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, aborted=True, waited_s=1.0))
+    said = interrupt_text(InterruptOutcome("t", stuck=[0, 1], n_ranks=2, asks_abort=True, aborted=[0, 1], waited_s=1.0))
     assert "cells on t wait" in said  # the whole mesh
     assert "Their process groups were aborted; the mesh forms its group again before the next cell." in said
+    assert said.endswith("%mesh restart t replaces them, and their state is lost.")
     assert "--abort" not in said
+
+
+def test_only_what_ranks_have_reported_counts_as_aborted() -> None:
+    outcome = InterruptOutcome("t", stuck=[0, 1, 2], n_ranks=4, asks_abort=True, aborted=[1], silent=[2])
+    said = interrupt_text(outcome).splitlines()
+    assert said[2:5] == [
+        "The process groups of [1] were aborted; the mesh forms its group again before the next cell.",
+        "[2] can't say whether its process groups were aborted.",
+        "[0] had no process group to abort.",
+    ]
+    none = interrupt_text(InterruptOutcome("t", stuck=[0], n_ranks=1, asks_abort=True))
+    assert "were aborted" not in none
+    assert "[0] had no process group to abort." in none
 
 
 def test_selectors_of_ranks() -> None:

@@ -790,7 +790,7 @@ def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pyte
     monkeypatch.setattr("monarch_kernel.train.process_group.worker._dist", lambda: sys.modules["torch.distributed"])
     group = RankGroup.__new__(RankGroup)
     vars(group).update(_spec=SimpleNamespace(device="cpu", world_size=3), _lock=threading.Lock(), _closing=[])
-    vars(group).update(_client=SimpleNamespace(end=lambda dead: None), _waits=NativeWaits())
+    vars(group).update(_client=SimpleNamespace(end=lambda dead: None), _waits=NativeWaits(), has_aborted=False)
     vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
     others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
 
