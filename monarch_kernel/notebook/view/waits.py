@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.base.events import MeshView
-from monarch_kernel.base.text import format_seconds
+from monarch_kernel.base.text import format_seconds, plain
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.notebook.view.stacks import collective_text, differs, no_answer
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
@@ -145,7 +145,7 @@ class _Describer:
             parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} elsewhere")
         if len(parts) == 1 and first.members and len(wait.calls) == len(first.members) and first.peer is None:
             parts.append("all ranks of the group have started it")
-        return "; ".join(parts)
+        return plain("; ".join(parts))
 
     def _sentence(self, ranks: Sequence[int], verb: str, rest: str) -> str:
         return f"{format_ranks(ranks)} {_VERBS[verb][2 if self.is_over else len(ranks) > 1]} {rest}".rstrip()

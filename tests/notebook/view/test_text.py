@@ -99,6 +99,11 @@ class TestMeshText:
         assert many.endswith("10 at node0, 9 at node1, 8 at node2, 7 at node3, others at 2 more hosts")
         assert "refused" not in mesh_text(mesh_view(rank_view(0)))
 
+    def test_waits_that_last_are_below_the_table(self) -> None:
+        view = replace(mesh_view(rank_view(0)), waits=("[0] waits for 10 s in barrier #1; [1] <is> late",))
+        assert mesh_text(view).endswith("\n[0] waits for 10 s in barrier #1; [1] <is> late")
+        assert "[1] &lt;is&gt; late" in mesh_html(view)
+
     def test_an_error_takes_one_line_and_no_terminal_controls(self) -> None:
         error = "RuntimeError: \x1b[31mred\x1b[0m\rand\tlong " + "x" * 200 + "\nsecond line"
         line = mesh_text(mesh_view(rank_view(0, "failed", last_error=error))).split("\n")[2]
