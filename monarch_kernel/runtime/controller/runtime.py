@@ -66,13 +66,18 @@ from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, numbers, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
-from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 from monarch_kernel.runtime.worker.executor import working
+from monarch_kernel.runtime.worker.slow_requests import ask_doing, by_rank, goes_on_text
 
 __all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
+STOP_S = 0.6
+"""How long an interrupted wait waits for the ranks to stop, and for those that do not to say what they do."""
+
+_MAX_EFFECTS = 4
 LISTEN_S = 1.0
 MAX_LISTEN_S = 0.3
 """The longest time between two ticks that counts as listened: the loop may have been held up for longer."""
@@ -240,6 +245,32 @@ class Runtime(ClientBase):
     def interrupt(self, id: int, *, abort: bool = False) -> None:
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
         self.enter(lambda now: [*self._state.requests.interrupt(id, abort=abort)])
+
+    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
+        """Wait a moment for ranks that were interrupted to stop, and describe those that go on."""
+        unknown = super().interrupt_effect(futures)
+        if self._closed:
+            return unknown
+        deadline = time.monotonic() + STOP_S
+        try:
+            for future in futures:
+                waiter = Waiter()
+                future.add_done_callback(waiter.set)
+                self.wait(waiter, max(0.0, deadline - time.monotonic()))
+            left = [future for future in futures if not future.done()]
+            if not left:
+                return "the wait was interrupted, and so is what the ranks run for it"
+            owing = self.run_on_io_thread(lambda: [list(self.waiting_for(future.id)) for future in left])
+            parts = [self._goes_on(future, procs) for future, procs in zip(left, owing, strict=True) if procs]
+        except (KeyboardInterrupt, MeshDownError):  # the user does not wait any longer
+            return unknown
+        return "; ".join(["the wait was interrupted", *parts[:_MAX_EFFECTS]]) if parts else unknown
+
+    def _goes_on(self, future: PendingFuture, procs: Sequence[int]) -> str:
+        looking = ask_doing(self, procs)
+        if not looking.wait(STOP_S):
+            looking.cancel()
+        return goes_on_text(future, by_rank(future, procs, looking.get()))
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt the code that these ranks run."""

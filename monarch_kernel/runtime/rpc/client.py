@@ -15,6 +15,7 @@ from monarch_kernel.runtime.rpc.future import Future, FutureOwner
 from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.stores import StoreTable
+from monarch_kernel.runtime.rpc.waits import PendingFuture
 
 __all__ = ["Client"]
 
@@ -92,6 +93,10 @@ class Client(FutureOwner, Protocol):
 
     def waiting_for(self, id: int) -> Sequence[int]:
         """The processes that have not answered a request yet; on the I/O thread."""
+        ...
+
+    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
+        """Describe the effect of an interrupt on the processes of some futures; may wait for it for a moment."""
         ...
 
     def submit(self, do: Callable[[], object]) -> None:

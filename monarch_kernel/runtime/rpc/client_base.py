@@ -12,6 +12,7 @@ from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.requests import Requests
 from monarch_kernel.runtime.rpc.stores import StoreTable
+from monarch_kernel.runtime.rpc.waits import PendingFuture
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -70,6 +71,10 @@ class ClientBase(ABC):
     def waiting_for(self, id: int) -> Sequence[int]:
         """Return the processes that have yet to answer a request; on the I/O thread."""
         return self._requests.waiting_for(id)
+
+    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
+        """Describe the effect of an interrupt that was sent to the processes of some futures, which is not known here."""
+        return "the wait was interrupted, and the interrupt was sent to the ranks that work for it"
 
     def actor_ended(self, actor: int, proc: int) -> None:
         """An actor that was spawned here has died, in a process that lives; on the I/O thread."""

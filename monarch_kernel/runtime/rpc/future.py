@@ -23,8 +23,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_WAIT_INTERRUPTED = "the wait was interrupted, and so is what the ranks run for it"
-
 
 class FutureOwner(Protocol):
     """The interface of the runtime that resolves a future."""
@@ -282,7 +280,7 @@ class Future(Generic[T]):
                 raise
             except KeyboardInterrupt:
                 self._owner.interrupt(self.id)
-                raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+                raise RemoteInterrupt(self._owner.client.interrupt_effect([self])) from None
             finally:
                 stop_watching()
         return self.get(0)
@@ -371,7 +369,7 @@ class Future(Generic[T]):
             over = self._wait_and_attend(timeout, warn_after_s)
         except KeyboardInterrupt:
             self._owner.interrupt(self.id)
-            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+            raise RemoteInterrupt(self._owner.client.interrupt_effect([self])) from None
         if not over:
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")
@@ -458,7 +456,7 @@ def as_they_come(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
         except KeyboardInterrupt:
             for future in left:
                 future.interrupt()
-            raise RemoteInterrupt(_WAIT_INTERRUPTED) from None
+            raise RemoteInterrupt(next(iter(left))._owner.client.interrupt_effect(list(left))) from None
         future = arrived.popleft() if arrived else next(iter(left))
         if not future._done:
             future._wait(None)

@@ -39,6 +39,10 @@ class PendingFuture(Protocol):
         """Whether all answers have arrived."""
         ...
 
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call a function when all answers have arrived."""
+        ...
+
 
 class Wait:
     """A wait for a future that lasts long.

@@ -1,20 +1,21 @@
-"""Shows, in waits that last long, which ranks have not answered, and what they do."""
+"""Shows which ranks have not answered, and what they do: in waits that last long, and after an interrupt."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import GetStacks
-from monarch_kernel.runtime.diagnostics.source_names import describe_line
-from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Doing
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.client import Client
+from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 
-__all__ = ["slow_text", "warn_if_slow"]
+__all__ = ["ask_doing", "by_rank", "goes_on_text", "slow_text", "warn_if_slow"]
 
 LOOK_S = 1.0
 _MAX_LINES = 8
@@ -37,19 +38,29 @@ def _ask(client: Client, wait: Wait) -> None:
     owing = list(client.waiting_for(future.id))
     if wait.over or not owing:
         return
-    looking = client.ask(owing, lambda id: pack(GetStacks(id)), lambda answers: [_read(answer) for answer in answers])
-
+    looking = ask_doing(client, owing)
     timer = threading.Timer(LOOK_S, looking.cancel)  # native code that holds the GIL keeps a process from answering
     timer.daemon = True
 
     def show() -> None:
         timer.cancel()
-        ranks = {proc: place if future.rank is None else future.rank for place, proc in enumerate(future.procs)}
-        doing = {ranks[proc]: one for proc, one in zip(owing, looking.get(0))}
-        wait.tell(slow_text(future, wait.lasts_s, doing))
+        wait.tell(slow_text(future, wait.lasts_s, by_rank(future, owing, looking.get(0))))
 
     timer.start()
     looking.add_done_callback(show)
+
+
+def ask_doing(client: Client, procs: Sequence[int]) -> Future[list[Doing | Failure]]:
+    """Ask processes what they do."""
+    return client.ask(procs, lambda id: pack(GetStacks(id)), lambda answers: [_read(answer) for answer in answers])
+
+
+def by_rank(
+    future: PendingFuture, procs: Sequence[int], doing: Sequence[Doing | Failure]
+) -> dict[int, Doing | Failure]:
+    """Assign what processes of a future do to its ranks."""
+    ranks = {proc: place if future.rank is None else future.rank for place, proc in enumerate(future.procs)}
+    return {ranks[proc]: one for proc, one in zip(procs, doing, strict=True)}
 
 
 def _read(answer: Answer) -> Doing | Failure:
@@ -84,10 +95,48 @@ def _what(future: PendingFuture, doing: Doing | Failure) -> str:
         if doing.etype == "CancelledError":
             return "can't say what it does: native code holds the GIL, or the process is stopped"
         return doing.message
-    mine = next((each for each in doing.activities if each.request == future.id), None)
-    actor = f"actor {future.note.rpartition('.')[0]}"
-    one = mine or next((each for each in doing.activities if each.executor == actor), None)
+    mine, one = _activities(future, doing)
     if one is None:
         return "runs no code for it at this moment"
     where = describe_line(one.user_frame) if one.user_frame is not None else "code that is not yours"
     return where if mine else f"waits its turn: the actor is at {where}"
+
+
+def _activities(future: PendingFuture, doing: Doing) -> tuple[Activity | None, Activity | None]:
+    """Return what a rank runs for a future, and what it or the actor that the future is of runs."""
+    mine = next((each for each in doing.activities if each.request == future.id), None)
+    actor = f"actor {future.note.rpartition('.')[0]}"
+    return mine, mine or next((each for each in doing.activities if each.executor == actor), None)
+
+
+def goes_on_text(future: PendingFuture, doing: Mapping[int, Doing | Failure]) -> str:
+    """Describe what an interrupt has not stopped: ``[0] goes on with a.block until time.sleep(s) returns (cell [2], line 9)``.
+
+    Args:
+        future: the future whose ranks were interrupted.
+        doing: what the ranks do that have not answered.
+    """
+    same: dict[str, list[int]] = {}
+    for rank, one in doing.items():
+        same.setdefault(_goes_on(future, one), []).append(rank)
+    what = f" with {future.note}" if future.note else ""
+    parts = [
+        f"{format_ranks(ranks)} {'goes' if len(ranks) == 1 else 'go'} on{what}{until}"
+        for until, ranks in list(same.items())[:_MAX_LINES]
+    ]
+    return "; ".join(parts)
+
+
+def _goes_on(future: PendingFuture, doing: Doing | Failure) -> str:
+    if isinstance(doing, Failure):
+        return f", and {_what(future, doing)}"
+    mine, one = _activities(future, doing)
+    if mine is None:
+        return f", and {_what(future, doing)}" if one is not None else ""
+    where = mine.user_frame
+    if where is None:
+        return ""
+    place = f"{short_cell(where.file)}, line {where.line}"
+    if mine.call.endswith(")"):
+        return f" until {mine.call} returns ({place})"
+    return f" at {place}"

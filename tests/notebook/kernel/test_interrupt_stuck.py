@@ -244,6 +244,23 @@ def test_interrupt_of_a_pull(notebook: Notebook, interrupted: Callable[..., Cell
     assert notebook.value("t['fast'].values()") == (7, 7)
 
 
+def test_an_async_endpoint_that_blocks_its_thread_goes_on(notebook: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    notebook.ok(
+        "import os, time\nfrom monarch_kernel.actor import Actor, endpoint\nclass Holder(Actor):\n    @endpoint\n"
+        "    async def hold(self, path):\n        print('go', flush=True)\n"
+        "        while not os.path.exists(path): time.sleep(0.01)\n        return 5\nholder = t.spawn('holder', Holder)"
+    )
+    cell = notebook.send(f"holder.hold.call({str(gate)!r}).get()")
+    cell.wait_for(lambda cell: cell.stdout.count("go") == 2 or "[0-1]" in cell.stdout)
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
+    assert cell.evalue.startswith("the wait was interrupted; [0"), cell.evalue
+    assert "with holder.hold until " in cell.evalue
+    gate.touch()
+    assert notebook.value(f"holder.hold.call({str(gate)!r}).get().values()") == (5, 5)
+
+
 def test_interrupt_of_a_wait_for_a_stream(notebook: Notebook, interrupted: Callable[..., Cell]) -> None:
     notebook.ok(
         "import time\nfrom monarch_kernel.actor import Actor, endpoint\nclass Long(Actor):\n    @endpoint\n"
