@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Room", "cores", "largest_file", "processes", "room"]
+__all__ = ["Room", "cores", "largest_file", "oom_kills", "processes", "room"]
 
 _UNLIMITED = 1 << 60
 """Version 1 of control groups represents "no limit" by a number a little below the largest number of pages."""
@@ -31,6 +31,18 @@ def room(root: Path = Path("/")) -> Room:
         root: where ``proc`` and ``sys`` are.
     """
     return min(_limits(root), default=Room(_UNLIMITED, "memory"))
+
+
+def oom_kills(root: Path = Path("/")) -> dict[str, int]:
+    """Return how many processes the out-of-memory killer has ended, by the counters of control groups and of the machine."""
+    found = {}
+    for group in _groups(root, "memory"):
+        for name in ("memory.events", "memory.oom_control"):  # of version 2, of version 1
+            if (count := _fields(group / name, 1).get("oom_kill")) is not None:
+                found[str(Path("/") / (group / name).relative_to(root))] = count
+    if (count := _fields(root / "proc/vmstat", 1).get("oom_kill")) is not None:
+        found["/proc/vmstat"] = count
+    return found
 
 
 def largest_file() -> int:

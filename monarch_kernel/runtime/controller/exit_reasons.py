@@ -7,7 +7,6 @@ import signal
 __all__ = ["describe_exit", "signal_name"]
 
 _MEANINGS = {
-    "SIGKILL": "likely the kernel's out-of-memory killer, or somebody's kill -9",
     "SIGSEGV": "native code read or wrote memory that is not its own; the stack is in its last lines",
     "SIGABRT": "native code gave up (in gloo: ranks sent different shapes or dtypes); the reason is in its last lines",
     "SIGBUS": "a memory mapping lost its file, or shared memory is full",
@@ -17,14 +16,30 @@ _MEANINGS = {
 }
 
 
-def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0) -> str:
-    """Describe how a process ended: the signal with its likely meaning, or the exit code."""
+def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0, oom_kills: str = "", low_memory: str = "") -> str:
+    """Describe how a process ended: the signal with its likely meaning, or the exit code.
+
+    Args:
+        exit_code: of a process that ended by itself.
+        signum: the signal that ended it; 0 if none did.
+        rss_nbytes: its memory at the last reading; 0 if unknown.
+        oom_kills: which counter of the out-of-memory killer rose; empty if none did.
+        low_memory: how little memory was free at the last reading; empty if there was enough.
+    """
     memory = f"; it held {rss_nbytes / 2**20:,.0f} MiB at the last reading" if rss_nbytes else ""
     if signum:
         name = signal_name(signum)
-        meaning = _MEANINGS.get(name)
+        meaning = _likely_killer(oom_kills, low_memory) if name == "SIGKILL" else _MEANINGS.get(name)
         return f"killed by {name}" + (f" ({meaning})" if meaning else "") + memory
     return f"the process ended with exit code {exit_code}" + memory
+
+
+def _likely_killer(oom_kills: str, low_memory: str) -> str:
+    if oom_kills:
+        return f"by the kernel's out-of-memory killer: {oom_kills}"
+    if low_memory:
+        return f"likely by the kernel's out-of-memory killer: {low_memory}"
+    return "a kill -9 by a person, a program or the job's scheduler; nothing points to the out-of-memory killer"
 
 
 def signal_name(signum: int) -> str:

@@ -450,7 +450,9 @@ class HostAgent:
         if chunks:
             self._send(Output(tuple(chunks)))
         last_lines = log or tuple(line for stream in rank.streams for line in stream.tail()[-12:])
-        self._send(Lost(rank.spec.proc, exit_code, signum, reason, last_lines, rank.rss_nbytes))
+        killed = signum == signal.SIGKILL and rank.stopping is None
+        evidence = (self._meters.oom.kills(), self._meters.oom.low_memory()) if killed else ("", "")
+        self._send(Lost(rank.spec.proc, exit_code, signum, reason, last_lines, rank.rss_nbytes, *evidence))
         self._output.close(rank.streams)
         if rank.stopping is None or rank.keeps_log:
             rank.log.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from monarch_kernel.net.wire.messages import Reading, Readings
 from monarch_kernel.runtime.host.gpus import GpuMeters
+from monarch_kernel.runtime.host.oom_watch import OomWatch
 from monarch_kernel.runtime.host.processes import cpu_seconds, rss_nbytes
 from monarch_kernel.runtime.host.rank_process import RankProcess
 
@@ -17,6 +18,9 @@ READINGS_EVERY_S = 1.0
 class RankMeters:
     """Reads ranks once a second.
 
+    Attributes:
+        oom: What points to the out-of-memory killer, with readings of the same times.
+
     Args:
         ranks: By number of the process; owned by the caller.
     """
@@ -25,6 +29,7 @@ class RankMeters:
         self._ranks = ranks
         self._read_at = 0.0
         self._gpus = GpuMeters()
+        self.oom = OomWatch()
         self._reported_refusals = 0
 
     def is_due(self, now: float) -> bool:
@@ -40,6 +45,7 @@ class RankMeters:
         """
         elapsed_s = now - self._read_at
         self._read_at = now
+        self.oom.read(now)
         readings = []
         for rank in self._ranks.values():
             if rank.pid:

@@ -297,7 +297,11 @@ class Readings(Message, frozen=True):
 
 
 class Lost(Message, frozen=True):
-    """Report that the process of a rank has ended, or could not be started (``reason``)."""
+    """Report that the process of a rank has ended, or could not be started (``reason``).
+
+    For a rank that was killed, ``oom_kills`` says which counter of the out-of-memory killer rose, and ``low_memory`` how little
+    memory was free; empty if there is no such evidence.
+    """
 
     proc: int
     exit_code: int
@@ -305,3 +309,5 @@ class Lost(Message, frozen=True):
     reason: str
     last_lines: tuple[str, ...]
     rss_nbytes: int
+    oom_kills: str = ""
+    low_memory: str = ""
