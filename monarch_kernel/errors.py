@@ -19,6 +19,7 @@ The tree::
     ├── PlanError                  a model can't be spread over ranks as it is, or as requested
     ├── CheckpointError            a checkpoint could not be saved, does not exist, or does not fit
     ├── SnapshotError              there is no snapshot to go back to
+    ├── CollectiveError            also a RuntimeError: ranks call a collective with different arguments
     ├── BufferGoneError            memory of another process can't be read or written any more
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
     └── MeshDownError              the mesh (or the whole session) has been shut down
@@ -44,6 +45,7 @@ __all__ = [
     "BufferGoneError",
     "Cause",
     "CheckpointError",
+    "CollectiveError",
     "DeadlockError",
     "EditError",
     "Failure",
@@ -594,6 +596,13 @@ class SnapshotError(MonarchError):
 
 class PlanError(MonarchError):
     """A model can't be spread over ranks as it is, or as requested; the text says why, and what to write instead."""
+
+
+class CollectiveError(MonarchError, RuntimeError):
+    """Ranks of a process group call different collectives, or one with different tensors; it was refused.
+
+    The text has the call of each rank. Collectives of this group raise it until the group is formed again.
+    """
 
 
 class ForkedError(MonarchError):

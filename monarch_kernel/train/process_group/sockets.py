@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Socket", "close", "copy_of", "has_closed", "open_sockets", "stand_in"]
+__all__ = ["Socket", "close", "copy_of", "has_closed", "open_sockets", "shut_down", "stand_in"]
 
 _STAND_IN_S = 1.0
 """How long a rank tries to connect to its own listener."""
@@ -26,6 +26,13 @@ def stand_in(sockets: Iterable[Socket], size: int) -> None:
         for number in range(size):
             with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
                 connection.sendall(struct.pack("=q", number))
+
+
+def shut_down(connections: Sequence[socket.socket], how: int) -> None:
+    """Shut connections down, without closing them; ``how`` as for `socket.socket.shutdown`."""
+    for connection in connections:
+        with contextlib.suppress(OSError):  # the peer has reset it
+            connection.shutdown(how)
 
 
 def close(connections: Sequence[socket.socket]) -> None:

@@ -72,11 +72,20 @@ from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
-from monarch_kernel.train.process_group import collective_counts, native_waits
+from monarch_kernel.train.process_group import call_check, collective_counts, native_waits
+from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
 from monarch_kernel.train.process_group.native_waits import NativeWaits
-from monarch_kernel.train.process_group.sockets import Socket, close, copy_of, has_closed, open_sockets, stand_in
+from monarch_kernel.train.process_group.sockets import (
+    Socket,
+    close,
+    copy_of,
+    has_closed,
+    open_sockets,
+    shut_down,
+    stand_in,
+)
 
 __all__ = ["GroupStore", "RankGroup", "blame_deaths"]
 
@@ -84,6 +93,9 @@ _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
 """How long a rank tries to reach another host."""
+
+_GLOO_CLOSES_WITHIN_S = 0.2
+"""How long gloo may take to close a connection that has ended, until the other ranks find the end of it, too."""
 
 _CLOSE_AFTER_S = 3.0
 """How long the connections of an aborted group stay open, unless it is formed again; until then the other ranks abort, too."""
@@ -216,7 +228,8 @@ class RankGroup:
         self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
-        self._meter = CollectiveMeter(rank.peers.meters, _label_of)
+        self._check = CallCheck(os.path.dirname(agent), _label_of, self._give_up)
+        self._meter = CollectiveMeter(rank.peers.meters, _label_of, self._check)
         rank.group = self
         rank.extend(
             {HostStore: self._host_store, FormGroup: self._form, SkipGroupNames: self._skip_names}, on_main=True
@@ -257,7 +270,8 @@ class RankGroup:
         if (waited_s := self._waits.waits_s(thread)) > 0:
             return waited_s
         frame = sys._current_frames().get(thread)
-        calls = (_dist().distributed_c10d.__file__, collective_counts.__file__, native_waits.__file__)
+        ours = (collective_counts.__file__, call_check.__file__, native_waits.__file__)  # they call Work.wait
+        calls = (_dist().distributed_c10d.__file__, *ours)
         return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
 
     def end_key_wait(self, thread: int) -> bool:
@@ -365,6 +379,22 @@ class RankGroup:
                     connection.close()
                     self._connections.add(each)
 
+    def _give_up(self, members: Sequence[int]) -> None:
+        """Close the connections of one group, because this rank refuses a collective in which other ranks may wait."""
+        self._aborted = True
+        with self._lock:
+            copies = {each: copy_of(each) for each in self._sockets.pop(tuple(members), ())}
+            open_in_gloo = {each for each, copy in copies.items() if copy is not None}
+            connections = [copy for copy in copies.values() if copy is not None]
+            self._closing += connections
+        shut_down(connections, socket.SHUT_RD)
+        deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
+        while not open_in_gloo.isdisjoint(open_sockets()) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        shut_down(connections, socket.SHUT_WR)  # now gloo sends nothing more, and the other ranks find the end
+        if connections:
+            later(_CLOSE_AFTER_S, close, connections)
+
     def _hold(self, sockets: set[Socket]) -> None:
         """Ask the agent to keep connections open if this process dies."""
         fds = []
@@ -449,6 +479,7 @@ class RankGroup:
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request
         self._patch(dist)
         self._leave(dist)
+        self._check.forget()
         self._client.begin(message.proc, message.store)
         if self._store is None:
             self._store = torch_store(self._client)
@@ -553,6 +584,7 @@ class RankGroup:
             return
         self._meter.install(dist)
         self._waits.install(dist)
+        self._check.install(dist)
         self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 
         @wraps(make)
@@ -568,11 +600,14 @@ class RankGroup:
                     self._client.making(members, given.get("timeout")),
                     self._waits.opening(members, given["group_size"]),
                 ):
-                    if not dist.is_initialized():
-                        return make(*bound.args, **bound.kwargs)
-                    # It waits for the other ranks to do the same.
-                    call = BlockedCall(f"new_group #{helpers._world.group_count}", "", "")
-                    return self._meter.run(call, make, *bound.args, **bound.kwargs)
+                    if dist.is_initialized():  # it waits for the other ranks to do the same
+                        call = BlockedCall(f"new_group #{helpers._world.group_count}", "", "")
+                        group, store = made = self._meter.run(call, make, *bound.args, **bound.kwargs)
+                    else:
+                        group, store = made = make(*bound.args, **bound.kwargs)
+                    if store is not None:
+                        self._check.add(group, store, members, given["group_size"])
+                    return made
             finally:
                 opened = open_sockets() - before
                 with self._lock:
@@ -620,6 +655,7 @@ class RankGroup:
                 destroy(group)
             finally:
                 self._holder.let_go()
+                self._check.forget()
 
         dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 
