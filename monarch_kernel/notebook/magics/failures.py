@@ -15,7 +15,7 @@ from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import MonarchError, RanksError
 from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.magics.hints import heal_hint, local_hint, remote_hints
+from monarch_kernel.notebook.magics.hints import gpu_hint, heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.view.errors import error_block
@@ -104,6 +104,8 @@ class Failures:
             )
             hints = remote_hints(error, self._meshes, self._shell.user_ns)
             if hint := heal_hint(error.reports.values(), self._meshes):
+                hints.append(hint)
+            if hint := gpu_hint(error.reports.values(), self._meshes):
                 hints.append(hint)
         else:
             lines = f"{type(error).__name__}: {error}".split("\n")

@@ -8,11 +8,16 @@ from typing import Any
 
 from monarch_kernel.errors import Failure, RanksError, RemoteError, format_ranks
 from monarch_kernel.notebook.magics.meshes import Meshes
+from monarch_kernel.notebook.view.interrupts import selector_of
 from monarch_kernel.notebook.view.names import elsewhere_hint, pull_hint, push_hint
 from monarch_kernel.runtime.diagnostics.inspection import kind_of
 
-__all__ = ["heal_hint", "local_hint", "remote_hints"]
+__all__ = ["gpu_hint", "heal_hint", "local_hint", "remote_hints"]
 
+_CONTEXT_LOST = re.compile(
+    r"CUDA error: (device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
+    r"|an illegal instruction was encountered|misaligned address|invalid program counter|hardware stack error)"
+)
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -35,6 +40,30 @@ def remote_hints(error: RanksError, meshes: Meshes, namespace: Mapping[str, Any]
         elif name in namespace:
             hints[push_hint(name, kind_of(namespace[name]), mesh.name)] = None
     return list(hints)
+
+
+def gpu_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
+    """Return a hint after an error that leaves the GPU context of a rank unusable; empty if there was none.
+
+    Each later use of the GPU in that process fails, often with the same text, which names an innocent line.
+    """
+    hit = {
+        failure.pid
+        for failure in reports
+        if failure.kind == "exception" and any(map(_CONTEXT_LOST.search, (failure.message, *_texts(failure))))
+    }
+    for entry in meshes:
+        alive = set(entry.mesh.ranks) - set(entry.mesh.deaths())
+        ranks = [i for i, rank in enumerate(entry.mesh.view().ranks) if rank.pid in hit and i in alive]
+        if ranks:
+            where = selector_of(entry.mesh.name, ranks, len(entry.mesh.extent))
+            contexts = "context of this rank is" if len(ranks) == 1 else f"contexts of {format_ranks(ranks)} are"
+            return f"the GPU {contexts} unusable until %mesh restart {where}; the cause may be an earlier line"
+    return ""
+
+
+def _texts(failure: Failure) -> Iterator[str]:
+    return (cause.message for cause in failure.chain)
 
 
 def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from monarch_kernel.base.text import plain
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["InterruptOutcome", "interrupt_text", "restart_text"]
+__all__ = ["InterruptOutcome", "interrupt_text", "restart_text", "selector_of"]
 
 
 _THEY_STOP = "They stop when they return to Python, unless they catch"
@@ -78,7 +78,7 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
 
 def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     name = outcome.mesh
-    selector = _selector(name, busy, outcome.axes, outcome.n_ranks)
+    selector = selector_of(name, busy, outcome.axes, outcome.n_ranks)
     is_one = len(busy) == 1
     whose = "its" if is_one else "their"
     lines = []
@@ -106,11 +106,11 @@ def restart_text(name: str, ranks: Sequence[int], axes: int, n_ranks: int) -> st
     """Name the command that ends processes and starts new ones, for ranks that nothing else stops."""
     others = "" if len(ranks) == n_ranks else "; the other ranks keep theirs"
     them = "it, and its state is lost" if len(ranks) == 1 else "them, and their state is lost"
-    return f"%mesh restart {_selector(name, ranks, axes, n_ranks)} replaces {them}{others}"
+    return f"%mesh restart {selector_of(name, ranks, axes, n_ranks)} replaces {them}{others}"
 
 
-def _selector(name: str, ranks: Sequence[int], axes: int, n_ranks: int) -> str:
-    """Format ranks as a selector: ``t`` for all, ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
+def selector_of(name: str, ranks: Sequence[int], axes: int, n_ranks: int = 0) -> str:
+    """Format ranks as a selector: ``t`` for all ``n_ranks``, ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
     if len(ranks) == n_ranks:
         return name
     first, last = ranks[0], ranks[-1]

@@ -82,3 +82,26 @@ def test_no_hint_for_unknown_names(ready: Notebook, code: str, says: str) -> Non
 def test_hints_in_background_cells(ready: Notebook) -> None:
     cell = ready.run("%%remote --background\nx + [2]")
     cell.wait_for(lambda cell: "pushes it" in cell.text)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        (
+            "rank == 1",
+            "the GPU context of this rank is unusable until %mesh restart t[1]; the cause may be an earlier line",
+        ),
+        ("True", "the GPU contexts of [0-1] are unusable until %mesh restart t[0:2]; the cause may be an earlier line"),
+    ],
+)
+def test_a_gpu_context_that_is_lost_has_a_hint(ready: Notebook, ranks: str, says: str) -> None:
+    text = "CUDA error: device-side assert triggered\\nCUDA kernel errors might be asynchronously reported"
+    assert last_line(ready.run(f"%%remote\nif {ranks}: raise RuntimeError('{text}')")) == says
+    caused = (
+        f"%%remote\ntry: raise RuntimeError('{text}')\nexcept RuntimeError as error: raise ValueError('x') from error"
+    )
+    assert "unusable until %mesh restart t[0:2]" in last_line(ready.run(caused))
+
+
+def test_other_errors_of_cuda_have_no_such_hint(ready: Notebook) -> None:
+    assert "unusable" not in ready.run("%%remote\nraise RuntimeError('CUDA error: invalid device ordinal')").error
