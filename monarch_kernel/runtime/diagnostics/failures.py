@@ -31,6 +31,7 @@ from typing import Any
 
 from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
+from monarch_kernel.runtime.diagnostics.memory_notes import memory_notes
 from monarch_kernel.runtime.diagnostics.module_errors import model_notes
 from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
 
@@ -101,7 +102,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         added_notes = ()
         note("the notes", problem)
     try:
-        notes = (*model_notes(error), *_notes_about_pickling(error))
+        notes = (*model_notes(error), *_notes_about_pickling(error), *_notes_about_memory(error, own_files))
     except Exception as problem:  # an addition, which must not hide the rest
         notes = ()
         note("the module that failed", problem)
@@ -143,6 +144,12 @@ def _notes_about_pickling(error: BaseException) -> tuple[str, ...]:
     from monarch_kernel.runtime.diagnostics.pickle_notes import pickle_notes  # here, as it loads what reads messages
 
     return pickle_notes(error)
+
+
+def _notes_about_memory(error: BaseException, own_files: Collection[str]) -> tuple[str, ...]:
+    frames = [frame for frame, _, _ in _steps(error.__traceback__)]
+    own = [frame for frame in frames if not is_machinery(frame.f_code.co_filename, own_files) and is_user(frame)]
+    return memory_notes(error, own)
 
 
 def _added_notes(error: BaseException) -> Iterator[str]:

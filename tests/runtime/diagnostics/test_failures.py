@@ -475,3 +475,38 @@ def test_what_torch_could_not_pickle_is_named_by_its_path() -> None:
     failure = raised_by(lambda: torch.save({"hooks": [1, lambda: 1]}, io.BytesIO()))
     assert failure.notes == ("obj['hooks'][1] (a function) can't be pickled",)
     assert raised_by(lambda: {}["pickle"]).notes == ()
+
+
+def test_out_of_memory_names_the_largest_variables(tmp_path: Path) -> None:
+    import torch
+
+    module = module_from(
+        tmp_path,
+        """
+        import torch
+
+        rows = torch.zeros(1 << 20)
+        view = rows[:10]
+        net = torch.nn.Linear(1024, 1024)
+        small = torch.zeros(3)
+
+        def step():
+            batches = {"a": [torch.zeros(2 << 20)]}
+            torch.empty(1 << 60)
+
+        def fail():
+            raise MemoryError
+        """,
+    )
+    failure = raised_by(module.step)
+    assert "allocate" in failure.message
+    assert failure.notes[:5] == (
+        "the largest variables:",
+        "  8.0 MiB batches: dict of 1",
+        "  4.0 MiB net: Linear(in_features=1024, out_features=1024, bias=True)",
+        "  4.0 MiB rows: Tensor[1048576] float32 cpu",
+        "  4.0 MiB view: Tensor[10] float32 cpu",
+    )
+    assert failure.notes[5].startswith("the process held ")
+    assert "  4.0 MiB net: Linear" in raised_by(module.fail).notes[1]
+    assert raised_by(lambda: torch.zeros(2) + torch.zeros(3)).notes == ()

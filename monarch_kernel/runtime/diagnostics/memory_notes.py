@@ -1,0 +1,118 @@
+"""Says what a process held when memory ran out: the variables with the most memory, and the memory of the machine.
+
+It reads only what tensors and modules store, calls no code of the user, and does not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
+
+__all__ = ["memory_notes"]
+
+_OUT_OF_MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
+_MAX_NAMES = 5
+_MAX_VARIABLES = 2_000
+_MAX_PARTS = 20_000
+_MIN_NBYTES = 1 << 20
+
+
+def memory_notes(error: BaseException, frames: list[FrameType]) -> tuple[str, ...]:
+    """Return lines about the memory that was held; empty if the error is of another kind.
+
+    Args:
+        error: the exception.
+        frames: the frames of the user's code, outermost first; their variables are examined.
+    """
+    is_of_torch = type(error).__name__ == "OutOfMemoryError"
+    if not (is_of_torch or isinstance(error, MemoryError) or _is_text_of_torch(error)):
+        return ()
+    sizes: dict[str, tuple[int, Any]] = {}
+    seen: set[int] = set()
+    for name, value in _variables(frames):
+        if id(value) not in seen and not name.startswith("_"):
+            seen.add(id(value))
+            sizes.setdefault(name, (_nbytes(value), value))
+    largest = sorted(sizes.items(), key=lambda item: -item[1][0])[:_MAX_NAMES]
+    shown = [
+        f"  {format_nbytes(n)} {name}: {describe_value(value)}" for name, (n, value) in largest if n >= _MIN_NBYTES
+    ]
+    lines = ["the largest variables:", *shown] if shown else []
+    if not is_of_torch and (held := _held()):
+        lines.append(held)
+    return tuple(lines)
+
+
+def _is_text_of_torch(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error)) is not None
+
+
+def _variables(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
+    spaces: dict[int, Mapping[str, Any]] = {}
+    for frame in reversed(frames):
+        spaces[id(frame)] = frame.f_locals
+        spaces.setdefault(id(frame.f_globals), frame.f_globals)
+    for space in spaces.values():
+        yield from islice(list(space.items()), _MAX_VARIABLES)
+
+
+def _nbytes(value: Any) -> int:
+    """Return the memory of the tensors in a value; each memory counts once."""
+    storages: dict[int, int] = {}
+    for tensor in islice(_tensors(value), _MAX_PARTS):
+        try:
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+        except Exception:  # a tensor without memory, such as a fake one
+            continue
+    return sum(storages.values())
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[Any]:
+    if is_tensor(value):
+        yield value
+        grad = getattr(value, "grad", None) if value.is_leaf else None
+        if grad is not None:
+            yield grad
+    elif depth and isinstance(value, (dict, list, tuple)):
+        parts = dict.values(value) if isinstance(value, dict) else value
+        for part in islice(list(parts), _MAX_PARTS):
+            yield from _tensors(part, depth - 1)
+    elif _is_of(value, "nn", "Module"):
+        pending = [value]
+        while pending:
+            stored = vars(pending.pop())
+            for key in ("_parameters", "_buffers"):
+                yield from _tensors(stored.get(key) or {}, 1)
+            pending += [child for child in (stored.get("_modules") or {}).values() if child is not None]
+    elif depth and _is_of(value, "optim", "Optimizer"):
+        yield from _tensors(dict(vars(value).get("state") or {}), 3)
+
+
+def _is_of(value: Any, package: str, name: str) -> bool:
+    kind = getattr(getattr(sys.modules.get("torch"), package, None), name, None)
+    return kind is not None and issubclass(type(value), kind)
+
+
+def _held() -> str:
+    """Describe the memory of this process and of the machine."""
+    try:
+        words = re.findall(r"^(VmRSS|MemAvailable):\s+(\d+) kB", _text("self/status") + _text("meminfo"), re.MULTILINE)
+    except OSError:
+        return ""
+    found = {name: format_nbytes(int(number) * 1024) for name, number in words}
+    if len(found) < 2:
+        return ""
+    return f"the process held {found['VmRSS']}; the machine had {found['MemAvailable']} free when this was reported"
+
+
+def _text(name: str) -> str:
+    return (Path("/proc") / name).read_text()
