@@ -7,8 +7,11 @@ writes nothing into the user's home (`tests/support/scratch.py`).
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -39,6 +42,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_unconfigure() -> None:
     scratch.remove()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A temporary directory for which a session's sockets have room in their paths; that of ``tmp_path`` is too long."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir=scratch.SCRATCH))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -92,11 +92,11 @@ def test_a_call_on_a_mesh_with_a_dead_rank_fails_and_a_slice_without_it_works(pr
     assert rest.count.call().get(LONG_S).values() == (4, 4)
 
 
-def test_a_death_during_a_call_is_an_error_of_the_call(procs: ProcMesh, tmp_path: Path, bar: Bar) -> None:
+def test_a_death_during_a_call_is_an_error_of_the_call(procs: ProcMesh, short_path: Path, bar: Bar) -> None:
     workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
-    futures: list[Future[None]] = [workers.slice(r=r).sleep.call_one(str(tmp_path)) for r in range(3)]
-    wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
+    futures: list[Future[None]] = [workers.slice(r=r).sleep.call_one(str(short_path)) for r in range(3)]
+    wait_until(lambda: len(os.listdir(short_path)) == 3, "all to be asleep")
     times = []
     for pid, future in zip(pids, futures):
         begin_s = time.monotonic()
@@ -142,10 +142,10 @@ def test_spawning_on_a_mesh_with_a_dead_rank_fails_and_names_it(procs: ProcMesh,
 # -- processes are stopped
 
 
-def test_open_calls_of_a_stopped_mesh_end_with_the_reason(procs: ProcMesh, tmp_path: Path) -> None:
+def test_open_calls_of_a_stopped_mesh_end_with_the_reason(procs: ProcMesh, short_path: Path) -> None:
     workers: Any = procs.spawn("workers", Victim)
-    running = workers.sleep.call(str(tmp_path))
-    wait_until(lambda: len(os.listdir(tmp_path)) == 3, "all to be asleep")
+    running = workers.sleep.call(str(short_path))
+    wait_until(lambda: len(os.listdir(short_path)) == 3, "all to be asleep")
     procs.stop("out of budget").get(LONG_S)
     for future in (running, workers.pid.call(), procs.run("1"), procs.initialized):
         with pytest.raises(SupervisionError, match="out of budget"):
@@ -177,13 +177,13 @@ def test_a_mesh_lives_on_without_a_reference() -> None:
 # -- sessions end
 
 
-def test_shutting_down_ends_all_futures_and_processes(no_session: None, tmp_path: Path, bar: Bar) -> None:
+def test_shutting_down_ends_all_futures_and_processes(no_session: None, short_path: Path, bar: Bar) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
     directory = current_session().directory
-    pending = [workers.sleep.call(str(tmp_path)), workers.pid.call()]
-    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "all to be asleep")
+    pending = [workers.sleep.call(str(short_path)), workers.pid.call()]
+    wait_until(lambda: len(os.listdir(short_path)) == 2, "all to be asleep")
     waiting: list[BaseException | None] = []
     thread = threading.Thread(target=lambda: waiting.append(pending[0].exception(LONG_S)))
     thread.start()
@@ -275,47 +275,49 @@ def slow_unless(is_quick: bool) -> tuple[pytest.MarkDecorator, ...]:
     ("end", "signum"),
     [pytest.param(*ENDS[name], id=name, marks=slow_unless(name in ("killed", "falls through"))) for name in ENDS],
 )
-def test_a_controller_leaves_nothing_behind_however_it_ends(tmp_path: Path, end: str, signum: int, bar: Bar) -> None:
+def test_a_controller_leaves_nothing_behind_however_it_ends(short_path: Path, end: str, signum: int, bar: Bar) -> None:
     mark = uuid.uuid4().hex
-    with program(textwrap.dedent(CONTROLLER).replace("END", end), mark, tmp_path) as run:
+    with program(textwrap.dedent(CONTROLLER).replace("END", end), mark, short_path) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("ready")
         if signum:
             # Controller, agent, zygote, four ranks and two children, which have no environment for a moment when they start.
             wait_until(lambda: len(marked(f"CONTROLLER_MARK={mark}")) >= 9, "all processes to be there")
-            assert len(list(tmp_path.glob("monarch-*"))) == 1
+            assert len(list(short_path.glob("monarch-*"))) == 1
             run.send_signal(signum)
         with bar.below(5, "the end of all"):
             run.wait(LONG_S)
-            wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
+            wait_until(
+                lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(short_path.iterdir()), "all to be gone"
+            )
 
 
 @pytest.mark.parametrize(
     "delay_s", [pytest.param(delay_s, marks=slow_unless(delay_s == 0.2)) for delay_s in (0.0, 0.05, 0.2, 0.5, 1.0)]
 )
-def test_a_controller_that_is_killed_during_its_start_leaves_nothing_behind(tmp_path: Path, delay_s: float) -> None:
+def test_a_controller_that_is_killed_during_its_start_leaves_nothing_behind(short_path: Path, delay_s: float) -> None:
     mark = uuid.uuid4().hex
     code = "from monarch_kernel.actor import this_host\nprocs = this_host().spawn_procs({'r': 2}, device='cpu')\n"
     code += "print('spawned', flush=True)\nprocs.initialized.get()\nimport time\ntime.sleep(1000)"
-    with program(code, mark, tmp_path) as run:
+    with program(code, mark, short_path) as run:
         assert run.stdout is not None
         run.stdout.readline()
         time.sleep(delay_s)  # no synchronization: kills it at a random moment
         run.kill()
         run.wait(LONG_S)
-        wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(tmp_path.iterdir()), "all to be gone")
+        wait_until(lambda: not marked(f"CONTROLLER_MARK={mark}") and not list(short_path.iterdir()), "all to be gone")
 
 
-def test_the_next_controller_removes_the_directory_of_a_killed_one(tmp_path: Path) -> None:
-    (tmp_path / "monarch-other").mkdir()  # does not belong to a session
+def test_the_next_controller_removes_the_directory_of_a_killed_one(short_path: Path) -> None:
+    (short_path / "monarch-other").mkdir()  # does not belong to a session
     code = "import time\nfrom monarch_kernel.actor import this_host\nhost = this_host()\n"
     code += "print('ready', flush=True)\ntime.sleep(1000)"
     mark, later = uuid.uuid4().hex, uuid.uuid4().hex
-    with program(code, mark, tmp_path) as lives, program(code, later, tmp_path) as run:
+    with program(code, mark, short_path) as lives, program(code, later, short_path) as run:
         for each in (lives, run):
             assert each.stdout is not None
             each.stdout.readline()
-        assert len(list(tmp_path.glob("monarch-*"))) == 3
+        assert len(list(short_path.glob("monarch-*"))) == 3
         of_run = tree(run.pid)[1:]
         (agent,) = (one for one in of_run if "agent" in command_of(one))
         agent.kill()
@@ -323,14 +325,14 @@ def test_the_next_controller_removes_the_directory_of_a_killed_one(tmp_path: Pat
         assert not alive
         run.kill()
         run.wait(LONG_S)
-        assert len(list(tmp_path.glob("monarch-*"))) == 3
+        assert len(list(short_path.glob("monarch-*"))) == 3
         third = uuid.uuid4().hex
-        with program(code, third, tmp_path) as again:
+        with program(code, third, short_path) as again:
             assert again.stdout is not None
             again.stdout.readline()
-            assert len(list(tmp_path.glob("monarch-*/controller"))) == 2  # directories of living sessions
-            assert len(list(tmp_path.glob("monarch-*"))) == 3
-    wait_until(lambda: [path.name for path in tmp_path.iterdir()] == ["monarch-other"], "all to be gone")
+            assert len(list(short_path.glob("monarch-*/controller"))) == 2  # directories of living sessions
+            assert len(list(short_path.glob("monarch-*"))) == 3
+    wait_until(lambda: [path.name for path in short_path.iterdir()] == ["monarch-other"], "all to be gone")
 
 
 # -- again and again
@@ -372,7 +374,7 @@ def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -
 
 
 @pytest.mark.slow
-def test_many_sessions_can_start_and_end(no_session: None, tmp_path: Path) -> None:
+def test_many_sessions_can_start_and_end(no_session: None, short_path: Path) -> None:
     held = None
     for _ in range(5):
         this_host().spawn_procs({"r": 2}, device="cpu").run("1").get(LONG_S)

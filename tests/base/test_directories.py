@@ -54,18 +54,20 @@ def test_a_directory_is_private_and_empty(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert list(directory.iterdir()) == []
 
 
-def test_the_next_directory_is_used_where_one_takes_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "good").mkdir()
-    use(monkeypatch, tmp_path / "missing", Path("/proc"), tmp_path / "good")
-    assert Path(make_session_directory()).parent == tmp_path / "good"
+def test_the_next_directory_is_used_where_one_takes_no_files(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> None:
+    (short_path / "good").mkdir()
+    use(monkeypatch, short_path / "missing", Path("/proc"), short_path / "good")
+    assert Path(make_session_directory()).parent == short_path / "good"
 
 
-def test_the_next_directory_is_used_where_one_takes_no_sockets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    deep = tmp_path / ("x" * 100)  # no socket can be bound in it, as on some network file systems
+def test_the_next_directory_is_used_where_one_takes_no_sockets(
+    monkeypatch: pytest.MonkeyPatch, short_path: Path
+) -> None:
+    deep = short_path / ("x" * 100)  # no socket can be bound in it, as on some network file systems
     deep.mkdir()
-    use(monkeypatch, deep, tmp_path)
-    assert len(str(tmp_path)) < LONGEST_ROOT
-    assert Path(make_session_directory()).parent == tmp_path
+    use(monkeypatch, deep, short_path)
+    assert len(str(short_path)) < LONGEST_ROOT
+    assert Path(make_session_directory()).parent == short_path
     assert list(deep.iterdir()) == []
 
 

@@ -134,8 +134,8 @@ def test_a_container_without_pidfd_is_a_problem() -> None:
     assert (finding.sign, finding.found) == (Sign.PROBLEM, "pidfd_open failed: Operation not permitted")
 
 
-def test_sockets_are_in_another_directory_if_the_path_of_tmpdir_is_too_long(tmp_path: Path) -> None:
-    folder, runtime = tmp_path / ("a" * 90), tmp_path / "r"
+def test_sockets_are_in_another_directory_if_the_path_of_tmpdir_is_too_long(short_path: Path) -> None:
+    folder, runtime = short_path / ("a" * 90), short_path / "r"
     folder.mkdir()
     runtime.mkdir()
     (finding,) = look_elsewhere("connectivity", "session_socket", TMPDIR=str(folder), XDG_RUNTIME_DIR=str(runtime))

@@ -52,8 +52,8 @@ def run(*cells: str, descriptors: int = 0, **environment: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_sockets_have_a_short_path_where_that_of_tmpdir_is_long(tmp_path: Path, elsewhere: Path) -> None:
-    long = tmp_path / ("long" * 47)
+def test_sockets_have_a_short_path_where_that_of_tmpdir_is_long(short_path: Path, elsewhere: Path) -> None:
+    long = short_path / ("long" * 47)
     long.mkdir()
     said = run(UP, "%remote t rank", "%mesh down t", TMPDIR=str(long), XDG_RUNTIME_DIR=str(elsewhere))
     assert "[0] 0" in said
@@ -61,19 +61,19 @@ def test_sockets_have_a_short_path_where_that_of_tmpdir_is_long(tmp_path: Path, 
     assert not [*elsewhere.iterdir(), *long.glob("monarch-*")]
 
 
-def test_too_few_descriptors_are_named_with_the_limit(tmp_path: Path) -> None:
-    said = run(UP, descriptors=30, TMPDIR=str(tmp_path))
+def test_too_few_descriptors_are_named_with_the_limit(short_path: Path) -> None:
+    said = run(UP, descriptors=30, TMPDIR=str(short_path))
     (line,) = [each for each in said if each.startswith("UsageError")]
     assert line.startswith("UsageError: this process may open 30 files, and only ")
     assert "ranks need 32 more: raise the limit in the shell that starts Jupyter" in line
     assert not [each for each in said if "Traceback" in each]
 
 
-def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
+def test_a_deleted_working_directory_is_named(short_path: Path) -> None:
+    gone = short_path / "gone"
     gone.mkdir()
     said = run(
-        f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})", UP, "os.chdir('/')", TMPDIR=str(tmp_path)
+        f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})", UP, "os.chdir('/')", TMPDIR=str(short_path)
     )
     assert [each for each in said if "the working directory was deleted" in each] == [
         "UsageError: the working directory was deleted, and ranks start in it: change to another, such as with %cd ~ in a "

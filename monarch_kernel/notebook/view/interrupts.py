@@ -110,7 +110,7 @@ def restart_text(name: str, ranks: Sequence[int], axes: int, n_ranks: int) -> st
 
 
 def selector_of(name: str, ranks: Sequence[int], axes: int, n_ranks: int = 0) -> str:
-    """Format ranks as a selector: ``t`` for all ``n_ranks``, ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` if they are no slice of one axis."""
+    """Format ranks as a selector: ``t`` for all ``n_ranks``, ``t[1]``, ``t[0:4]``, or ``t[[0, 2]]`` else."""
     if len(ranks) == n_ranks:
         return name
     first, last = ranks[0], ranks[-1]

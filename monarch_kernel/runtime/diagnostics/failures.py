@@ -327,7 +327,10 @@ def is_of_debugger(frame: FrameType) -> bool:
 def is_user(frame: FrameType) -> bool:
     """Whether a frame outside the machinery runs the user's own code: a cell, ``__main__``, a file that was not installed."""
     if frame.f_globals.get("__name__") == "__main__":
-        return not frame.f_code.co_filename.startswith("<frozen")
+        is_start = (
+            frame.f_back is None and frame.f_code.co_filename == "<string>"
+        )  # of a process that ``python -c`` started
+        return not (is_start or frame.f_code.co_filename.startswith("<frozen"))
     return is_user_file(frame.f_code.co_filename)
 
 

@@ -17,6 +17,7 @@ from monarch_kernel.train.process_group.worker import GroupStore
 from monarch_kernel.train.spmd import setup_torch_elastic_env
 from tests.failures.machines import LONG_S, Machines, family, hosts_on
 from tests.support.ranks import wait_until_in_collective
+from tests.support.waiting import wait_until
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
 IMPORTS = "import os, pathlib, time, torch, torch.distributed as dist"
