@@ -334,3 +334,15 @@ def test_each_rule_is_enforced(module: str, source: str, report: str) -> None:
     found = violations({**fine, module: source}, packages)
     assert found
     assert report in found[0]
+
+
+def test_no_class_is_long() -> None:
+    long: list[str] = []
+    for module, source in read_package()[0].items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                count = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > 450 or count > 40:
+                    long.append(f"{module}.{node.name}: {lines} lines, {count} methods")
+    assert not long, "\n".join(long)

@@ -159,7 +159,7 @@ class ProcObserver(ProcHandle):
 
     def show_waits(self, source: object, lines: Sequence[str]) -> None:
         """Show lines about waits that last in the views of the mesh, in place of earlier ones from the same source."""
-        self.runtime.show_waits(self._base, source, lines)
+        self.runtime.wait_lines.show(self._base, source, lines)
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""

@@ -66,6 +66,30 @@ def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> 
     )
 
 
+def _print_notes(mesh: ProcMesh, options: UpOptions) -> None:
+    """Say what the ranks of a mesh lack that the user may expect."""
+    devices = [rank.device for rank in mesh.view().ranks]
+    visible = None if options.hosts else os.environ.get(VISIBLE, "")
+    notes = gpu_notes(devices, options.device, options.per_host, options.env, visible)
+    if not options.hosts:
+        notes = [*environment_notes(mesh, options.env), *shadow_notes(), *shared_memory_notes(), *notes]
+    for line in notes:
+        print(f"{options.name}: {line}", file=sys.stderr, flush=True)
+
+
+def _taken(there: MeshEntry, options: UpOptions) -> UsageProblem:
+    """Say why a mesh can't be brought up under the name of one that is up."""
+    name = options.name
+    if there.options == options:
+        dead = there.mesh.deaths()
+        replaces = f"%mesh heal {name} replaces {'it' if len(dead) == 1 else 'them'}"
+        return UsageProblem(f"%mesh up: {name!r} is already up, but {format_ranks(dead)} died; {replaces}")
+    return UsageProblem(
+        f"%mesh up: {name!r} is already up, as {dict(there.mesh.extent)}; "
+        f"end it first (%mesh down {name}) or choose another name"
+    )
+
+
 def cell_number(shell: InteractiveShell) -> int:
     """Return the number of the running cell as the notebook shows it; ``execution_count`` may be one ahead already."""
     history = shell.history_manager
@@ -174,16 +198,7 @@ class Meshes:
                 self._shell.user_ns[options.name] = there.mesh
                 self.show(there)
                 return there
-            if there.options == options:
-                dead = there.mesh.deaths()
-                raise UsageProblem(
-                    f"%mesh up: {options.name!r} is already up, but {format_ranks(dead)} died; "
-                    f"%mesh heal {options.name} replaces {'it' if len(dead) == 1 else 'them'}"
-                )
-            raise UsageProblem(
-                f"%mesh up: {options.name!r} is already up, as {dict(there.mesh.extent)}; "
-                f"end it first (%mesh down {options.name}) or choose another name"
-            )
+            raise _taken(there, options)
         self.detached.check_free(options.name, detach=options.detach)
         store = self._group_store()
         view = LiveView()
@@ -194,10 +209,7 @@ class Meshes:
                 entry = self._up_here(options, store, view, interrupts)
             self._add(entry)  # an interrupt from here on has no effect
         self.attend_to_stops(entry)
-        devices = [rank.device for rank in entry.mesh.view().ranks]
-        visible = None if options.hosts else os.environ.get(VISIBLE, "")
-        for line in gpu_notes(devices, options.device, options.per_host, options.env, visible):
-            print(f"{options.name}: {line}", file=sys.stderr, flush=True)
+        _print_notes(entry.mesh, options)
         entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
         entry.widget = self.viewers.widget(entry.options.name)
         return entry
@@ -224,8 +236,6 @@ class Meshes:
             if kept is not None:
                 kept.close()
             raise
-        for line in [*environment_notes(mesh, options.env), *shadow_notes(), *shared_memory_notes()]:
-            print(f"{options.name}: {line}", file=sys.stderr, flush=True)
         return entry
 
     def _up_on_hosts(

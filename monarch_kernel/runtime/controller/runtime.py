@@ -52,6 +52,7 @@ from monarch_kernel.runtime.controller.effects import (
 from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.healing import Healer
 from monarch_kernel.runtime.controller.host_pool import HostPool, Item
+from monarch_kernel.runtime.controller.interrupt_effects import interrupt_effect
 from monarch_kernel.runtime.controller.listeners import Listener, Listeners
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
@@ -59,6 +60,7 @@ from monarch_kernel.runtime.controller.replacement import Replacement
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.controller.unhandled import FailureReporter
 from monarch_kernel.runtime.controller.views import mesh_view
+from monarch_kernel.runtime.controller.wait_lines import WaitLines
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
 from monarch_kernel.runtime.rpc.future import Future
@@ -68,16 +70,11 @@ from monarch_kernel.runtime.rpc.requests import Resolve, Send
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
 from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 from monarch_kernel.runtime.worker.executor import working
-from monarch_kernel.runtime.worker.slow_requests import ask_doing, by_rank, goes_on_text
 
 __all__ = ["Listener", "Runtime"]
 
 T = TypeVar("T")
 
-STOP_S = 0.6
-"""How long an interrupted wait waits for the ranks to stop, and for those that do not to say what they do."""
-
-_MAX_EFFECTS = 4
 LISTEN_S = 1.0
 MAX_LISTEN_S = 0.3
 """The longest time between two ticks that counts as listened: the loop may have been held up for longer."""
@@ -100,6 +97,7 @@ class Runtime(ClientBase):
         attachment: Attaches to ranks of an earlier controller.
         listeners: Listeners of requests and of the session.
         unhandled: Failures that no actor has handled.
+        wait_lines: Lines about waits that last, for views.
         on_tick: Called many times a second with the time, on the I/O thread.
     """
 
@@ -121,7 +119,7 @@ class Runtime(ClientBase):
         self._futures: dict[int, Future[object]] = {}
         self.listeners = Listeners(self._futures.__contains__)
         self.queries = ProcessQueries(self._state.ranks)
-        self._waits: dict[tuple[tuple[int, ...], object], tuple[str, ...]] = {}  # by mesh and source
+        self.wait_lines = WaitLines()
         self._closed = False
         self._ended = threading.Event()
         self._over = False
@@ -248,29 +246,9 @@ class Runtime(ClientBase):
 
     def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
         """Wait a moment for ranks that were interrupted to stop, and describe those that go on."""
-        unknown = super().interrupt_effect(futures)
-        if self._closed:
-            return unknown
-        deadline = time.monotonic() + STOP_S
-        try:
-            for future in futures:
-                waiter = Waiter()
-                future.add_done_callback(waiter.set)
-                self.wait(waiter, max(0.0, deadline - time.monotonic()))
-            left = [future for future in futures if not future.done()]
-            if not left:
-                return "the wait was interrupted, and so is what the ranks run for it"
-            owing = self.run_on_io_thread(lambda: [list(self.waiting_for(future.id)) for future in left])
-            parts = [self._goes_on(future, procs) for future, procs in zip(left, owing, strict=True) if procs]
-        except (KeyboardInterrupt, MeshDownError):  # the user does not wait any longer
-            return unknown
-        return "; ".join(["the wait was interrupted", *parts[:_MAX_EFFECTS]]) if parts else unknown
-
-    def _goes_on(self, future: PendingFuture, procs: Sequence[int]) -> str:
-        looking = ask_doing(self, procs)
-        if not looking.wait(STOP_S):
-            looking.cancel()
-        return goes_on_text(future, by_rank(future, procs, looking.get()))
+        waiting_for = lambda future: self.run_on_io_thread(lambda: list(self.waiting_for(future.id)))  # noqa: E731
+        known = "" if self._closed else interrupt_effect(self, futures, waiting_for)
+        return known or super().interrupt_effect(futures)
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt the code that these ranks run."""
@@ -406,27 +384,16 @@ class Runtime(ClientBase):
 
     def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
         """Return the current state of a mesh, for display."""
-
-        def engine_of(host: int) -> str | None:
-            launcher = None if self.session is None else self.session.launcher_of(host)
-            return None if launcher is None else launcher.name
-
+        engine_of = (lambda host: None) if self.session is None else self.session.engine_of
         ranks = [self._state.ranks.get(proc) for proc in procs]
-        refused_connections = self._transport.refused_connections
         now = time.monotonic()
-        view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, age_s, refused_connections)
-        if self._waits:
-            lines = [line for (of, _), lines in self._waits.copy().items() if of == tuple(procs) for line in lines]
-            view = replace(view, waits=tuple(lines))
+        view = mesh_view(
+            name, axes, ranks, self._state.hosts, engine_of, now, age_s, self._transport.refused_connections
+        )
+        view = replace(view, waits=self.wait_lines.of(procs))
         for extension in self._state.extensions.values():
             view = extension.shown(view, procs, now)
         return view
-
-    def show_waits(self, procs: Sequence[int], source: object, lines: Sequence[str]) -> None:
-        """Make views of a mesh show lines about waits that last, in place of earlier ones from the same source."""
-        self._waits.pop((tuple(procs), source), None)
-        if lines:
-            self._waits[tuple(procs), source] = tuple(lines)
 
     def close(self, timeout_s: float = 5.0, grace_s: float = 0.0) -> None:
         """End all ranks, agents and the loop; pending futures end with an error."""

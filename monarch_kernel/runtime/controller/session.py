@@ -215,6 +215,11 @@ class Session:
         origin = self._origins.get(host)
         return None if origin is None else origin.launcher
 
+    def engine_of(self, host: int) -> str | None:
+        """The name of the engine of a host; None for this machine itself."""
+        launcher = self.launcher_of(host)
+        return None if launcher is None else launcher.name
+
     def addresses_for(self, host: int) -> tuple[str, ...]:
         """The addresses that the agent of a host elsewhere connects to; empty if the controller connects to the agent."""
         origin = self._origins.get(host)

@@ -6,13 +6,17 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Socket", "close", "copy_of", "has_closed", "open_sockets", "shut_down", "stand_in"]
+__all__ = ["Socket", "close", "copy_of", "end_one_side_first", "has_closed", "open_sockets", "stand_in"]
 
 _STAND_IN_S = 1.0
 """How long a rank tries to connect to its own listener."""
+
+_GLOO_CLOSES_WITHIN_S = 0.2
+"""How long gloo may take to close a connection that has ended, in seconds."""
 
 
 def stand_in(sockets: Iterable[Socket], size: int) -> None:
@@ -28,8 +32,22 @@ def stand_in(sockets: Iterable[Socket], size: int) -> None:
                 connection.sendall(struct.pack("=q", number))
 
 
-def shut_down(connections: Sequence[socket.socket], how: int) -> None:
-    """Shut connections down, without closing them; ``how`` as for `socket.socket.shutdown`."""
+def end_one_side_first(connections: Mapping[Socket, socket.socket]) -> None:
+    """Shut down connections of gloo: for reading, and, when gloo has closed them, for writing.
+
+    The other ranks find the end of a connection only when gloo sends nothing more on it.
+
+    Args:
+        connections: sockets of gloo, and duplicates of them.
+    """
+    _shut_down(connections.values(), socket.SHUT_RD)
+    deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
+    while not connections.keys().isdisjoint(open_sockets()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    _shut_down(connections.values(), socket.SHUT_WR)
+
+
+def _shut_down(connections: Iterable[socket.socket], how: int) -> None:
     for connection in connections:
         with contextlib.suppress(OSError):  # the peer has reset it
             connection.shutdown(how)

@@ -81,9 +81,9 @@ from monarch_kernel.train.process_group.sockets import (
     Socket,
     close,
     copy_of,
+    end_one_side_first,
     has_closed,
     open_sockets,
-    shut_down,
     stand_in,
 )
 
@@ -93,9 +93,6 @@ _NOTE = "forming the process group"
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _REACH_S = 10.0
 """How long a rank tries to reach another host."""
-
-_GLOO_CLOSES_WITHIN_S = 0.2
-"""How long gloo may take to close a connection that has ended, until the other ranks find the end of it, too."""
 
 _CLOSE_AFTER_S = 3.0
 """How long the connections of an aborted group stay open, unless it is formed again; until then the other ranks abort, too."""
@@ -305,22 +302,8 @@ class RankGroup:
             for entry in self._waiting(recorded)
         ]
         for thread, (since, call) in self._meter.blocked().items():
-            ranks = {
-                number: rank for rank, number in world.pg_group_ranks.get(_group_named(world, call.group), {}).items()
-            }
-            found.append(
-                Collective(
-                    operation=call.operation,
-                    number=0,
-                    group=call.label,
-                    members=tuple(sorted(ranks.values())),
-                    shapes=call.shapes,
-                    age_s=time.monotonic() - since,
-                    thread=thread,
-                    peer=None if call.peer is None else ranks.get(call.peer),
-                    tag=call.tag,
-                )
-            )
+            numbers = world.pg_group_ranks.get(_group_named(world, call.group), {})
+            found.append(_blocked_collective(call, {number: rank for rank, number in numbers.items()}, since, thread))
         return tuple(sorted(found, key=lambda each: -each.age_s)), reached
 
     def collectives(self) -> int:
@@ -383,17 +366,13 @@ class RankGroup:
         """Close the connections of one group, because this rank refuses a collective in which other ranks may wait."""
         self._aborted = True
         with self._lock:
-            copies = {each: copy_of(each) for each in self._sockets.pop(tuple(members), ())}
-            open_in_gloo = {each for each, copy in copies.items() if copy is not None}
-            connections = [copy for copy in copies.values() if copy is not None]
-            self._closing += connections
-        shut_down(connections, socket.SHUT_RD)
-        deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
-        while not open_in_gloo.isdisjoint(open_sockets()) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        shut_down(connections, socket.SHUT_WR)  # now gloo sends nothing more, and the other ranks find the end
-        if connections:
-            later(_CLOSE_AFTER_S, close, connections)
+            copies = {
+                each: copy for each in self._sockets.pop(tuple(members), ()) if (copy := copy_of(each)) is not None
+            }
+            self._closing += copies.values()
+        end_one_side_first(copies)
+        if copies:
+            later(_CLOSE_AFTER_S, close, list(copies.values()))
 
     def _hold(self, sockets: set[Socket]) -> None:
         """Ask the agent to keep connections open if this process dies."""
@@ -697,6 +676,21 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, thread: int) -> Collective:
+    """Describe a call that blocks a thread; ``ranks`` has the rank in the mesh of each rank in the group."""
+    return Collective(
+        operation=call.operation,
+        number=0,
+        group=call.label,
+        members=tuple(sorted(ranks.values())),
+        shapes=call.shapes,
+        age_s=time.monotonic() - since,
+        thread=thread,
+        peer=None if call.peer is None else ranks.get(call.peer),
+        tag=call.tag,
+    )
 
 
 def _group_named(world: Any, name: str) -> Any:
