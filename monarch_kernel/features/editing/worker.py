@@ -40,6 +40,7 @@ from monarch_kernel.features.editing.preview import ClassChange, EditPreview, Mo
 from monarch_kernel.net.transport.driver import Driver, Waiter
 from monarch_kernel.net.wire.codec import Frame, load, pack
 from monarch_kernel.net.wire.messages import Conclude, Fetch, Fetched, ListModules, ModuleSource, Reload, Reshaped, Sync
+from monarch_kernel.net.wire.shared_classes import adopt
 from monarch_kernel.runtime.worker.client import RankItem
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
@@ -263,6 +264,8 @@ class Renewal:
             if prepared.modules is not None:
                 prepared.modules.conclude()
             prepared.classes.become()
+            for former, successor in (*prepared.classes.pairs.items(), *prepared.classes.aliases.items()):
+                adopt(former, successor)
             self._superseded.update(prepared.classes.pairs)
             for cls, number in prepared.numbers:
                 identify(cls, number)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
+from monarch_kernel.net.wire.shared_classes import ByValuePickler
 
 __all__ = ["dump_trainer_state", "load_trainer_state"]
 
@@ -132,7 +132,7 @@ def _try_pickle(value: Any, names: dict[int, Name]) -> bytes | None:
     return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(ByValuePickler):
     def __init__(self, file: io.BytesIO, names: dict[int, Name]) -> None:
         super().__init__(file)
         self._names = names

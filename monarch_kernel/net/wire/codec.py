@@ -23,6 +23,7 @@ import msgspec
 from monarch_kernel.errors import PayloadError
 from monarch_kernel.net.wire import messages
 from monarch_kernel.net.wire.messages import Message, Payload
+from monarch_kernel.net.wire.shared_classes import ByValuePickler
 from monarch_kernel.net.wire.tensor_frames import APART_NBYTES, REDUCERS, find_torch
 from monarch_kernel.net.wire.unpicklable import find_culprit, traced
 
@@ -244,7 +245,7 @@ class _Pickler(pickle.Pickler):
     dispatch_table = ChainMap(REDUCERS, cast(dict[type, Any], copyreg.dispatch_table))  # noqa: RUF012
 
 
-class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _ByValuePickler(ByValuePickler):
     dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)
 
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 
+from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.notebook.syntax.cell_kind import read_cell
 from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
 
-__all__ = ["CellTransformer"]
+__all__ = ["CellTransformer", "share_classes"]
 
 _HELP = re.compile(r"\s*%mesh[ \t]+(?P<command>\w+)[ \t]*\?{1,2}\s*")
 _HELP_OF_RANKS = re.compile(r"\s*%remote[ \t]+(?P<line>[^\n]*[\w\])*]\?{1,2})\s*")
@@ -45,6 +46,7 @@ class CellTransformer:
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
         self.mode: str | None = None
+        self._local_call: tuple[str, str] | None = None
 
     def __call__(self, lines: list[str]) -> list[str]:
         """Transform the lines of a cell, each with its newline."""
@@ -68,6 +70,7 @@ class CellTransformer:
         if is_local or (form.why == "%%remote" and at):  # IPython recognizes cell magics on the first line only
             options = _LOCAL.sub("", form.line).strip()
             body = "\n" * at + (form.body or "\n")
+            self._local_call = (options, body) if is_local else None
             call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
             return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]
         if form.why == "%%remote" and not form.body.strip():  # IPython refuses a cell magic without a body
@@ -85,6 +88,11 @@ class CellTransformer:
         content = (get_parent() or {}).get("content", {}) if get_parent is not None else {}
         return not content.get("silent", False) and bool(content.get("store_history", True))
 
+    def takes_local_call(self, line: str, cell: str) -> bool:
+        """Whether this is the call of ``%%remote`` that was made for the last cell with ``--local``; true once."""
+        call, self._local_call = self._local_call, None
+        return call == (line, cell)
+
     def install(self) -> None:
         """Make this the first input transformer of the shell."""
         self._shell.input_transformer_manager.cleanup_transforms.insert(0, self)
@@ -95,6 +103,27 @@ class CellTransformer:
         transforms = self._shell.input_transformer_manager.cleanup_transforms
         if self in transforms:
             transforms.remove(self)
+
+
+def share_classes(shell: InteractiveShell, classes: CellClasses) -> None:
+    """Give ids to the classes that the rest of the running cell defines in the notebook, until the cell ends."""
+    depth = 0  # the cell may run others, such as %run or get_ipython().run_cell
+
+    def note_begin(*_: object) -> None:
+        nonlocal depth
+        depth += 1
+
+    def note_end(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+        if depth < 0:
+            shell.events.unregister("pre_run_cell", note_begin)
+            shell.events.unregister("post_run_cell", note_end)
+            classes.__exit__(None, None, None)
+
+    classes.__enter__()
+    shell.events.register("pre_run_cell", note_begin)
+    shell.events.register("post_run_cell", note_end)
 
 
 def _has_local(line: str) -> bool:

@@ -18,11 +18,12 @@ from monarch_kernel.base.directories import temporary_directory
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.base.own_log import ForwardingHandler, take_log
 from monarch_kernel.errors import AttachError, LaunchError, MonarchError, RanksError, format_ranks
+from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.attach import DetachedMeshes, default_root
-from monarch_kernel.notebook.magics.autoremote import CellTransformer
+from monarch_kernel.notebook.magics.autoremote import CellTransformer, share_classes
 from monarch_kernel.notebook.magics.commands import MeshCommands
 from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
@@ -90,7 +91,10 @@ class MeshMagics(Magics):
                 raise UsageProblem("%%remote --local must be the first line of a cell")
             entry, mesh = self.meshes.select(options.selector, self.shell.user_ns, options.targets)
             # The newline stands for the %%remote line, so that line numbers in errors are those of the notebook's cell.
-            return self._run(entry, mesh, "\n" + cell, options)
+            code = "\n" + cell
+            if self.transformer.takes_local_call(line, cell):
+                share_classes(self.shell, CellClasses(cell_number(self.shell), code, self.shell.user_ns))
+            return self._run(entry, mesh, code, options)
 
     @no_var_expand
     @line_cell_magic

@@ -238,13 +238,14 @@ class _BoundedBuffer(io.BytesIO):
 
 def _pickled(error: BaseException) -> bytes:
     """Pickle an exception; empty where that fails, is large, or would read tensors (which may wait for a device)."""
-    import cloudpickle  # here, because its import takes longer than this whole file
+    # Here, because the import of cloudpickle takes longer than that of this whole file.
+    from monarch_kernel.net.wire.shared_classes import ByValuePickler
 
     try:
         if any(is_tensor(value) for value in (*error.args, *vars(error).values())):
             return b""
         buffer = _BoundedBuffer()
-        cloudpickle.dump(error, buffer)
+        ByValuePickler(buffer).dump(error)
         data = buffer.getvalue()
         # An exception class with its own constructor can often be pickled but not rebuilt from its args.
         return data if type(pickle.loads(data)).__name__ == type(error).__name__ else b""

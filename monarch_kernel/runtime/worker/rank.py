@@ -78,6 +78,7 @@ from monarch_kernel.net.wire.messages import (
     Spawn,
     Unhandled,
 )
+from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.namespace import NameTracker
 from monarch_kernel.runtime.host.processes import await_end, die_with_parent, has_children
@@ -348,7 +349,8 @@ class Rank(ActorServer):
         self._cell = message.cell
         self.rewind = message.rewind
         with self.main.user_code():
-            outcome = shell.run(message.code, message.cell)
+            with CellClasses(message.cell, message.code, shell.namespace):
+                outcome = shell.run(message.code, message.cell)
             self.main.came_back(shell.last_error)
         if self._exiting:
             raise SystemExit(0)  # SIGTERM arrived while the cell ran; the shell has taken it for the cell's own exit

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
-import cloudpickle
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -23,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from monarch_kernel.net.wire.codec import Frame, keep
+from monarch_kernel.net.wire.shared_classes import ByValuePickler
 from monarch_kernel.train.parallel.reset_step import forget_step
 
 __all__ = ["Captured", "capture", "check", "put_back", "set_random_state"]
@@ -61,7 +61,7 @@ class _Lying(NamedTuple):
     device: str
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(ByValuePickler):
     """Pickles everything but the elements of tensors, which it collects."""
 
     def __init__(self, file: io.BytesIO) -> None:

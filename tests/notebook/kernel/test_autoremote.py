@@ -200,6 +200,27 @@ def test_one_cell_defines_on_both_sides(two: Notebook) -> None:
     assert two.ok("%%remote t\nround(area(2), 2)").plain == "[0-1] 12.57"
 
 
+def test_a_class_that_a_cell_defines_on_both_sides_is_one_class(two: Notebook) -> None:
+    two.ok(
+        "%%remote t --local\nfrom dataclasses import dataclass\nfrom enum import Enum\nclass Color(Enum):\n    RED = 1\n"
+        "@dataclass(frozen=True)\nclass Config:\n    lr: float\n    color: Color = Color.RED\n"
+        "    def place(self): return globals().get('rank')"
+    )
+    two.ok("%%remote t --out got\nConfig(0.5), Color.RED")
+    here = "[(config == Config(0.5), color is Color.RED, config.place()) for config, color in got.values()]"
+    assert two.value(here) == [(True, True, None)] * 2
+    two.ok("t['config'] = Config(0.25)")
+    there = "config == Config(0.25), isinstance(config, Config), config.color is Color.RED, config.place()"
+    assert two.ok(f"%%remote t\n{there}").plain == "[0] (True, True, True, 0)\n[1] (True, True, True, 1)"
+
+
+def test_a_class_of_a_remote_cell_is_one_class_in_the_values_of_all_ranks(two: Notebook) -> None:
+    two.ok("%%remote t --out got\nfrom enum import Enum\nclass Mode(Enum):\n    FAST = 1\nMode.FAST")
+    assert two.value("got.item(gpus=0) is got.item(gpus=1)") is True
+    two.ok("t['mode'] = got.item(gpus=1)")
+    assert two.ok("%%remote t\nmode is Mode.FAST").plain == "[0-1] True"
+
+
 def test_a_cell_for_both_that_fails_on_a_rank_does_not_run_in_the_kernel(two: Notebook) -> None:
     cell = two.run("%%remote t --local\nhalf_way = 1\n1 / rank")
     assert cell.ename == "RemoteError"
