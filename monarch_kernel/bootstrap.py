@@ -32,6 +32,7 @@ __all__ = ["main", "run_light_rank", "run_rank"]
 # The features of a rank; each registers itself (`runtime.worker.extensions`).
 _FEATURES = (
     "monarch_kernel.runtime.worker.questions",
+    "monarch_kernel.runtime.worker.spawned",
     "monarch_kernel.features.debugging.worker",
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
