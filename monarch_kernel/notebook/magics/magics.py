@@ -6,7 +6,9 @@ import ast
 import atexit
 import errno
 import os
+import re
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +43,9 @@ from monarch_kernel.runtime.rpc.gather import CellResult
 __all__ = ["MeshMagics", "load", "unload"]
 
 _EXTENSION = "_monarch_kernel"
+_LINE_NUMBER = re.compile(r"\b((?:on|at) line )(\d+)\b")
+"""Matches the number of another line in a message of Python's compiler, such as `after 'for' statement on line 1`."""
+
 _REMOTE_USAGE = options_help("%%remote") + "\n\n%remote [SELECTOR] [--OPTION]... EXPRESSION"
 _AUTOREMOTE_USAGE = options_help("%autoremote") + "\n\n%autoremote off\n%autoremote"
 
@@ -226,7 +231,8 @@ class MeshMagics(Magics):
             line = f": {error.text.strip()!r}" if error.text and error.text.strip() else ""
             blank = len(code) - len(code.lstrip("\n"))  # IPython removes blank lines at the top
             where = f"line {error.lineno + blank}" if error.lineno else "somewhere"
-            raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}{line}; nothing was sent") from None
+            message = _LINE_NUMBER.sub(lambda found: found[1] + str(int(found[2]) + blank), error.msg)
+            raise UsageProblem(f"{type(error).__name__} in {where}: {message}{line}; nothing was sent") from None
 
 
 def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
@@ -235,6 +241,11 @@ def _values(results: ValueMesh[CellResult]) -> ValueMesh[Any]:
 
 def _nothing(results: ValueMesh[CellResult]) -> None:
     return None
+
+
+def _is_misplaced(name: str, line: str) -> None:
+    """Stand for a cell magic that is not on the first line of its cell, which IPython takes as the line magic ``%name``."""
+    raise UsageError(f"%%{name} must be the first line of a cell; the lines above it have run in the kernel")
 
 
 def _asks_for_help(line: str) -> bool:
@@ -271,6 +282,8 @@ def load(shell: InteractiveShell) -> MeshMagics:
         return loaded[0]
     magics = MeshMagics(shell)
     magics.give_log_back = take_log(ForwardingHandler(shell.log))  # in a kernel, the log of the Jupyter server
+    for name in magics.magics["cell"]:
+        magics.magics["line"][f"%{name}"] = partial(_is_misplaced, name)
     shell.register_magics(magics)
     magics.failures.install()
     magics.unhandled.install()

@@ -316,6 +316,17 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
         ("%remote", "write an expression"),
         ("%remote t", "write an expression"),
         ("%%remote\nx = 1\ndef f(:\n    pass", "SyntaxError in line 3: invalid syntax: 'def f(:'; nothing was sent"),
+        (
+            "%%remote\nfor i in range(3):\nprint(i)",
+            "IndentationError in line 3: expected an indented block after 'for' statement"
+            " on line 2: 'print(i)'; nothing was sent",
+        ),
+        ("\n%%remote\n\nx = 'open", "SyntaxError in line 4: unterminated string literal (detected at line 4)"),
+        (
+            "x = 1\n%%remote t\n1",
+            "%%remote must be the first line of a cell; the lines above it have run in the kernel",
+        ),
+        ("x = 1\n%%local\n1", "%%local must be the first line of a cell; the lines above it have run in the kernel"),
         ("%%remote --out v\nimport threading\nthreading.Lock()", "can't be pickled: TypeError: cannot pickle '_thread"),
     ],
 )
