@@ -51,6 +51,7 @@ __all__ = ["Publish", "RankShell", "flush", "no_getpass", "no_input", "prepare"]
 Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 """Takes the data and the metadata of a display, each by MIME type."""
 
+_WIDGET = "application/vnd.jupyter.widget-view+json"
 _KEPT_SOURCES = 500
 _KEPT_ERRORS = 20
 _COMMAND_GRACE_S = 1.0
@@ -130,7 +131,7 @@ class _RankPublisher(DisplayPublisher):
         if display_id is not None:
             metadata["monarch_kernel"] = {"display_id": display_id, "update": update}
         flush()
-        self.shell.emit(encoded(data), metadata)
+        self.shell.emit(self.shell.drawable(data), metadata)
 
     def clear_output(self, wait: bool = False) -> None:
         flush()
@@ -180,6 +181,7 @@ class RankShell(InteractiveShell):
         self.emit = None
         self.shown = []
         self.pages: list[str] = []
+        self.has_shown_widget = False  # in this cell
         self._memory: dict[str, Any] = {}
         self._last: Any = ""
 
@@ -221,7 +223,14 @@ class RankShell(InteractiveShell):
             for error in self.shown[before:]:
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
-        return encoded(data), metadata
+        return self.drawable(data), metadata
+
+    def drawable(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return representations as Jupyter sends them, without that of a widget: the page has no model of it."""
+        if _WIDGET in data and not self.has_shown_widget:
+            self.has_shown_widget = True
+            print("widgets made on ranks are not live: their text is shown instead", file=sys.stderr)
+        return encoded({mime: value for mime, value in data.items() if mime != _WIDGET})
 
     def take_pages(self) -> dict[str, Any]:
         """Return pages for a pager (``x?`` and the like), which a rank does not have, as the representation of a value."""
