@@ -314,10 +314,7 @@ class Runtime(ClientBase):
         Raises:
             LookupError: The session started before the feature was imported.
         """
-        extension = self._state.extensions.get(kind)
-        if not isinstance(extension, kind):
-            raise LookupError(f"{kind.__module__} was imported after the session began")
-        return extension
+        return self._state.extension(kind)
 
     def run_on_io_thread(self, do: Callable[[], T]) -> T:
         """Run a function on the I/O thread, and return its result.

@@ -55,7 +55,7 @@ from monarch_kernel.runtime.controller.effects import (
     RichEvent,
     Tell,
 )
-from monarch_kernel.runtime.controller.extensions import Extension, make_extensions
+from monarch_kernel.runtime.controller.extensions import Extension, ExtensionT, make_extensions
 from monarch_kernel.runtime.controller.group_counts import GroupCounts
 from monarch_kernel.runtime.controller.host_compatibility import refusal
 from monarch_kernel.runtime.controller.host_requests import HostRequests
@@ -266,6 +266,13 @@ class State:
         return effects
 
     # -- what happens
+
+    def extension(self, kind: type[ExtensionT]) -> ExtensionT:
+        """Return the part of a feature; raises LookupError if the session started before the feature was imported."""
+        extension = self.extensions.get(kind)
+        if not isinstance(extension, kind):
+            raise LookupError(f"{kind.__module__} was imported after the session began")
+        return extension
 
     def handle(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         """Handle a message of an authenticated peer; messages that it may not send are counted and dropped."""
