@@ -154,9 +154,9 @@ def test_each_end_may_be_on_a_device(
     ways.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def gpu_owners(session: None, by_value: None) -> Iterator[dict[str, Any]]:
-    """Owners in this process and in a rank that has the GPU."""
+    """Owners in this process and in a rank that has the GPU, for one test: CUDA keeps files while the rank shares memory."""
     mesh = this_host().spawn_procs(PROCS, name="gpu", device="cuda")
     owners = {"here": this_proc().spawn("here", Owner), "there": mesh.spawn("there", Owner)}
     for owner in owners.values():

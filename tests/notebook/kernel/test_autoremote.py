@@ -204,7 +204,7 @@ def test_a_class_that_a_cell_defines_on_both_sides_is_one_class(two: Notebook) -
     two.ok(
         "%%remote t --local\nfrom dataclasses import dataclass\nfrom enum import Enum\nclass Color(Enum):\n    RED = 1\n"
         "@dataclass(frozen=True)\nclass Config:\n    lr: float\n    color: Color = Color.RED\n"
-        "    def place(self): return globals().get('rank')"
+        "    def place(self): return globals().get('local_rank')"
     )
     two.ok("%%remote t --out got\nConfig(0.5), Color.RED")
     here = "[(config == Config(0.5), color is Color.RED, config.place()) for config, color in got.values()]"
