@@ -189,7 +189,7 @@ def test_ranks_that_ignore_interrupts_are_named_and_do_not_block_the_kernel(
     assert found, cell.evalue
     assert float(found[1]) >= 1.8  # time that the kernel waits for the ranks
     assert f"[1] cell [{cell.reply['execution_count']}], line " in cell.evalue
-    assert "%mesh down t" in cell.evalue
+    assert "%mesh restart t[1] replaces it" in cell.evalue
     ranks = [psutil.Process(pid) for pid in bare.pids()]
     assert bare.ok("%mesh down t").stdout == "t: 2 ranks ended\n"
     assert_gone(ranks)

@@ -59,9 +59,9 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def test_the_root_is_in_the_runtime_directory_or_a_directory_of_the_user(tmp_path: Path) -> None:
-    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path)}, "/tmp") == tmp_path / "monarch-kernel"
-    assert default_root({"XDG_RUNTIME_DIR": str(tmp_path / "gone")}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
+def test_the_root_is_in_the_runtime_directory_or_a_directory_of_the_user(short_path: Path) -> None:
+    assert default_root({"XDG_RUNTIME_DIR": str(short_path)}, "/tmp") == short_path / "monarch-kernel"
+    assert default_root({"XDG_RUNTIME_DIR": str(short_path / "gone")}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
     assert default_root({}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
 
 
