@@ -47,6 +47,9 @@ class LoopThread:
                 task.cancel()
             if rest:
                 self._loop.run_until_complete(asyncio.wait(rest))
+            # One that is closed still has bytes for a peer that takes none, such as a forwarded connection that has broken.
+            for transport in list(getattr(self._loop, "_transports", {}).values()):
+                transport.abort()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
