@@ -9,7 +9,7 @@ export async function isOurs(kernel: Kernel.IKernelConnection): Promise<boolean>
   // Jupyter's server has the spec. The kernel itself answers no info request while a cell runs, for example after a reload
   // of the page.
   const spec = await kernel.spec.catch(() => undefined);
-  if (spec?.argv.includes('monarch_kernel')) {
+  if (spec?.argv.some(each => each === 'monarch_kernel' || each.includes('monarch_kernel.__main__'))) {
     return true;
   }
   const info = await kernel.info;

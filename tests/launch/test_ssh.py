@@ -177,7 +177,7 @@ def test_no_connection_is_possible(launch: Any, desk: Desk, server: Any) -> None
 
 
 def test_python_in_the_home_directory_of_the_host(launch: Any, desk: Desk, server: Any, tmp_path: Path) -> None:
-    server("elsewhere", PROCESS=str(tmp_path))
+    server("elsewhere", HOME=str(tmp_path))
     folder = tmp_path / "a folder"
     folder.mkdir()
     make_python(folder)
