@@ -755,7 +755,7 @@ def test_the_module_and_the_golden_frames_match_the_declared_types(tmp_path: Pat
     if node is None or not TSC.exists():
         pytest.skip(f"node is not installed, or TypeScript is not at {TSC}; TSC_PATH may name it")
     frames = ",\n".join((GOLDEN / f"{name}.json").read_text() for name in ("empty", "small", "large"))
-    source = f'import type {{ ViewState }} from "{STATIC}/view.js";\nexport const frames: ViewState[] = [{frames}];\n'
+    source = f'import type {{ Frame }} from "{STATIC}/view.js";\nexport const frames: Frame[] = [{frames}];\n'
     (tmp_path / "golden.ts").write_text(source)
     options = "--noEmit --skipLibCheck --checkJs --strict --target ES2022 --module esnext --moduleResolution bundler"
     options += " --lib ES2022,DOM,DOM.Iterable"
