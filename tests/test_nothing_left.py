@@ -89,6 +89,7 @@ def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
         ("process", "sleep 61"),
     ]
     assert len(reports) == len(expected), run.stdout
+    assert "| 'left-over' is here:" in run.stdout
     for report, (kind, name) in zip(reports, expected, strict=True):
         assert report.startswith(kind), report
         assert name in report

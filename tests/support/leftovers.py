@@ -10,9 +10,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
+import textwrap
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,7 +95,16 @@ def check_nothing_left(before: Snapshot) -> None:
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
     _reported.update(left)
-    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left), pytrace=False)
+    stacks = _stacks_of(set(threading.enumerate()) - before.threads)
+    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left) + stacks, pytrace=False)
+
+
+def _stacks_of(threads: Collection[threading.Thread]) -> str:
+    """Say where threads are, which tells why they have not ended."""
+    frames = sys._current_frames()
+    found = [(thread.name, frames[thread.ident]) for thread in threads if thread.ident in frames]
+    stacks = [f"{name!r} is here:\n{''.join(traceback.format_stack(frame))}" for name, frame in found]
+    return "".join("\n" + textwrap.indent(stack.rstrip(), "| ") for stack in stacks)
 
 
 def _left(before: Snapshot) -> list[str]:

@@ -6,7 +6,7 @@ Theory of operation
 For each of the last collectives of the group, each rank has a *word* and a *record*. The record is the call, as bytes, and the
 line that made it; the word has the number of the collective and a digest of the call. A rank first publishes its own call, and
 then compares the words of the others for the same number. Of two ranks with different calls at least the later one finds the
-difference, before it has exchanged any data, and nobody ever waits: a rank that has not come yet has no word for this number.
+difference, before it has exchanged any data, and no rank ever waits: a rank that has not come yet has no word for this number.
 
 The memory is a file in the directory of the session, mapped by all ranks of the group that have this directory. Its name
 contains a random key, which the ranks have agreed on when they formed the group, so that a group never sees calls of an earlier
