@@ -15,7 +15,7 @@ from monarch_kernel.train.process_group.worker import GroupStore
 from tests.launch.sshds import SshFolder, why_no_sshd
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())]
 
 ssh = pytest.importorskip("monarch_kernel.launch.ssh")
 

@@ -7,6 +7,7 @@ Markdown cells of notebooks. `python -m tests.support.prose [PATH ...]` prints w
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
@@ -79,6 +80,9 @@ _COMPILED = [
     for pattern, advice in RULES.items()
 ]
 
+_ANY = re.compile("|".join(re.sub(r"\(\?P<\w+>", "(?:", pattern.pattern) for pattern, _ in _COMPILED), re.IGNORECASE)
+"""All rules at once: most texts match none of them."""
+
 
 def check_text(text: str) -> Iterator[tuple[int, str, str]]:
     """Find forbidden words.
@@ -86,11 +90,19 @@ def check_text(text: str) -> Iterator[tuple[int, str, str]]:
     Yields:
         The index of the line, counting from 0, the words and the advice.
     """
+    if not _ANY.search(text):
+        return
     for pattern, advice in _COMPILED:
         for match in pattern.finditer(text):
             if match.groupdict().get("person"):
                 continue
             yield text.count("\n", 0, match.start()), " ".join(match[0].split()), advice
+
+
+@functools.cache
+def check_name(name: str) -> tuple[tuple[int, str, str], ...]:
+    """Check an identifier by its words; the same few thousand occur again and again."""
+    return tuple(check_text(read_words(name)))
 
 
 def read_words(name: str) -> str:
@@ -101,6 +113,7 @@ def read_words(name: str) -> str:
 def check_python(source: str) -> Iterator[tuple[int, str, str]]:
     """Check comments, strings and identifiers; successive lines of comments are one text."""
     texts: list[tuple[int, str]] = []
+    names: list[tuple[int, str]] = []
     last_comment = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         kind, text, line = token.type, token.string, token.start[0]
@@ -112,12 +125,12 @@ def check_python(source: str) -> Iterator[tuple[int, str, str]]:
                 texts.append((line, words))
             last_comment = line
         elif kind == tokenize.NAME:
-            texts.append((line, read_words(text)))
+            names.append((line, text))
         elif kind == tokenize.STRING or tokenize.tok_name[kind] == "FSTRING_MIDDLE":
             texts.append((line, text.replace("_", " ") if " " not in text else text))
-    for line, text in texts:
-        for index, words, advice in check_text(text):
-            yield line + index, words, advice
+    found = [(line + index, words, advice) for line, text in texts for index, words, advice in check_text(text)]
+    found += [(line, words, advice) for line, name in names for _, words, advice in check_name(name)]
+    yield from sorted(found)
 
 
 def check_file(path: Path) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def make():
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", ["fsdp", "hsdp", "ddp", "kept"])
+@pytest.mark.parametrize("strategy", ["fsdp", pytest.param("hsdp", marks=pytest.mark.slow), "ddp", "kept"])
 def test_training_continues_as_if_the_step_had_not_started(four: Ranks, two: Ranks, strategy: str, where: str) -> None:
     if strategy != "ddp" and not hasattr(FSDPModule, "reset_iter_state"):
         pytest.skip(f"torch {torch.__version__} can't reset the step of FSDP: 2.13 can")

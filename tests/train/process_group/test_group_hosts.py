@@ -128,6 +128,7 @@ def test_a_scripts_own_initialisation_works(group: ProcMesh) -> None:
     assert group.run(again).get(LONG_S).values() == ([21.0] * 3,) * 6
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_on_all_hosts(group: ProcMesh) -> None:
     found = group.run(STEP).get(LONG_S).values()
     assert len({tuple(each) for each in found}) == 1
@@ -191,6 +192,7 @@ def test_a_mesh_of_one_host_forms_its_group_there(machines: Machines, group: Pro
     assert group.run(SUM).get(LONG_S).values() == ([21.0] * 3,) * 6
 
 
+@pytest.mark.slow
 def test_the_error_of_a_host_that_cannot_be_reached_says_what_to_check(machines: Machines, store: GroupStore) -> None:
     """Each host has an address at which only it can reach itself, like a host behind a firewall."""
     mesh = hosts_on(machines, 2).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "lo"})
