@@ -70,9 +70,11 @@ _PRELOAD_LIGHT = (
 
 def run_agent() -> None:
     """Run a host agent, configured by standard input."""
+    from monarch_kernel.runtime.host.descendants import name_agent
     from monarch_kernel.runtime.host.processes import raise_descriptor_limit
     from monarch_kernel.runtime.host.zygote import Zygote
 
+    name_agent()
     raise_descriptor_limit()  # each rank takes several, and so do unauthenticated connections
     config = agent_config(os.environ, sys.stdin.buffer.read)
     address = config.addresses[0] if config.addresses and config.addresses[0].startswith("ipc://") else ""

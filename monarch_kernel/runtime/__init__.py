@@ -28,8 +28,9 @@ token.
 End. For each process another one notices the end, and needs no cooperation of the process that ends.
 Deaths come from pidfds; only memory and processor use are polled, once a second.
 
-- A mesh that the user stops: the agent sends SIGTERM, so ``atexit`` runs, and SIGKILL after ``grace_s``, also to the
-  process groups of the ranks. ``stop`` resolves with the last `Lost` (`runtime.controller.exit_waits`).
+- A mesh that the user stops: the agent sends SIGTERM, so ``atexit`` runs, and SIGKILL after ``grace_s``. When a rank has
+  ended, for whatever reason, the agent ends the processes that the rank has started in the same way. ``stop`` resolves with
+  the last `Lost` (`runtime.controller.exit_waits`).
 - An actor: its own thread or loop. Its calls are cancelled and answered, and ``__cleanup__`` runs; at the end of the
   session within 2 s (`CleansUp`).
 - A rank: the agent, by pidfd and ``waitid``. It sends the last output and then `Lost`. A `Failure` answers the pending
@@ -37,9 +38,9 @@ Deaths come from pidfds; only memory and processor use are polled, once a second
 - The controller: the agent, by `Goodbye` or the pidfd of the controller; on another machine by silence for
   `AgentConfig.grace_s`. It kills all ranks, closes the zygote and removes the directory. After `Detach` it keeps them and
   waits for `Attach`, for ``Detach.keep_s`` if that is limited.
-- The agent: the Linux kernel kills the ranks, the zygote what is in their process groups (`OrphanGroups`); on another machine
-  the zygote also removes the directory. The controller marks all ranks as lost, and the next `this_host` launches another
-  agent.
+- The agent: the Linux kernel kills the ranks, the zygote what they have started (`runtime.host.descendants`); on another
+  machine the zygote also removes the directory. The controller marks all ranks as lost, and the next `this_host` launches
+  another agent.
 - A host elsewhere: the controller, by silence for ``lost_after_s``, or its engine. If the host is heard again it receives
   the order to end (`Beat.over`).
 - The zygote: the agent, by the end of its socket. Ranks that were not forked yet are lost, with the zygote's log. The agent

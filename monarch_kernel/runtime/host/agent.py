@@ -21,9 +21,10 @@ After the message `Detach`, the agent continues without a controller instead. It
 block, and keeps the last part of it (`Backlog`), until another kernel binds the address and sends `Attach`. The file
 ``detached`` shows this state to ranks and to kernels that look for such meshes.
 
-Each rank leads its own session and process group. When a rank ends, the agent sends SIGTERM to the rest of its group, and kills
-it after `GROUP_GRACE_S`. If the agent itself dies, the Linux kernel kills the ranks, and the zygote kills the rest of their
-groups. For that, the agent always sends the zygote the current groups (`OrphanGroups`), and replaces a zygote that dies.
+Each rank leads its own session and process group. When a rank ends, the agent sends SIGTERM to the rest of its group and to the
+processes that have left the group (`Descendants`), and kills them after `GROUP_GRACE_S`. If the agent itself dies, the Linux
+kernel kills the ranks, and the zygote kills what they have started. For that, the agent always sends the zygote the current
+groups (`OrphanGroups`), and replaces a zygote that dies.
 """
 
 from __future__ import annotations
@@ -73,13 +74,15 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
+from monarch_kernel.runtime.host.descendants import Descendants
 from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, own_addresses
 from monarch_kernel.runtime.host.output import OutputStream
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
-    group_is_alive,
+    children_of,
+    signal_rank,
 )
 from monarch_kernel.runtime.host.rank_meters import RankMeters
 from monarch_kernel.runtime.host.rank_output import RankOutput, take_output
@@ -125,7 +128,7 @@ class HostAgent:
         self._zygote = None if config.is_idle else make_zygote()  # first, because it takes the longest
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, RankProcess] = {}
-        self._groups: dict[int, float] = {}
+        self._descendants = Descendants(GROUP_GRACE_S)
         self._zygote_knows_groups = True
         self._zygote_wait_s = 0.0  # before a dead zygote is replaced: it may be unable to start
         self._zygote_at = 0.0
@@ -409,7 +412,7 @@ class HostAgent:
 
     def _send_groups(self) -> None:
         """Tell the zygote which process groups to end if the agent is killed."""
-        groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._groups.keys()
+        groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._descendants.groups
         self._zygote_knows_groups = self._zygote is None or self._zygote.send_groups(sorted(groups))
 
     # -- ending ranks
@@ -425,6 +428,7 @@ class HostAgent:
             rank.stopping = grace_s
             rank.keeps_log = keep_logs
             if rank.pid:
+                self._descendants.note(rank)
                 signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
                 rank.kill_at = now + grace_s
 
@@ -462,9 +466,8 @@ class HostAgent:
         if rank.pidfd >= 0:
             self._selector.unregister(rank.pidfd)
             os.close(rank.pidfd)
-        if rank.pid and group_is_alive(rank.pid):
-            signal_rank(rank.pid, signal.SIGTERM)
-            self._groups[rank.pid] = now + GROUP_GRACE_S
+        if rank.pid:
+            self._descendants.rank_ended(rank.pid, now)
 
     # -- time
 
@@ -472,7 +475,7 @@ class HostAgent:
         if (due_s := self._output.due_in(time.monotonic())) is not None:
             return due_s
         is_killing = any(rank.kill_at is not None for rank in self._ranks.values())
-        if self._groups or is_killing or self._keeper.is_waiting or self._output.is_late:
+        if self._descendants.is_ending or is_killing or self._keeper.is_waiting or self._output.is_late:
             return 0.05
         return min(_IDLE_S, self._config.beat_s)
 
@@ -490,13 +493,15 @@ class HostAgent:
                     silent_s = now - (self._born if heard_at is None else heard_at)
                     print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
                 self._controller_ended()
-        if self._zygote is None and (self._ranks or self._groups) and now >= self._zygote_at:
+        if self._zygote is None and (self._ranks or self._descendants.is_ending) and now >= self._zygote_at:
             self._zygote = self._make_zygote()
             self._watch_zygote()
             self._zygote_knows_groups = False
         if not self._zygote_knows_groups:
             self._send_groups()
-        if self._leave_at is not None and (now >= self._leave_at or not (self._has_forked or self._groups)):
+        if self._leave_at is not None and (
+            now >= self._leave_at or not (self._has_forked or self._descendants.is_ending)
+        ):
             self._end_session()
             return
         self._output.tick(now)
@@ -519,7 +524,8 @@ class HostAgent:
             if rank.kill_at is not None and now >= rank.kill_at:
                 signal_rank(rank.pid, signal.SIGKILL)
                 rank.kill_at = None
-        if _end_groups(self._groups, now):
+        zygote = self._zygote.pid if self._zygote is not None else 0
+        if self._descendants.is_ending and self._descendants.end_left(now, self._ranks.values(), zygote):
             self._zygote_knows_groups = False
 
     # -- the end
@@ -528,7 +534,7 @@ class HostAgent:
         for rank in self._ranks.values():
             if rank.pid:
                 signal_rank(rank.pid, signal.SIGKILL)
-        for pgid in self._groups:
+        for pgid in self._descendants.groups:
             signal_rank(pgid, signal.SIGKILL)
         if self._zygote is not None:
             self._zygote.close()
@@ -558,26 +564,9 @@ class HostAgent:
                     os.rmdir(os.path.dirname(self._config.directory))
 
 
-def _end_groups(groups: dict[int, float], now: float) -> bool:
-    """Forget the process groups that have ended, and kill those whose deadline has passed; return whether any has ended."""
-    ended = []
-    for pgid, deadline in groups.items():
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-pgid, os.WNOHANG)[0]:  # they are children of the agent now
-                pass
-        if not group_is_alive(pgid):
-            ended.append(pgid)
-        elif now >= deadline:
-            signal_rank(pgid, signal.SIGKILL)
-    for pgid in ended:
-        del groups[pgid]
-    return bool(ended)
-
-
 def _kill_children() -> None:
-    with open(f"/proc/self/task/{os.getpid()}/children", "rb") as file:
-        for pid in file.read().split():
-            signal_rank(int(pid), signal.SIGKILL)
+    for pid in children_of(os.getpid()):
+        signal_rank(pid, signal.SIGKILL)
 
 
 def write_detached(directory: str, since: float) -> bool:
@@ -604,11 +593,3 @@ def remove_all_but_kept_files(directory: str) -> None:
         elif entry.name not in KEPT_FILES:
             with contextlib.suppress(OSError):
                 os.unlink(entry.path)
-
-
-def signal_rank(pid: int, signum: int) -> None:
-    """Signal a rank and the rest of its process group, unless they have ended or belong to another user."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signum)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signum)  # before `os.setsid` it is in another group

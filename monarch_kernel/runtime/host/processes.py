@@ -13,6 +13,7 @@ from monarch_kernel.net.memory.processes import open_pidfd
 __all__ = [
     "await_end",
     "become_subreaper",
+    "children_of",
     "cpu_seconds",
     "die_with_parent",
     "group_is_alive",
@@ -20,6 +21,7 @@ __all__ = [
     "open_process",
     "raise_descriptor_limit",
     "rss_nbytes",
+    "signal_rank",
     "start_ticks",
 ]
 
@@ -75,6 +77,16 @@ def has_children() -> bool:
     return True
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the children of all threads of a process, including zombies; empty if it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
 def rss_nbytes(pid: int) -> int:
     """Return the resident memory of a process in bytes; 0 if it is gone."""
     try:
@@ -123,3 +135,11 @@ def group_is_alive(pgid: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def signal_rank(pid: int, signum: int) -> None:
+    """Signal a rank and the rest of its process group, unless they have ended or belong to another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signum)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)  # before `os.setsid` it is in another group

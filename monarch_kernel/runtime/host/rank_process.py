@@ -44,6 +44,11 @@ class RankProcess:
     stopping: float | None = field(default=None)
     keeps_log: bool = False
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Number and incarnation, which no other rank of the session has."""
+        return self.spec.proc, self.spec.incarnation
+
     def forked(self, pid: int) -> None:
         """Note the process that the zygote has forked."""
         self.pid, self.pidfd, self.forked_at = pid, os.pidfd_open(pid), time.time()

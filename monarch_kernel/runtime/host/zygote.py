@@ -6,7 +6,8 @@ last packet of a group is marked. For each group it forks a helper, which forks 
 agent, a subreaper, then becomes the parent of the ranks and learns how they end.
 
 If the agent is killed, the Linux kernel kills the ranks, but not the processes that they have started. The zygote kills those:
-it notices the agent's end, and knows the process groups from a packet (`OrphanGroups`).
+it notices the agent's end, knows the process groups from a packet (`OrphanGroups`), and finds the processes in other groups
+by their environment (`runtime.host.descendants`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from monarch_kernel.base.own_log import LogFileHandler, take_log
 from monarch_kernel.launch.base import module_command
 from monarch_kernel.net.wire.config import ForkReport, ForkRequest, OrphanGroups, Preloads
 from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.host.descendants import kill_marked, mark_rank
 
 __all__ = ["HUGE_PAGES", "Zygote", "serve"]
 
@@ -83,6 +85,11 @@ class Zygote:
             pipe.write(
                 json.dumps([entry, list(preload), list(preload_later), list(addresses), token, leftover]).encode()
             )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -155,6 +162,7 @@ def serve(fd: int) -> None:
             for pgid in inherited:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pgid, signal.SIGKILL)
+            kill_marked()
             if leftover:
                 shutil.rmtree(leftover, ignore_errors=True)
             return
@@ -234,6 +242,7 @@ def _become_rank(
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
+        mark_rank(request.spec.proc, request.spec.incarnation)
         run(request.spec, addresses, token, helper, request.secret)
         code = 0
     except BaseException:  # an exception that is not caught here would run the zygote's loop a second time

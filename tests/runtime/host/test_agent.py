@@ -100,6 +100,31 @@ from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
 (marks,) = (each for each in gc.get_objects() if type(each) is OutputMarks)
 """
 
+DAEMONS = """
+import os, signal, subprocess, sys, time
+def double_fork():
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write_end, b"%d" % os.getpid())
+            time.sleep(1000)
+        os._exit(0)
+    os.waitpid(child, 0)
+    pid = int(os.read(read_end, 20))
+    os.close(read_end)
+    os.close(write_end)
+    return pid
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
+deaf = subprocess.Popen([sys.executable, "-c", DEAF], start_new_session=True, stdout=subprocess.PIPE)
+_ = deaf.stdout.readline()
+family = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE, env={})
+grandchild = int(family.stdout.readline())
+(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid, deaf.pid, double_fork(), grandchild)
+"""
+"""Starts processes in separate sessions, and returns their pids; the last one has another environment than its rank."""
+
 # -- the end of a rank
 
 
@@ -317,6 +342,20 @@ def test_children_that_ignore_the_request_to_end_are_killed(procs: ProcMesh, bar
     bar.check_above(time.monotonic() - begin, GROUP_GRACE_S / 2, "the grace")
 
 
+def test_processes_in_a_separate_session_end_with_their_rank_only(procs: ProcMesh) -> None:
+    other = this_host().spawn_procs({"r": 1}, device="cpu")
+    theirs = other.run(DAEMONS).get(LONG_S).values()[0]
+    ours: Any = procs.run(DAEMONS).get(LONG_S).values()
+    os.kill(pids_of(procs)[1], signal.SIGKILL)
+    wait_gone(*ours[1][:-1])  # the last one has no sign of its rank, and might come from another one
+    assert not any(map(is_gone, (*ours[0], *ours[2], *theirs)))
+    procs.stop().get(LONG_S)
+    wait_gone(*ours[0], *ours[2])
+    assert not any(map(is_gone, theirs))
+    other.stop().get(LONG_S)
+    wait_gone(*theirs)
+
+
 def test_output_of_a_child_after_the_death_of_its_rank_is_harmless(procs: ProcMesh) -> None:
     """The agent gets both events at once, and first the death, for which it closes the rank's pipes."""
     one = procs.slice(r=0)
@@ -371,6 +410,13 @@ def test_ranks_use_the_python_of_the_controller(procs: ProcMesh) -> None:
 
 
 @pytest.mark.slow
+def test_processes_whose_origin_is_unknown_end_with_the_last_rank(mortal: ProcMesh) -> None:
+    daemons: Any = mortal.slice(r=0).run(DAEMONS).get(LONG_S).values()
+    for pid in pids_of(mortal):
+        os.kill(pid, signal.SIGKILL)
+    wait_gone(*daemons[0])
+
+
 def test_ranks_survive_a_killed_zygote_and_the_next_mesh_starts_a_new_one(mortal: ProcMesh) -> None:
     old = zygote_pid()
     os.kill(old, signal.SIGKILL)
@@ -389,10 +435,12 @@ def test_children_of_ranks_end_when_the_agent_is_killed(mortal: ProcMesh, is_sec
         old = zygote_pid()
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: zygote_pids() not in ([], [old]), "another zygote")
-    kids = list(mortal.run("import subprocess\nsubprocess.Popen(['sleep', '1000']).pid").get(LONG_S).values())
+    kids = mortal.run("import subprocess\nsubprocess.Popen(['sleep', '1000']).pid").get(LONG_S).values()
+    daemons: Any = mortal.run(DAEMONS).get(LONG_S).values()
     os.kill(agent_pid(), signal.SIGKILL)
-    for kid in kids:
-        wait_gone(kid)
+    wait_gone(*kids, *(pid for pids in daemons for pid in pids[:-1]))
+    for *_, unknown in daemons:  # nothing tells that it belongs to a rank
+        os.kill(unknown, signal.SIGKILL)
 
 
 def test_starting_ranks_report_that_the_zygote_was_killed(mortal: ProcMesh) -> None:

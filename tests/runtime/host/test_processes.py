@@ -14,8 +14,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 OF_ANOTHER_USER = """
 import signal, subprocess
-from monarch_kernel.runtime.host.agent import signal_rank
-from monarch_kernel.runtime.host.processes import group_is_alive
+from monarch_kernel.runtime.host.processes import group_is_alive, signal_rank
 from tests.support.processes import drop_root
 
 other = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
