@@ -1,20 +1,17 @@
 """Registers the name in ``Trainer(strategy="monarch")``, and the notebook whose mesh it refers to.
 
 Lightning has no entry points for strategies, so the name goes into Lightning's registry: at once if Lightning is imported
-already, else by a finder on ``sys.meta_path``, which registers it at the end of the import and changes nothing else.
+already, else at the end of its import.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Sequence
 from functools import partial
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from monarch_kernel.base.after_import import after_import
 from monarch_kernel.notebook.magics.integrations import Notebook
 
 __all__ = ["PACKAGES", "find_notebook", "install", "register", "remove"]
@@ -31,64 +28,45 @@ _REGISTRIES = {"lightning.pytorch.strategies": "lightning", "pytorch_lightning.s
 _NAMES = {"monarch": "ddp", "monarch_fsdp": "fsdp"}
 
 
-class _Finder(MetaPathFinder):
-    """Registers the name when Lightning is imported, and holds the notebook."""
+class _Registration:
+    """The registration of the names in this process.
 
-    def __init__(self, notebook: Notebook | None) -> None:
-        self.notebook = notebook
+    Attributes:
+        is_done: Whether the names are registered, or will be when Lightning is imported.
+        notebook: The notebook of this process; None in a script.
+    """
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in _REGISTRIES:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        loader: Any = None if spec is None else spec.loader
-        if loader is None:
-            return None
-        load = loader.exec_module
+    def __init__(self) -> None:
+        self.is_done = False
+        self.notebook: Notebook | None = None
 
-        def load_and_register(module: ModuleType) -> None:
-            load(module)
-            _register_in(module)
 
-        loader.exec_module = load_and_register
-        return spec
+_registration = _Registration()
 
 
 def register() -> None:
     """Register the name with Lightning, now or when it is imported."""
-    if _finder() is None:
-        sys.meta_path.insert(0, _Finder(None))
-    for name in _REGISTRIES:
-        module = sys.modules.get(name)
-        if module is not None and hasattr(module, "StrategyRegistry"):  # else its import is in progress
-            _register_in(module)
+    if not _registration.is_done:
+        _registration.is_done = True
+        for name in _REGISTRIES:
+            after_import(name, _register_in)
 
 
 def install(notebook: Notebook) -> None:
     """Make the name refer to the latest mesh of a notebook, and run Trainers as its cells."""
     register()
-    finder = _finder()
-    assert finder is not None
-    finder.notebook = notebook
+    _registration.notebook = notebook
 
 
 def remove(notebook: Notebook) -> None:
     """Forget a notebook that ends."""
-    finder = _finder()
-    if finder is not None and finder.notebook is notebook:
-        finder.notebook = None
+    if _registration.notebook is notebook:
+        _registration.notebook = None
 
 
 def find_notebook() -> Notebook | None:
     """Return the notebook of this process; None in a script."""
-    finder = _finder()
-    return None if finder is None else finder.notebook
-
-
-def _finder() -> _Finder | None:
-    return next((finder for finder in sys.meta_path if isinstance(finder, _Finder)), None)
+    return _registration.notebook
 
 
 def _register_in(module: ModuleType) -> None:
