@@ -37,6 +37,7 @@ _FEATURES = (
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
     "monarch_kernel.features.live.worker",
+    "monarch_kernel.features.widgets.worker",
     "monarch_kernel.train.snapshots.buddy_store",
 )
 _PRELOAD = (

@@ -1,4 +1,4 @@
-"""Extensions of meshes: live loops, live code edits, debugging, traffic counts and resharding. Each feature is one folder.
+"""Extensions of meshes: live loops, code edits, debugging, traffic counts, resharding, widgets. Each feature is one folder.
 
 Theory of operation
 ===================

@@ -174,3 +174,25 @@ def test_it_is_accessible_in_any_theme(lab: Lab, server: Server, theme: str) -> 
     with_mesh(lab, server)
     lab.use_theme(theme)
     assert lab.violations(".mk-live") == []
+
+
+SLIDERS = """%%remote t
+import ipywidgets
+slider = ipywidgets.IntSlider(value=3 + rank, description="rate")
+slider.observe(lambda change: print("changed to", change["new"]), "value")
+slider"""
+
+
+@OLDEST_TOO
+def test_sliders_that_ranks_make_move_and_call_their_observers(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, SLIDERS, "%mesh down t")
+    lab.run(1)
+    handles = lab.cell(1).get_by_role("slider")
+    expect(handles).to_have_count(2)
+    expect(lab.cell(1).locator(".widget-readout")).to_have_text(["3", "4"])
+    handles.nth(1).focus()
+    handles.nth(1).press("ArrowRight")
+    expect(lab.cell(1)).to_contain_text("[1] changed to 5")
+    expect(lab.cell(1).locator(".widget-readout")).to_have_text(["3", "5"])
+    lab.run(2)
+    expect(lab.cell(1).locator(".noUi-target[disabled]")).to_have_count(2)

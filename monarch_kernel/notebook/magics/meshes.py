@@ -30,6 +30,7 @@ from monarch_kernel.notebook.magics.attach import AttachedMesh, DetachedMeshes
 from monarch_kernel.notebook.magics.bring_up_hosts import Allocation
 from monarch_kernel.notebook.magics.debug import DebugPrompt
 from monarch_kernel.notebook.magics.healing import replace_ranks
+from monarch_kernel.notebook.magics.rank_widgets import RankWidgets
 from monarch_kernel.notebook.magics.viewers import Command, LiveWidget, Viewers
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_name
@@ -272,6 +273,7 @@ class Meshes:
     def _add(self, entry: MeshEntry) -> None:
         self._entries[entry.options.name] = entry
         self._latest = entry.options.name
+        RankWidgets.follow(entry.mesh.runtime)
         self._shell.user_ns[entry.options.name] = entry.mesh
         self.background.start()
 

@@ -226,7 +226,6 @@ class CellShell:
         """Drop the last error, which keeps its frames and so their tensors alive."""
         self._shell.shown.clear()
         self._shell.pages.clear()
-        self._shell.has_shown_widget = False
         if self._shell.last_execution_result is not None:  # of a nested cell
             self._shell.last_execution_result = None
         if self._last_error is None:

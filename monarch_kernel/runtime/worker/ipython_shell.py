@@ -46,12 +46,11 @@ from traitlets.config import Config
 
 from monarch_kernel.runtime.diagnostics.mime import encoded
 
-__all__ = ["Publish", "RankShell", "flush", "no_getpass", "no_input", "prepare"]
+__all__ = ["Publish", "RankShell", "current_shell", "flush", "no_getpass", "no_input", "prepare"]
 
 Publish = Callable[[dict[str, Any], dict[str, Any]], None]
 """Takes the data and the metadata of a display, each by MIME type."""
 
-_WIDGET = "application/vnd.jupyter.widget-view+json"
 _KEPT_SOURCES = 500
 _KEPT_ERRORS = 20
 _COMMAND_GRACE_S = 1.0
@@ -131,7 +130,7 @@ class _RankPublisher(DisplayPublisher):
         if display_id is not None:
             metadata["monarch_kernel"] = {"display_id": display_id, "update": update}
         flush()
-        self.shell.emit(self.shell.drawable(data), metadata)
+        self.shell.emit(encoded(data), metadata)
 
     def clear_output(self, wait: bool = False) -> None:
         flush()
@@ -181,7 +180,6 @@ class RankShell(InteractiveShell):
         self.emit = None
         self.shown = []
         self.pages: list[str] = []
-        self.has_shown_widget = False  # in this cell
         self._memory: dict[str, Any] = {}
         self._last: Any = ""
 
@@ -223,14 +221,7 @@ class RankShell(InteractiveShell):
             for error in self.shown[before:]:
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
-        return self.drawable(data), metadata
-
-    def drawable(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return representations as Jupyter sends them, without that of a widget: the page has no model of it."""
-        if _WIDGET in data and not self.has_shown_widget:
-            self.has_shown_widget = True
-            print("widgets made on ranks are not live: their text is shown instead", file=sys.stderr)
-        return encoded({mime: value for mime, value in data.items() if mime != _WIDGET})
+        return encoded(data), metadata
 
     def take_pages(self) -> dict[str, Any]:
         """Return pages for a pager (``x?`` and the like), which a rank does not have, as the representation of a value."""
@@ -297,6 +288,12 @@ class RankShell(InteractiveShell):
             with contextlib.suppress(OSError):
                 folder.rmdir()
         type(self).clear_instance()
+
+
+def current_shell() -> RankShell | None:
+    """Return the shell of this process; None if it has none, as a rank that has run no cell."""
+    shell = InteractiveShell.instance() if InteractiveShell.initialized() else None
+    return shell if isinstance(shell, RankShell) else None
 
 
 def prepare(main: types.ModuleType | None = None) -> None:

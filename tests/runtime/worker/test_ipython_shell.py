@@ -125,22 +125,6 @@ def test_a_value_that_cannot_be_shown(rank: Script) -> None:
     assert "broken html" in ran.stderr
 
 
-def test_widgets_are_shown_as_text(rank: Script) -> None:
-    ran = rank(
-        """
-        run("import ipywidgets\\nfrom IPython.display import display")
-        outcome = run("slider = ipywidgets.IntSlider(value=3); display(slider, slider)\\nslider")
-        report["value"] = sorted(outcome.bundle)
-        report["published"] = [sorted(data) for data, _ in published]
-        report["text"] = outcome.bundle["text/plain"]
-        """
-    )
-    assert ran.report["value"] == ["text/plain"]
-    assert ran.report["published"] == [["text/plain"]] * 2
-    assert ran.report["text"].startswith("IntSlider(value=3")
-    assert ran.stderr.count("widgets made on ranks are not live: their text is shown instead\n") == 1
-
-
 def test_nothing_grows_with_the_number_of_cells(rank: Script) -> None:
     ran = rank(
         """
