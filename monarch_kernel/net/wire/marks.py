@@ -9,13 +9,31 @@ from __future__ import annotations
 import re
 import secrets
 
-__all__ = ["FIRST_MARK", "MarkReader", "is_display_mark", "mark_bytes", "new_secret", "switch_mark", "switched"]
+__all__ = [
+    "DISPLAY",
+    "FIRST_MARK",
+    "MARK_STEP",
+    "ORDER",
+    "MarkReader",
+    "is_display_mark",
+    "is_order_mark",
+    "mark_bytes",
+    "new_secret",
+    "switch_mark",
+    "switched",
+]
 
 _DIGITS = 16
 _SECRET_NBYTES = 16
 
 FIRST_MARK = 1 << 40
 """Larger than the number of bytes of any stream without marks."""
+
+MARK_STEP = 4
+"""Difference of the numbers of two successive marks; the last bits of a number say what the mark is for."""
+
+DISPLAY = 1
+ORDER = 2
 
 
 def new_secret() -> str:
@@ -33,8 +51,13 @@ def _prefix(secret: str) -> bytes:
 
 
 def is_display_mark(end: int) -> bool:
-    """Whether a mark is at the position of displayed output, which is sent separately: such marks are odd."""
-    return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & 1)
+    """Whether a mark is at the position of displayed output, which is sent separately."""
+    return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & DISPLAY)
+
+
+def is_order_mark(end: int) -> bool:
+    """Whether a mark says only that the rank has begun to write to its other stream: no message waits for it."""
+    return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & ORDER)
 
 
 _FIRST_SWITCH = 1 << 52

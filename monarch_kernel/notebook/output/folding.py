@@ -66,7 +66,7 @@ class OutputFolder:
         self,
         ranks: Sequence[int],
         *,
-        window_s: float = 0.05,
+        window_s: float = 0.15,
         raw: bool = False,
         max_lines: int = 200_000,
         max_nbytes: int = 32 * 1024**2,

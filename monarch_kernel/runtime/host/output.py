@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from monarch_kernel.net.wire.marks import MarkReader, switched
+from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, is_order_mark, switched
 from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.runtime.host.logs import RankLog
 
@@ -24,6 +24,9 @@ CHARS_PER_S = 512 * 1024
 TAIL_LINES = 64
 TAIL_LINE_CHARS = 1000
 TAIL_EVERY_S = 0.1
+ORDER_GRACE_S = 0.2
+"""How long output waits for earlier output of the other stream: a mark can be lost in a pipe that is full."""
+
 _OURS = re.compile(r'Extension modules: |\s+File "(.*/monarch_kernel/.*|<frozen runpy>)", line|\s*$')
 _READ_NBYTES = 1 << 16
 _READS_PER_TURN = 16
@@ -77,8 +80,12 @@ class OutputStream:
         self._marks = marks
         self._read_to = 0  # a number of bytes until the first mark, then the last mark
         self._reported_to = 0
+        self._early_since = float("inf")
+        self._awaited = 0  # the last mark for which a message may wait
         self._pending: list[str] = []
-        self._marked: deque[tuple[str, int]] = deque()  # (text, mark) for each mark that was read
+        self._marked: deque[tuple[str, int, int]] = (
+            deque()
+        )  # text, the mark after it, and the last mark before more text
         self._allowance = float(BURST_CHARS)
         self._allowance_at = 0.0
         self._tail: deque[str] = deque()
@@ -110,6 +117,8 @@ class OutputStream:
             self.request, self.successor = switch
         elif mark:
             self._read_to = max(self._read_to, mark)
+            if not is_order_mark(mark):
+                self._awaited = self._read_to
         elif not self._marks.last:
             self._read_to += len(data)
         if self._log is not None:
@@ -118,10 +127,10 @@ class OutputStream:
         if text:
             self._pending.append(text)
         if mark and (self._pending or not self._marked):
-            self._marked.append(("".join(self._pending), self._read_to))
+            self._marked.append(("".join(self._pending), self._read_to, self._read_to))
             self._pending.clear()
         elif mark:
-            self._marked[-1] = (self._marked[-1][0], self._read_to)
+            self._marked[-1] = (*self._marked[-1][:2], self._read_to)
 
     @property
     def reported_to(self) -> int:
@@ -130,8 +139,8 @@ class OutputStream:
 
     @property
     def is_marked(self) -> bool:
-        """Whether a mark was read that `take` has not returned yet."""
-        return self._marks.last > self._reported_to
+        """Whether a mark was read for which a message may wait, and `take` has not returned it yet."""
+        return self._awaited > self._reported_to
 
     @property
     def waiting(self) -> bool:
@@ -140,19 +149,35 @@ class OutputStream:
 
     @property
     def next_mark(self) -> float:
-        """The mark at the end of the next chunk from `take`; infinity if no mark was read."""
+        """The mark after the text of the next chunk from `take`; infinity if no mark was read."""
         return self._marked[0][1] if self._marked else float("inf")
+
+    def must_wait(self, others: Iterable[OutputStream], now: float) -> bool:
+        """Whether the next chunk follows output that was not read yet from another stream of the rank.
+
+        A rank sets each mark in all its streams, so a mark that was read here is in the other pipe, too, unless that was full.
+        """
+        is_early = self._reported_to >= FIRST_MARK and any(
+            other.fd >= 0 and not other.request and other._marks.last < self._reported_to
+            for other in others
+            if other is not self and not self.request
+        )
+        if not is_early:
+            self._early_since = float("inf")
+            return False
+        self._early_since = min(self._early_since, now)
+        return now < self._early_since + ORDER_GRACE_S
 
     def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
         """Return the output that may be shown now, up to the next mark; with ``last`` everything that is left."""
         self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
         self._allowance_at = now
         if self._marked and not self._tail and len(self._marked[0][0]) <= self._allowance:
-            text, end = self._marked.popleft()
+            text, _, end = self._marked.popleft()
             request = 0
         else:
             request = self.request
-            text, end = "".join([*(text for text, _ in self._marked), *self._pending]), self._read_to
+            text, end = "".join([*(text for text, *_ in self._marked), *self._pending]), self._read_to
             self._marked.clear()
             self._pending.clear()
         if text:

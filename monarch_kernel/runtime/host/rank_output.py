@@ -153,6 +153,9 @@ def take_output(streams: Sequence[OutputStream], now: float, *, last: bool = Fal
     left = [stream for stream in streams if stream.waiting]
     while left:
         stream = min(left, key=lambda stream: stream.next_mark)
+        if not last and stream.must_wait(streams, now):
+            left.remove(stream)
+            continue
         chunk = stream.take(now, last=last)
         if chunk is not None:
             yield chunk

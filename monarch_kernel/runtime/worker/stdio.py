@@ -4,6 +4,9 @@ Output and answers of a rank travel on different connections. A mark at the end 
 has read all earlier output. This includes output of native code and of child processes, which Python cannot count, and the
 output of an interrupted ``print``, of which any part may be written.
 
+The two streams are two pipes, so the reader could not tell in which order a rank has written to them. Where Python turns from
+one to the other, it sets a mark in both. Native code and child processes set none.
+
 Child processes that a cell has left running keep its pipes. If a rank has children when a cell starts, it replaces its pipes
 with new ones, and writes a mark into the old pipes that says where the new ones are; the agent opens these through ``/proc``.
 From then on all output in the old pipes belongs to the children. A cell without such children costs one system call.
@@ -22,8 +25,9 @@ import itertools
 import os
 import sys
 import termios
+from typing import Any
 
-from monarch_kernel.net.wire.marks import FIRST_MARK, mark_bytes, switch_mark
+from monarch_kernel.net.wire.marks import DISPLAY, FIRST_MARK, MARK_STEP, ORDER, mark_bytes, switch_mark
 
 __all__ = ["OutputMarks", "install_streams"]
 
@@ -42,7 +46,14 @@ class OutputMarks:
         self._pid = os.getpid()
         self._read_ends: list[int] = []
         self._former: set[tuple[int, int]] = set()  # pipes that are no longer used: device and inode
-        self._numbers = itertools.count(FIRST_MARK, 2)
+        self._numbers = itertools.count(FIRST_MARK, MARK_STEP)
+        self._written = 0  # the file descriptor that was written to since the last mark; 0 for none
+
+    def write_to(self, fd: int) -> None:
+        """Write a mark to both streams if something was written to the other one since the last mark."""
+        if self._written not in (0, fd):
+            self._set(ORDER)
+        self._written = fd
 
     def set(self, *, display: bool = False) -> tuple[int, int]:
         """Write a mark to both streams, when a request ends or a display is sent.
@@ -51,9 +62,13 @@ class OutputMarks:
             The numbers of the marks in stdout and stderr, which only grow. They are 0 in a fork, which writes no marks because
             its numbers would repeat those of the rank.
         """
+        return self._set(DISPLAY if display else 0)
+
+    def _set(self, kind: int) -> tuple[int, int]:
         if os.getpid() != self._pid:
             return 0, 0
-        number = next(self._numbers) + display
+        self._written = 0
+        number = next(self._numbers) + kind
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.write(fd, mark_bytes(self._secret, number))
@@ -104,11 +119,25 @@ def _close_if_read(read_end: int) -> bool:
     return True
 
 
+class _MarkedFile(io.FileIO):
+    """A standard stream that sets a mark where the rank turns to it from the other one, so that their order is known."""
+
+    def __init__(self, fd: int, marks: OutputMarks) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._fd = fd
+        self._marks = marks
+
+    def write(self, data: Any, /) -> int:
+        self._marks.write_to(self._fd)
+        return super().write(data)
+
+
 def install_streams(secret: str) -> OutputMarks:
     """Replace `sys.stdout` and `sys.stderr`; ``secret`` is part of each mark in them."""
+    marks = OutputMarks((os.dup(1), os.dup(2)), secret)
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        raw: io.RawIOBase = io.FileIO(fd, "w", closefd=False)
+        raw: io.RawIOBase = _MarkedFile(fd, marks)
         stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
-    return OutputMarks((os.dup(1), os.dup(2)), secret)
+    return marks

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.notebook.kernel.conftest import ranks_of
+
 if TYPE_CHECKING:
     from tests.notebook.kernel.conftest import Cell, Notebook
     from tests.support.timing import Bar
@@ -50,6 +52,22 @@ def test_stderr_is_stderr(notebook: Notebook) -> None:
     cell = notebook.ok("%%remote\nimport sys\nprint('oh', file=sys.stderr)\nprint('ah')")
     assert cell.lines("stderr") == both("oh")
     assert cell.lines() == both("ah")
+
+
+def test_lines_of_both_streams_are_shown_in_the_order_of_their_rank(notebook: Notebook) -> None:
+    cell = notebook.ok(
+        "%%remote\nimport sys\nfor i in range(50):\n"
+        "    print('out', i)\n    if i % 3 == rank: print('err', i, file=sys.stderr)"
+    )
+    shown: dict[int, list[str]] = {0: [], 1: []}
+    for message in cell.of_type("stream"):
+        for line in message["content"]["text"].splitlines():
+            label, _, text = line.partition(" ")
+            for rank in ranks_of(label):
+                shown[rank].append(text)
+    for rank, lines in shown.items():
+        expected = [[f"out {i}", f"err {i}"] if i % 3 == rank else [f"out {i}"] for i in range(50)]
+        assert lines == [line for each in expected for line in each]
 
 
 def test_output_of_descriptors_and_children_is_shown(bare: Notebook) -> None:

@@ -192,9 +192,9 @@ class TestMerging:
     def test_a_fresh_line_does_not_go_early_for_an_unrelated_one(self) -> None:
         folder = OutputFolder(range(3))
         folder.feed(0, "stdout", "old\n", now=0.0)
-        folder.feed(1, "stdout", "fresh\n", now=0.04)
-        assert shown(folder.drain(0.06)) == [((0,), "old")]
-        assert shown(folder.drain(0.1)) == [((1,), "fresh")]
+        folder.feed(1, "stdout", "fresh\n", now=0.1)
+        assert shown(folder.drain(0.16)) == [((0,), "old")]
+        assert shown(folder.drain(0.26)) == [((1,), "fresh")]
 
     def test_equal_text_on_different_streams_is_not_equal(self) -> None:
         folder = OutputFolder(range(2))
@@ -385,7 +385,7 @@ class TestFlood:
         folder = OutputFolder(range(2))
         folder.feed(0, "stdout", "a\nb", now=0.0)
         folder.feed(0, "stdout", "c\n", now=0.0, dropped_lines=7)
-        lines = folder.drain(0.1)
+        lines = folder.drain(0.2)
         assert [line.text for line in lines] == [
             "a",
             "b",

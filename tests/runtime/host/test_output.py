@@ -16,12 +16,15 @@ from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.runtime.host.output import (
     BURST_CHARS,
     CHARS_PER_S,
+    ORDER_GRACE_S,
     TAIL_EVERY_S,
     TAIL_LINE_CHARS,
     TAIL_LINES,
     OutputStream,
     fold,
 )
+from monarch_kernel.runtime.host.rank_output import take_output
+from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 SECRET = new_secret()
 
@@ -242,3 +245,49 @@ def test_folding_preserves_the_output_and_order_of_each_rank(written: list[list[
     ]
     unfolded = [each for chunk in fold(chunks for chunks in of_ranks if chunks) for each in chunk.of_each()]
     assert [[chunk for chunk in unfolded if chunk.proc == proc] for proc in range(len(written))] == of_ranks
+
+
+WRITES = st.lists(st.tuples(st.sampled_from(["out", "err"]), st.booleans(), st.booleans()), max_size=30)
+
+
+@given(WRITES)
+def test_lines_of_both_streams_come_in_the_order_in_which_the_rank_wrote_them(
+    writes: list[tuple[str, bool, bool]],
+) -> None:
+    """The agent reads the two pipes at any moments, in any order."""
+    pipes = {name: os.pipe() for name in ("out", "err")}
+    marks = OutputMarks((pipes["out"][1], pipes["err"][1]), SECRET)
+    streams = [
+        OutputStream(7, "stdout" if name == "out" else "stderr", pipes[name][0], MarkReader(SECRET)) for name in pipes
+    ]
+    shown = ""
+    try:
+        for i, (name, reads_out, reads_err) in enumerate(writes):
+            marks.write_to(1 if name == "out" else 2)
+            os.write(pipes[name][1], f"{name} {i}\n".encode())
+            for stream, reads in zip(streams, (reads_out, reads_err)):
+                if reads:
+                    stream.read()
+            shown += "".join(chunk.text for chunk in take_output(streams, 0.0))
+        for stream in streams:
+            stream.read()
+        shown += "".join(chunk.text for chunk in take_output(streams, 0.0))
+    finally:
+        for pipe in pipes.values():
+            for fd in pipe:
+                os.close(fd)
+    assert shown.splitlines() == [f"{name} {i}" for i, (name, _, _) in enumerate(writes)]
+
+
+def test_output_does_not_wait_for_ever_for_a_mark_that_is_lost(pipe: Pipe) -> None:
+    other_end, other = os.pipe()
+    stderr = OutputStream(7, "stderr", other_end, MarkReader(SECRET))
+    pipe.write(b"one\n" + mark_bytes(SECRET, FIRST_MARK) + b"two\n")
+    streams = [pipe.stream, stderr]
+    assert [chunk.text for chunk in take_output(streams, 5.0)] == ["one\n"]
+    assert [chunk.text for chunk in take_output(streams, 5.0)] == []
+    assert [chunk.text for chunk in take_output(streams, 5.0 + ORDER_GRACE_S)] == ["two\n"]
+    pipe.write(mark_bytes(SECRET, FIRST_MARK + 4) + b"three\n")
+    assert [chunk.text for chunk in take_output(streams, 9.0, last=True)] == ["", "three\n"]
+    os.close(other)
+    os.close(other_end)

@@ -9,7 +9,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
+from monarch_kernel.net.wire.marks import FIRST_MARK, MARK_STEP, MarkReader, mark_bytes, new_secret
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 SECRET = new_secret()
@@ -99,4 +99,4 @@ def test_a_fork_of_a_rank_sets_no_marks() -> None:
     reader = MarkReader("s")
     (_, first), (text, second), _ = reader.feed(said)
     assert text == b"child\nrank\n"
-    assert (first, second) == (FIRST_MARK, FIRST_MARK + 2)
+    assert (first, second) == (FIRST_MARK, FIRST_MARK + MARK_STEP)
