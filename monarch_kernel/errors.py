@@ -36,7 +36,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from monarch_kernel.base.text import format_ranks
+from monarch_kernel.base.text import format_ranks, printable
 from monarch_kernel.base.volatile import steady_message
 
 __all__ = [
@@ -320,7 +320,7 @@ class MeshFailure:
             if self.causes[rank] not in reported:
                 reported.append(self.causes[rank])
                 lines.append(f"caused by {self.causes[rank].report()}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _grouped(reports: Mapping[int, Failure], *, exact: bool = False) -> list[tuple[Failure, tuple[int, ...]]]:
@@ -522,7 +522,7 @@ class RanksError(MonarchError):
             lines.extend(f"    {line}" for line in causes_by_rank(same))
             lines.extend(f"    {note}" for note in failure.notes)
             lines.extend(_last_lines(same))
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 class ActorError(RanksError):

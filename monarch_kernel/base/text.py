@@ -9,12 +9,30 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from html import escape
 
-__all__ = ["Column", "aligned", "format_nbytes", "format_ranks", "format_seconds", "html_table", "last_line", "plain"]
+__all__ = [
+    "Column",
+    "aligned",
+    "format_nbytes",
+    "format_ranks",
+    "format_seconds",
+    "html_table",
+    "last_line",
+    "one_line",
+    "plain",
+    "printable",
+]
 
 Column = tuple[str, list[str], bool]
 """Title, cells, and whether the column is aligned to the right."""
 
-_CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+_SEQUENCE = r"(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)|[\]PX^_]|[ -/]*[0-~])?"
+"""What may follow ESC in a control sequence: parameters, a text up to its end on the same line, or one character."""
+
+_CONTROL = re.compile(rf"\x1b{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""All controls of terminals, and those that change the order of characters, so that a name looks like another."""
+
+_EXECUTED = re.compile(rf"\x1b(?!\[[0-9;:]*m){_SEQUENCE}|[\x01-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+"""Controls of terminals that do more than choose colours. A terminal ignores NUL."""
 
 _MAX_LINE = 200
 _LOOKED_AT = 8192
@@ -77,6 +95,19 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def one_line(text: str) -> str:
+    """Return a text without terminal controls, as one line, for a place in a table or sentence."""
+    return " ".join(plain(text).split("\n"))
+
+
+def printable(text: str) -> str:
+    """Remove terminal controls that are not colours.
+
+    A terminal executes them: they can change its title and its clipboard, move over other lines, or make it send input.
+    """
+    return _EXECUTED.sub("", text)
+
+
 def last_line(text: str) -> str:
     """Return the last non-empty line, as a terminal would show it; of a progress bar its last state.
 
@@ -91,7 +122,8 @@ def last_line(text: str) -> str:
 def aligned(columns: Sequence[Column]) -> list[str]:
     """Return the lines of a table, titles first."""
     padded = []
-    for title, cells, is_right in columns:
+    for title, texts, is_right in columns:
+        cells = [one_line(text) for text in texts]
         width = max(len(cell) for cell in (title, *cells))
         padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in (title, *cells)])
     return ["  ".join(row).rstrip() for row in zip(*padded, strict=True)]
@@ -114,7 +146,7 @@ def html_table(
         mark: returns the HTML of a cell, given its row, the title of its column, and its escaped content.
         wraps: titles of the columns whose text may wrap.
     """
-    name, colon, more = escape(caption).partition(":")
+    name, colon, more = escape(one_line(caption)).partition(":")
     rows: list[str] = []
     if columns:
         head = "".join(
@@ -125,7 +157,7 @@ def html_table(
         for i in range(len(columns[0][1])):
             cells = []
             for column, (title, texts, is_right) in enumerate(columns):
-                content = mark(i, title, escape(texts[i]))
+                content = mark(i, title, escape(plain(texts[i])))
                 style = _cell_style(is_right, wrap=title in wraps)
                 if column:
                     cells.append(f'<td style="{style}">{content}</td>')
@@ -135,7 +167,7 @@ def html_table(
         rows.append("</tbody>")
         if below:
             span = f'colspan="{len(columns)}" style="{_cell_style(False, wrap=True)}"'
-            feet = "".join(f"<tr><td {span}>{escape(line)}</td></tr>" for line in below)
+            feet = "".join(f"<tr><td {span}>{escape(plain(line))}</td></tr>" for line in below)
             rows.append(f"<tfoot>{feet}</tfoot>")
     return (
         f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'

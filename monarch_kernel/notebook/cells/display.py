@@ -14,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.display import clear_output, publish_display_data
 
 from monarch_kernel.base.events import MeshView
+from monarch_kernel.base.text import printable
 from monarch_kernel.notebook.output.rich import Bundle
 from monarch_kernel.notebook.view.text import mesh_html, mesh_text
 
@@ -48,7 +49,8 @@ class Sink:
         self._is_pinned = self._kernel is not None
 
     def write(self, stream: str, text: str) -> None:
-        """Write text to ``stdout`` or ``stderr``."""
+        """Write text to ``stdout`` or ``stderr``, without terminal controls other than colours."""
+        text = printable(text)
         if self._is_pinned:
             self._send("stream", {"name": stream, "text": text})
             return
@@ -87,6 +89,7 @@ class Sink:
 
     def error(self, etype: str, message: str, lines: Sequence[str]) -> None:
         """Show an error without failing a cell."""
+        lines = [printable(line) for line in lines]
         if self._is_pinned:
             self._send("error", {"ename": etype, "evalue": message, "traceback": list(lines)})
             return

@@ -35,6 +35,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import KeptError, StopEvent
+from monarch_kernel.base.text import printable
 from monarch_kernel.errors import MonarchError, RemoteInterrupt, format_ranks
 from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.net.wire.messages import ListErrors
@@ -239,7 +240,7 @@ class DebugPrompt:
             if sink is not None:
                 sink.write("stdout", line)
             else:
-                print(line, end="", flush=True)
+                print(printable(line), end="", flush=True)
         return False
 
     # -- asking

@@ -15,6 +15,7 @@ from typing import Protocol
 from IPython.core.error import StdinNotImplementedError
 
 from monarch_kernel.base.events import StopEvent
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
@@ -90,7 +91,7 @@ class Conversation:
         stop = waiting[self._rank]
         self._show([stop])
         try:
-            line = self._prompt.ask(f"[{stop.rank}] {stop.prompt}", stop, interrupts)
+            line = self._prompt.ask(f"[{stop.rank}] {one_line(stop.prompt)}", stop, interrupts)
         except StdinNotImplementedError:
             self._prompt.skip_breakpoints(waiting.values())
             return

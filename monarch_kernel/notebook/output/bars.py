@@ -20,6 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.rate_limit import Stream
 from monarch_kernel.notebook.output.text import Partial, close_colors
@@ -261,7 +262,7 @@ class BarBoard:
     @staticmethod
     def _line(bars: Sequence[Bar]) -> str:
         first = slowest(bars)
-        text = first.text.rstrip()
+        text = printable(first.text.rstrip())
         if len(text) > MAX_LINE_LENGTH:
             text = text[:MAX_LINE_LENGTH] + "…"
         line = f"{format_ranks([bar.rank for bar in bars])} {close_colors(text)}"

@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from monarch_kernel.base.text import printable
 from monarch_kernel.base.volatile import may_vary, steady_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
 from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream
-from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update
+from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update, rewrites_line
 
 __all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
 
@@ -222,8 +223,8 @@ class OutputFolder:
         if lines and n_cut:
             shortened.append(cut(*last_update(lines.pop(0), n_cut), self._max_line_length))
             n_cut = 0
-        if "\r" in text:
-            lines = [last_update(line)[0] if "\r" in line else line for line in lines]
+        if rewrites_line(text):
+            lines = [last_update(line)[0] if rewrites_line(line) else line for line in lines]
         if len(text) > self._max_line_length:
             lines = [cut(line, 0, self._max_line_length) for line in lines]
         if rest:
@@ -561,7 +562,7 @@ def render(lines: Iterable[FoldedLine], *, width_of_label: int | None = None) ->
     labels: dict[tuple[int, ...], str] = {}
     chunks: list[tuple[Stream, list[str]]] = []
     for line in lines:
-        text = close_colors(line.text)
+        text = close_colors(printable(line.text))
         if not line.note:
             label = labels.get(line.ranks)
             if label is None:

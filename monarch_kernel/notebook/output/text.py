@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Partial", "close_colors", "cut", "last_update"]
+__all__ = ["Partial", "close_colors", "cut", "last_update", "rewrites_line"]
 
 _ANSI_COLOR = re.compile(r"\x1b\[([0-9;:]*)m")
 
@@ -31,7 +31,7 @@ class Partial:
     def append(self, text: str, max_length: int) -> None:
         """Add the next piece of the line."""
         text = self.text + text
-        if "\r" in text:
+        if rewrites_line(text):
             visible, self.n_cut = last_update(text, self.n_cut)
             # The next character overwrites, unless it is the newline of a CR LF.
             text = f"{visible}\r" if text.endswith("\r") else visible
@@ -48,9 +48,29 @@ class Partial:
 
 
 def last_update(line: str, n_cut: int = 0) -> tuple[str, int]:
-    """Return the visible text of a line after its last carriage return, and the number of characters cut from it."""
+    """Return the visible text of a line, and the number of characters cut from it.
+
+    It is the text after the last carriage return, without the characters that backspaces delete.
+    """
     _, cr, last = line.rstrip("\r").rpartition("\r")
-    return (last, 0) if cr else (last, n_cut)
+    return (_backspaced(last), 0) if cr else (_backspaced(last), n_cut)
+
+
+def rewrites_line(text: str) -> bool:
+    """Whether a text has characters that return over what is before them."""
+    return "\r" in text or "\b" in text
+
+
+def _backspaced(text: str) -> str:
+    if "\b" not in text:
+        return text
+    visible: list[str] = []
+    for char in text:
+        if char != "\b":
+            visible.append(char)
+        elif visible:
+            visible.pop()
+    return "".join(visible)
 
 
 def cut(line: str, n_cut: int, max_length: int) -> str:

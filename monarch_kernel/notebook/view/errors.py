@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from monarch_kernel.base.text import plain
+from monarch_kernel.base.text import one_line, plain, printable
 from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
 from monarch_kernel.notebook.view.messages import condensed, narrow
 from monarch_kernel.runtime.diagnostics.source_names import short_file
@@ -83,7 +83,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
         lines.append(f"{format_ranks(finished)} finished; {theirs} in sys.last_value.results")
     while lines and not lines[-1]:
         lines.pop()
-    return lines
+    return [printable(line).replace("\n", " ") for line in lines]
 
 
 def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Paint, verbose: bool) -> Iterator[str]:
@@ -235,7 +235,7 @@ def _variables(frame: Frame, paint: _Paint, whole: bool, on_rank: str) -> Iterat
 
 def _place(frame: Frame) -> str:
     """Format the position of a frame: ``remote cell [5], line 3`` or ``model.py, line 12, in forward``."""
-    function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
+    function = "" if frame.function in ("", "<module>") else f", in {one_line(frame.function)}"
     return f"{short_file(frame.file)}, line {frame.line}{function}"
 
 

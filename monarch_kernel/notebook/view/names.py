@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
 
 __all__ = ["described", "elsewhere_hint", "pull_hint", "push_hint"]
@@ -17,7 +18,7 @@ def described(description: Mapping[str, str], *, color: bool) -> str:
     width = max(map(len, short), default=0) + 2
     lines = []
     for title in [*short, *(title for title in description if title in _LONG)]:
-        text = description[title]
+        text = printable(description[title])
         head = f"{title}:".ljust(width)
         if color:
             head = f"\x1b[31m{head}\x1b[39m"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from monarch_kernel.base.events import MeshView, RankView
-from monarch_kernel.base.text import format_seconds, plain
+from monarch_kernel.base.text import format_seconds, one_line, plain
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
@@ -49,6 +49,7 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
     blocks: dict[object, tuple[list[int], list[str], list[Collective]]] = {}
     for rank in ranks:
         for lines, waits in _blocks(view.ranks[rank], answers.get(rank)):
+            lines = [one_line(line) for line in lines]
             key = (tuple(lines), tuple(replace(each, age_s=0.0, thread=0) for each in waits))
             known = blocks.setdefault(key, ([], lines, []))
             known[0].append(rank)
@@ -58,7 +59,7 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
     for block_ranks, lines, waits in shown[:_MAX_BLOCKS]:
         found += [f"{format_ranks(block_ranks)} {lines[0]}", *(f"    {line}" for line in lines[1:])]
         for wait in {_identity(each): each for each in sorted(waits, key=lambda each: each.age_s)}.values():
-            found += [f"    {line}" for line in _wait_lines(wait, view, answers)]
+            found += [f"    {one_line(line)}" for line in _wait_lines(wait, view, answers)]
     if hidden := shown[_MAX_BLOCKS:]:
         others = format_ranks(rank for block_ranks, _, _ in hidden for rank in block_ranks)
         found.append(f"and {len(hidden)} more places, on {others}")

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from monarch_kernel.base.events import DetachedView, MeshView, RankState, RankView
-from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, plain
+from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, one_line, plain
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loop_text
 
@@ -41,15 +41,14 @@ _MAX_ERROR = {"text": 80, "html": 200}
 def mesh_text(view: MeshView) -> str:
     """Format one mesh and its ranks as a table with aligned columns."""
     shown, rest = _ranks_to_show(view)
-    lines = [_caption(view)]
+    lines = [one_line(_caption(view))]
     if shown:
         columns = _columns(view, shown, "text")
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    return "\n".join(
-        [*lines, *map(loop_text, view.loops), *view.waits, *_lost_hosts(view), *_refused_connections(view)]
-    )
+    below = [*map(loop_text, view.loops), *view.waits, *_lost_hosts(view), *_refused_connections(view)]
+    return "\n".join([*lines, *map(one_line, below)])
 
 
 def mesh_html(view: MeshView) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.runtime.controller.effects import RichEvent
 
@@ -54,5 +55,5 @@ class OutputPrinter:
             label = f"{mesh}{format_ranks(ranks)}"
             for stream, text in texts:
                 target = sys.stderr if stream == "stderr" else sys.stdout
-                target.write("".join(f"{label} {line}\n" for line in text.splitlines()))
+                target.write("".join(f"{label} {printable(line)}\n" for line in text.splitlines()))
                 target.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import Frame
 
 __all__ = ["describe_line", "short_cell", "short_file"]
@@ -20,8 +21,8 @@ def short_file(file: str) -> str:
     if file == "<remote cell [0]>":  # not a cell of the notebook, but code that a program runs with `ProcMesh.run`
         return "code"
     if file.startswith("<") and file.endswith(">"):
-        return file[1:-1]
-    return re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1]
+        return one_line(file[1:-1])
+    return one_line(re.split(r"(?:site|dist)-packages/|/lib/python3[^/]*/", file)[-1])
 
 
 def short_cell(file: str) -> str:
@@ -31,7 +32,7 @@ def short_cell(file: str) -> str:
 
 def describe_line(frame: Frame) -> str:
     """Describe a line of code: ``cell [5], line 12, in step: dist.all_reduce(x)``."""
-    function = "" if frame.function in ("", "<module>") else f", in {frame.function}"
+    function = "" if frame.function in ("", "<module>") else f", in {one_line(frame.function)}"
     index = frame.line - frame.first_line
     source = frame.source[index] if 0 <= index < len(frame.source) else ""
     code = "".join(char for char in source if char.isprintable()).strip()

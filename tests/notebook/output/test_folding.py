@@ -440,7 +440,6 @@ class TestRender:
             ("\x1b[1;31mred\x1b[0m", ""),
             ("\x1b[31mred\x1b[m", ""),
             ("\x1b[0;31mred", "\x1b[0m"),
-            ("\x1b[2K", ""),
         ],
     )
     def test_colors_end_with_their_line(self, text: str, end: str) -> None:
