@@ -9,7 +9,8 @@ one to the other, it sets a mark in both. Native code and child processes set no
 
 Child processes that a cell has left running keep its pipes. If a rank has children when a cell starts, it replaces its pipes
 with new ones, and writes a mark into the old pipes that says where the new ones are; the agent opens these through ``/proc``.
-From then on all output in the old pipes belongs to the children. A cell without such children costs one system call.
+From then on all output in the old pipes belongs to the children. A cell without such children costs a system call for each
+stream.
 
 Two alternatives are worse: counting bytes instead of setting marks would miss the output of native code, and sending answers
 through the agent would cost each call a hop.
@@ -74,8 +75,26 @@ class OutputMarks:
                 os.write(fd, mark_bytes(self._secret, number))
         return number, number
 
+    def disown(self) -> None:
+        """Forget the secret and close the pipes, in a process that the user's code has forked: it can then write no mark.
+
+        The process keeps the file descriptors 1 and 2, so its output is shown.
+        """
+        self._secret = ""
+        fds, self._fds = (*self._fds, *self._read_ends), (-1, -1)
+        self._read_ends.clear()
+        for fd in fds:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
     def begin(self, left_running: int) -> None:
         """Prepare for a cell; ``left_running`` is the request that left child processes running, 0 if there is none."""
+        for (
+            fd
+        ) in self._fds:  # a child process that shares the pipes may have made them non-blocking, and prints would fail
+            with contextlib.suppress(OSError):
+                if not os.get_blocking(fd):
+                    os.set_blocking(fd, True)
         if left_running:
             self._switch(left_running)
         elif self._former:
@@ -140,4 +159,5 @@ def install_streams(secret: str) -> OutputMarks:
         stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    os.register_at_fork(after_in_child=marks.disown)
     return marks

@@ -88,15 +88,18 @@ def test_a_mark_separates_output_before_it_from_output_after_it() -> None:
     assert MarkReader(SECRET).feed(data) == [(b"one", first), (b"", second), (b"two", 0)]
 
 
-def test_a_fork_of_a_rank_sets_no_marks() -> None:
+def test_a_fork_of_a_rank_sets_no_marks_and_knows_no_secret() -> None:
     code = (
         "import os; from monarch_kernel.runtime.worker.stdio import install_streams\n"
-        "marks = install_streams('s'); marks.set()\n"
-        "pid = os.fork()\nif not pid: marks.set(display=True); print('child'); os._exit(0)\n"
+        "before = len(os.listdir('/proc/self/fd')); marks = install_streams('s'); marks.set()\n"
+        "pid = os.fork()\n"
+        "count = lambda: len(os.listdir('/proc/self/fd'))\n"
+        "if not pid: marks.set(display=True); print('child', count() - before, vars(marks)['_secret']); "
+        "os._exit(0)\n"
         "os.waitpid(pid, 0); print('rank'); marks.set()"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     reader = MarkReader("s")
     (_, first), (text, second), _ = reader.feed(said)
-    assert text == b"child\nrank\n"
+    assert text == b"child 0 \nrank\n"
     assert (first, second) == (FIRST_MARK, FIRST_MARK + MARK_STEP)
