@@ -19,7 +19,7 @@ a note says how many were left out.
 
 from __future__ import annotations
 
-import base64
+import hashlib
 import html
 import re
 from collections import deque
@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.output.mime import Bundle, checked, embedded, nbytes, title
 from monarch_kernel.notebook.output.rate_limit import FoldedItem
 
 __all__ = ["OUR_METADATA", "Bundle", "Clear", "RichFolder", "RichOutput", "RichSlots", "compose"]
-
-Bundle = Mapping[str, Any]
 
 OUR_METADATA = "monarch_kernel"
 """Key in a display's metadata under which a rank's shell passes ``display_id``, ``update`` and ``clear_output``."""
@@ -48,11 +47,9 @@ UPDATE_EVERY_S = 0.2
 LAST = 10
 _MAX_SLOTS = 100
 _MAX_LATE = 16
-_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
-_EMBEDDABLE = frozenset(("text/plain", "text/html", "image/svg+xml", "text/latex", "text/markdown", *_IMAGES))
-_NOT_IN_HTML = re.compile(r"<(script|html|body|/details|iframe)\b", re.IGNORECASE)
-_SAYS_NOTHING = re.compile(r"<.* object( at 0x[0-9a-f]+)?>")
+_MAX_GENERATED = 10_000
 _GENERATED_ID = re.compile(r"[0-9a-f]{32}")
+_SIMPLE_ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +94,19 @@ class RichSlots:
         self._generated: dict[int, dict[str, int]] = {}  # rank -> id -> its index among this rank's ids
 
     def name(self, rank: int, display_id: str) -> str:
-        """Return the common name of a display: generated ids differ between ranks, so they are numbered."""
+        """Return the common name of a display: generated ids differ between ranks, so they are numbered.
+
+        It has no spaces or line ends, which separate the parts of a key.
+        """
         if not _GENERATED_ID.fullmatch(display_id):
-            return display_id
+            if _SIMPLE_ID.fullmatch(display_id):
+                return display_id
+            return f"={hashlib.sha256(display_id.encode('utf-8', 'replace')).hexdigest()[:32]}"
         known = self._generated.setdefault(rank, {})
-        return f"#{known.setdefault(display_id, len(known))}"
+        number = known.setdefault(display_id, next(reversed(known.values()), -1) + 1)
+        if len(known) > _MAX_GENERATED:  # far more than there are slots
+            del known[next(iter(known))]
+        return f"#{number}"
 
     def slot(self, name: str) -> _Slot:
         """Return the slot of a display."""
@@ -152,8 +157,10 @@ class RichFolder:
 
     def feed(self, rank: int, data: Bundle, metadata: Bundle) -> str:
         """Feed a display of a rank; returns its key for the `OutputFolder`."""
-        theirs = dict(metadata)
+        data, theirs = checked(data, metadata)
         about = theirs.pop(OUR_METADATA, {})
+        if not isinstance(about, Mapping):  # the user's code has passed a key with this name
+            about = {}
         if "clear_output" in about:
             kind = f"clear {bool(about['clear_output'])}"
         elif about.get("display_id"):
@@ -279,7 +286,7 @@ def compose(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> list[RichO
         given: rank -> data and metadata, each by MIME type; empty data shows nothing.
         name: name of the switcher, unique in the notebook.
     """
-    return [output for _, output in _labelled(given, name)]
+    return [output for _, output in _labelled({rank: checked(*each) for rank, each in given.items()}, name)]
 
 
 Parts = list[tuple[str, RichOutput]]
@@ -353,7 +360,7 @@ def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
     plain: list[str] = []
     room = MAX_NBYTES
     for i, (ranks, data, metadata) in enumerate(groups):
-        body = _embedded(data, metadata)
+        body = embedded(data, metadata)
         if body is None:
             return None
         room -= len(body)
@@ -362,7 +369,7 @@ def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
             parts.append(f"<p>{html.escape(text)}</p>")
             plain.append(text)
             break
-        label, title = format_ranks(ranks), _title(data)
+        label, name_of_data = format_ranks(ranks), title(data)
         plain.append(_plain_of_all(groups[i : i + 1]))
         if len(groups) == 1:
             parts.append(f"<div><b>{label}</b></div>{body}")
@@ -370,45 +377,10 @@ def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
             is_open = " open" if i == 0 else ""
             parts.append(
                 f'<details name="monarch-{html.escape(name)}"{is_open}>'
-                f"<summary><b>{label}</b> {html.escape(title)}".rstrip()
+                f"<summary><b>{label}</b> {html.escape(name_of_data)}".rstrip()
                 + f"</summary>{body}</details>"
             )
     return {"text/html": "\n".join(parts), "text/plain": "\n".join(plain)}
-
-
-def _embedded(data: Bundle, metadata: Bundle) -> str | None:
-    """Convert a bundle to HTML; None if that is impossible."""
-    if not set(data) <= _EMBEDDABLE:
-        return None
-    if "text/html" in data:
-        text = str(data["text/html"])
-        return None if _NOT_IN_HTML.search(text) else text
-    if "image/svg+xml" in data:  # as an image, which sanitizers leave intact
-        encoded = base64.b64encode(str(data["image/svg+xml"]).encode()).decode()
-        return _img("image/svg+xml", encoded, metadata, data)
-    for mime in _IMAGES:
-        if mime in data:
-            return _img(mime, "".join(str(data[mime]).split()), metadata, data)
-    if set(data) == {"text/plain"}:
-        return f"<pre>{html.escape(str(data['text/plain']))}</pre>"
-    return None
-
-
-def _img(mime: str, encoded: str, metadata: Bundle, data: Bundle) -> str:
-    about = metadata.get(mime)
-    size = ""
-    if isinstance(about, Mapping):
-        size = "".join(f' {side}="{int(about[side])}"' for side in ("width", "height") if _is_number(about.get(side)))
-    return f'<img src="data:{mime};base64,{encoded}" alt="{html.escape(_title(data), quote=True)}"{size}>'
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < 100_000
-
-
-def _title(data: Bundle) -> str:
-    text = str(data.get("text/plain", "")).strip()
-    return "" if "\n" in text or len(text) > 80 or _SAYS_NOTHING.fullmatch(text) else text
 
 
 def _others(groups: Sequence[Group]) -> str:
@@ -425,4 +397,4 @@ def _note(n: int) -> RichOutput:
 def _nbytes(output: RichOutput | Clear) -> int:
     if isinstance(output, Clear):
         return 0
-    return sum(len(value) if isinstance(value, str) else 1_000 for value in output.data.values())
+    return sum(map(nbytes, output.data.values()))
