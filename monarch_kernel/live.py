@@ -28,6 +28,7 @@ from numbers import Real
 from typing import Any, TypeVar
 
 from monarch_kernel.features.live.knobs import bounds_text
+from monarch_kernel.features.live.limits import text_problem
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.net.wire.messages import Knob
 from monarch_kernel.runtime.rpc.handles import PROCESS
@@ -116,7 +117,8 @@ def knob(name: str, value: T, low: float | None = None, high: float | None = Non
     Raises:
         RuntimeError: the call is not in a live loop.
         TypeError: the value has an unsupported type, or has bounds and is not a number; or the name is not a string.
-        ValueError: the value is out of its bounds or not finite, or the name is empty.
+        ValueError: the value is out of its bounds, not finite, or a string of more than 1,000 characters; the name is empty,
+            or longer than 200 characters; or the loop has 200 knobs already.
     """
     if not isinstance(name, str):
         raise TypeError(f"live.knob({name!r}, ...): the name of a knob must be a string")
@@ -124,6 +126,8 @@ def knob(name: str, value: T, low: float | None = None, high: float | None = Non
         raise TypeError(f"live.knob({name!r}) must be a number, string, bool or None, not a {type(value).__name__}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"live.knob({name!r}, {value}): a knob must be finite; use None for no value")
+    if problem := text_problem(value):
+        raise ValueError(f"live.knob({name[:40]!r}, ...): {problem}")
     if low is not None or high is not None:
         _check_bounds(name, value, low, high)
     if not name:
@@ -159,7 +163,8 @@ def log(**values: Any) -> None:
     Raises:
         RuntimeError: the call is not in a live loop.
         TypeError: a value is not a number.
-        ValueError: a number is too large for a float, or a count is less than 0 (counts in tensors are not checked).
+        ValueError: a number is too large for a float, or a count is less than 0 (counts in tensors are not checked). Or a name
+            is longer than 200 characters, or the loop has logged 1,000 other names.
     """
     for name in PER_SECOND:
         if isinstance(done := values.get(name), Real) and done < 0:

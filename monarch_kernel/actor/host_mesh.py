@@ -34,7 +34,7 @@ from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resour
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.gather import check_type, gather
+from monarch_kernel.runtime.rpc.gather import check_title, check_type, gather
 from monarch_kernel.runtime.rpc.handles import PROCESS, Handle, client_for_unpickling
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
@@ -136,14 +136,14 @@ class HostMesh(Handle, Shaped):
 
         Raises:
             TypeError: a name or a value of ``env`` is not a str; ``bootstrap`` takes arguments, or can't be sent.
-            ValueError: an axis occurs twice, the axes do not match the number of processes, there are fewer GPUs than
-                processes, or the options of restarts are invalid.
+            ValueError: the name is longer than 200 characters, an axis occurs twice, the axes do not match the number of
+                processes, there are fewer GPUs than processes, or the options of restarts are invalid.
             LaunchError: the working directory of this program was deleted.
         """
         policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
-        check_type("name", name, str)
+        check_title("name", name)
         if per_host is not None and not isinstance(per_host, Mapping):
             raise TypeError(f"per_host must map names of axes to sizes, such as {{'gpus': 4}}, not {per_host!r}")
         boot = b"" if bootstrap is None else _pack_bootstrap(bootstrap)
@@ -353,10 +353,10 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
 
     Raises:
         TypeError: the arguments do not match the constructor, or can't be sent.
-        ValueError: the class is not an `Actor`, or its endpoints are invalid.
+        ValueError: the class is not an `Actor`, its endpoints are invalid, or the name is longer than 200 characters.
         ActorError: raised by the future: the constructor raised. The next call spawns a new actor.
     """
-    check_type("name", name, str)
+    check_title("name", name)
     endpoints_of(cls, RESERVED)
     assert isinstance(cls, type)
     check_constructor(cls, args, kwargs)

@@ -29,7 +29,7 @@ from monarch_kernel.runtime.controller.healing import Healing
 from monarch_kernel.runtime.controller.runtime import Listener, Runtime
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.gather import CellResult, check_name, check_type, gather, read_value
+from monarch_kernel.runtime.rpc.gather import CellResult, check_name, check_title, check_type, gather, read_value
 from monarch_kernel.runtime.rpc.handles import client_for_unpickling
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
@@ -225,10 +225,10 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
 
         Raises:
             TypeError: the arguments do not match the constructor, or can't be sent.
-            ValueError: the class is not an `Actor`, or its endpoints are invalid.
+            ValueError: the class is not an `Actor`, its endpoints are invalid, or the name is longer than 200 characters.
             SupervisionError: ranks were stopped.
         """
-        check_type("name", name, str)
+        check_title("name", name)
         endpoints = endpoints_of(cls, RESERVED)
         assert isinstance(cls, type)  # a Callable tells type checkers what the constructor takes
         check_constructor(cls, args, kwargs)

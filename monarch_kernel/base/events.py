@@ -171,6 +171,7 @@ class LoopView(NamedTuple):
             curves: what is logged.
             per_s: ``samples``, ``tokens`` and ``flops`` that all ranks together do in a second, if they are logged.
             mfu: model FLOP utilisation: these ``flops`` as a part of what the devices can do; None if that is not known.
+            refused: why the last name that a rank has reported, and that is not kept, is not; empty if all are kept.
     """
 
     key: tuple[int, int]
@@ -185,6 +186,7 @@ class LoopView(NamedTuple):
     curves: tuple[CurveView, ...] = ()
     per_s: tuple[tuple[str, float], ...] = ()
     mfu: float | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

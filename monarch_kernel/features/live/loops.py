@@ -10,8 +10,10 @@ from typing import Protocol
 
 from monarch_kernel.base.events import CurveView, KnobView, LoopView
 from monarch_kernel.features.live.curves import Curve
+from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem, text_problem
 from monarch_kernel.features.live.pace import Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.net.wire.codec import replace
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, RankSpec
 
 __all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopRecord"]
@@ -64,6 +66,7 @@ class LoopRecord:
         follows: the loop that this one continues after a rank died.
         first: the step with which it continues.
         is_hit: whether a rank died in the loop.
+        refused: why a name that a rank has reported is not kept, for the last such name; empty if all are.
     """
 
     request: int
@@ -84,6 +87,7 @@ class LoopRecord:
     follows: tuple[int, int] | None = None
     first: int = 0
     is_hit: bool = False
+    refused: str = ""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -122,8 +126,26 @@ class LoopRecord:
         """The message that carries a grant."""
         return LoopGrant(self.request, self.number, grant.horizon, grant.ahead, grant.changes, grant.is_paused)
 
+    def admit(self, report: LoopReport) -> LoopReport:
+        """Return a report of a rank without the names that are too long or too many; `refused` says so."""
+        known = {*self.curves, *self.rates}
+        if not report.knobs and report.logged.keys() <= known:
+            return report
+        logged = {name: values for name, values in report.logged.items() if self._admits(name, known, MAX_LOGGED)}
+        of_knobs = set(self.knobs)
+        knobs = tuple(knob for knob in report.knobs if self._admits(knob.name, of_knobs, MAX_KNOBS, knob.value))
+        return replace(report, logged=logged, knobs=knobs)
+
+    def _admits(self, name: str, known: set[str], most: int, value: object = None) -> bool:
+        problem = name_problem(name, known, most) or text_problem(value)
+        if problem:
+            self.refused = problem
+        else:
+            known.add(name)
+        return not problem
+
     def take(self, proc: int, report: LoopReport) -> None:
-        """Record the report of a rank."""
+        """Record a report of a rank from `admit`."""
         self.knobs |= {knob.name: knob for knob in report.knobs}
         rank = self.ranks[proc]
         if report.step_s > 0:
@@ -175,6 +197,7 @@ class LoopRecord:
             ),
             tuple((name, sum(self._per_s(name).values())) for name in list(self.rates)),
             self.utilisation,
+            self.refused,
         )
 
     def _per_s(self, name: str) -> dict[int, float]:
@@ -269,6 +292,7 @@ class LoopBook:
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
+        message = loop.admit(message)
         loop.take(proc, message)
         grant = loop.pace.progressed(proc, message.step, message.step_s)
         self._note(loop, message.logged)

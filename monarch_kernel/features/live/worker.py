@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.features.live.device_flops import device_peak
+from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem
 from monarch_kernel.features.live.pace import Grant, StepGrant
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
@@ -157,6 +158,7 @@ class RankLoop:
         self._met_at = -math.inf  # when a new controller connected
         self._tells_all = False  # the next report must include all knobs, for a new controller
         self._logged: dict[str, list[tuple[int, Any]]] = {}
+        self._names: set[str] = set()  # all that were logged
         self._series = series
         self.recovers = recovers
         self._lost = ""
@@ -232,13 +234,24 @@ class RankLoop:
     def knob(self, knob: Knob) -> Any:
         """The value of a knob in this step. The next report includes a knob that is new or was declared differently before."""
         if self._knobs.get(knob.name) != knob:
+            if problem := name_problem(knob.name, self._knobs, MAX_KNOBS):
+                raise ValueError(f"live.knob: {problem}")
             self._knobs[knob.name] = knob
             self._new_knobs.append(knob)
         return self._lease.values.get(knob.name, knob.value)
 
     def log(self, values: dict[str, Any]) -> None:
-        """Keep values of this step for the next report."""
+        """Keep values of this step for the next report.
+
+        Raises:
+            TypeError: a value is not a number.
+            ValueError: a name is too long, or there are too many, or a number is too large for a float.
+        """
         for name, value in values.items():
+            if name not in self._names:
+                if problem := name_problem(name, self._names, MAX_LOGGED):
+                    raise ValueError(f"live.log: {problem}")
+                self._names.add(name)
             if type(value) is not float:
                 value = _kept(name, value)
             logged = self._logged.setdefault(name, [])

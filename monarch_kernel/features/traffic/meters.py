@@ -21,6 +21,12 @@ HISTORY_S = 60
 LAG_S = 0.5
 """Delay of reports: throughput is known up to this time ago."""
 
+MAX_KINDS = 1_000
+"""Kinds of collectives, by group and operation, that are counted for a rank."""
+
+MAX_NAME = 200
+"""Characters of the name of a group or operation."""
+
 _STEP_S = 0.25
 _PER_S = round(1 / _STEP_S)
 _KEPT = HISTORY_S * _PER_S
@@ -111,7 +117,11 @@ class MeterBook:
             moved.setdefault(row.target, [0, 0])[0] += nbytes
             moved.setdefault(row.source, [0, 0])[1] += nbytes
         for one in message.collected:
-            report.collected[one.group, one.operation] = one
+            group, operation = one.group[:MAX_NAME], one.operation[:MAX_NAME]
+            if (group, operation) in report.collected or len(report.collected) < MAX_KINDS:
+                report.collected[group, operation] = Collected(
+                    group, operation, one.nbytes, one.operations, one.seconds
+                )
         self._unread[peer] = message.unread
         for proc, (nbytes_in, nbytes_out) in moved.items():
             throughput = self._throughputs.get(proc)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from monarch_kernel.base.events import CurveView, LoopView
-from monarch_kernel.base.text import format_seconds, plain
+from monarch_kernel.base.text import format_seconds, one_line, plain
 
 __all__ = ["loop_text"]
 
@@ -27,7 +27,9 @@ def loop_text(view: LoopView) -> str:
     hidden = max(0, len(view.curves) - _MAX_SHOWN) + max(0, len(view.knobs) - _MAX_SHOWN)
     if hidden:
         parts.append(f"and {hidden} more")
-    return "; ".join(parts)
+    if view.refused:
+        parts.append(f"some names are left out: {view.refused}")
+    return "; ".join(map(one_line, parts))
 
 
 def _rate(name: str, rate: float) -> str:

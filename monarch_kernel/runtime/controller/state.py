@@ -76,6 +76,7 @@ __all__ = ["State"]
 ATTACH_HOST_S = 10.0
 ATTACH_RANKS_S = 5.0
 MAX_NAMES = 4_000
+MAX_NAME = 400
 
 _HELD = (Result, Failed, Rich, Output)
 """Messages that wait until all ranks of an earlier controller have reported their open requests; so do those of extensions."""
@@ -453,7 +454,7 @@ class State:
         for name in message.removed:
             names.pop(name, None)
         for name, kind in message.changed.items():
-            if name in names or len(names) < MAX_NAMES:
+            if len(name) + len(kind) <= MAX_NAME and (name in names or len(names) < MAX_NAMES):
                 names[intern(name)] = intern(kind)  # most ranks have the same
         return []
 

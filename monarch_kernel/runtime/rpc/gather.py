@@ -10,9 +10,11 @@ from monarch_kernel.errors import Failure, RanksError, SupervisionError, format_
 from monarch_kernel.net.wire.codec import load
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 
-__all__ = ["CellResult", "check_name", "check_type", "gather", "read_value"]
+__all__ = ["CellResult", "check_name", "check_title", "check_type", "gather", "read_value"]
 
 T = TypeVar("T")
+
+_MAX_TITLE = 200
 
 
 def gather(
@@ -79,6 +81,13 @@ def check_type(what: str, value: object, expected: type) -> None:
     """Refuse an argument of another type."""
     if not isinstance(value, expected):
         raise TypeError(f"{what} must be a {expected.__name__}, not {value!r} (of type {type(value).__name__})")
+
+
+def check_title(what: str, text: object) -> None:
+    """Refuse the name of a mesh or an actor that is too long for messages and views."""
+    check_type(what, text, str)
+    if len(str(text)) > _MAX_TITLE:
+        raise ValueError(f"{what} has {len(str(text)):,} characters, but may have at most {_MAX_TITLE}")
 
 
 def check_name(name: str) -> None:

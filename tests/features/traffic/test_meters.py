@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from monarch_kernel.base.events import ThroughputEvent
 from monarch_kernel.features.traffic.controller import TrafficExtension, traffic_view
-from monarch_kernel.features.traffic.meters import HISTORY_S, MeterBook, Throughput
+from monarch_kernel.features.traffic.meters import HISTORY_S, MAX_KINDS, MAX_NAME, MeterBook, Throughput
 from monarch_kernel.features.traffic.table import End
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
-from monarch_kernel.net.wire.messages import Carried, Hello, Lost, Metered
+from monarch_kernel.net.wire.messages import Carried, Collected, Hello, Lost, Metered
 from monarch_kernel.runtime.controller.effects import Effect, Tell
 from monarch_kernel.runtime.controller.state import State
 from tests.runtime.controller.states import state_of_three
@@ -31,6 +31,17 @@ def book_of(state: State) -> MeterBook:
     extension = state.extensions[TrafficExtension]
     assert isinstance(extension, TrafficExtension)
     return extension.book
+
+
+def test_kinds_of_collectives_are_bounded() -> None:
+    book = MeterBook()
+    for i in range(3 * MAX_KINDS):
+        book.handle(rank_peer(1), Metered((), 0.25, (Collected(f"{i}" + "x" * 10_000, "all_reduce", 1, 1, 0.1),)), 1.0)
+    rows, _ = book.collected([1])
+    assert len(rows) == MAX_KINDS
+    assert max(len(one.group) for one, _ in rows) == MAX_NAME
+    book.handle(rank_peer(1), Metered((), 0.25, (Collected("0" + "x" * 10_000, "all_reduce", 7, 2, 0.1),)), 2.0)
+    assert book.collected([1])[0][0][0].nbytes == 7
 
 
 def test_a_steady_flow_has_one_rate_and_ends_by_itself() -> None:

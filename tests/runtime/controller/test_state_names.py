@@ -49,6 +49,9 @@ def test_names_are_bounded_and_only_ranks_may_send_them(state: State) -> None:
     assert len(state.ranks[1].names) == MAX_NAMES
     state.handle(Names({"v0": "str"}, ("v1",)), (), rank_peer(1), 0.0)
     assert state.ranks[1].names["v0"] == "str"
+    state.handle(Names({"v0": "x" * 50_000_000, "y" * 50_000_000: "int"}), (), rank_peer(1), 0.0)
+    assert state.ranks[1].names["v0"] == "str"
+    assert len(state.ranks[1].names) == MAX_NAMES - 1
     before = state.dropped_messages
     state.handle(Names({"x": "int"}), (), host_peer(1), 0.0)
     state.handle(Names({"x": "int"}), (), rank_peer(9), 0.0)

@@ -1,0 +1,46 @@
+"""Limits of the names and texts in a live loop: ranks refuse what is above them, and so does the controller.
+
+Each name costs the controller a curve, and each view a line. A name may come from data, such as the name of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+__all__ = ["MAX_KNOBS", "MAX_LOGGED", "MAX_NAME", "MAX_TEXT", "name_problem", "text_problem"]
+
+MAX_NAME = 200
+"""Characters in the name of a knob or of a logged value."""
+
+MAX_LOGGED = 1_000
+"""Names that a loop logs values under, on all its ranks together."""
+
+MAX_KNOBS = 200
+"""Knobs of a loop."""
+
+MAX_TEXT = 1_000
+"""Characters of a knob whose value is a string."""
+
+_SHOWN = 40
+
+
+def name_problem(name: str, known: Collection[str], most: int) -> str:
+    """Say why a loop can't have one more name; empty if it can.
+
+    Args:
+        name: the new name.
+        known: the names that the loop has.
+        most: how many it may have.
+    """
+    if len(name) > MAX_NAME:
+        return f"the name has {len(name):,} characters ({name[:_SHOWN]!r}…), but may have at most {MAX_NAME:,}"
+    if len(known) >= most and name not in known:
+        return f"{name!r} is one name more than a loop can have; these are at most {most:,}"
+    return ""
+
+
+def text_problem(value: object) -> str:
+    """Say why a value of a knob is too long; empty if it is not."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"the text has {len(value):,} characters, but may have at most {MAX_TEXT:,}"
+    return ""
