@@ -33,7 +33,7 @@ from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
 from monarch_kernel.runtime.diagnostics.memory_notes import memory_notes
 from monarch_kernel.runtime.diagnostics.module_errors import model_notes
-from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
+from monarch_kernel.runtime.diagnostics.reprs import describe_variable, is_tensor
 
 __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
 
@@ -367,7 +367,7 @@ def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Itera
         if not found or isinstance(value, type) or type(value).__name__ in _OMITTED_KINDS:
             continue
         seen.add(name)
-        yield name, type(value).__name__ if name == "self" else describe_value(value)
+        yield name, type(value).__name__ if name == "self" else describe_variable(name, value)
 
 
 _OMITTED_KINDS = {

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
+from monarch_kernel.runtime.diagnostics.reprs import describe_value, describe_variable, is_tensor
 
 __all__ = ["model_notes"]
 
@@ -32,7 +32,7 @@ def model_notes(error: BaseException) -> tuple[str, ...]:
     frame = next((each for each in frames if each.f_code.co_name == "forward"), frames[-1])
     name = _name_in(root, innermost)
     kind = _kind(innermost)
-    given = "; ".join(f"{key}: {describe_value(value)}" for key, value in _arguments(frame))
+    given = "; ".join(f"{key}: {describe_variable(key, value)}" for key, value in _arguments(frame))
     lines = [f"in {name} ({kind})" if name else f"in the forward of a {kind}"]
     lines[0] += f", called with {given}" if given else ""
     plan = vars(root).get(_PLAN)

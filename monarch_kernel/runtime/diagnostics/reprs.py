@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from typing import Any
 
-__all__ = ["describe_value", "is_tensor"]
+__all__ = ["SWITCH", "describe_value", "describe_variable", "is_tensor"]
+
+SWITCH = "MONARCH_ERROR_VALUES"
+"""The variable of the environment that is ``0`` if errors are to show types and shapes only, and no values."""
+
+HIDDEN = "…"
+_SECRET_NAME = re.compile(r"token|passw|passphrase|pwd|secret|credential|key|cookie|bearer", re.IGNORECASE)
 
 _VALUE_LENGTH = 80
 _SCALARS = (bool, int, float, complex, type(None))
@@ -19,6 +27,30 @@ def describe_value(value: object) -> str:
     except Exception as error:  # a subclass of a known type may violate its contract
         text = f"{type(value).__name__} (can't be described: {type(error).__name__})"
     return _cut(text.replace("\n", " "), _VALUE_LENGTH)
+
+
+def describe_variable(name: str, value: object) -> str:
+    """Describe the value of a variable in an error, which a notebook may save.
+
+    Of a variable whose name speaks of a secret, such as ``api_key``, the content is left out. Shapes and types are not content:
+    ``tokens`` and ``key`` are also the names of tensors.
+    """
+    if os.environ.get(SWITCH) == "0":
+        return _without_content(value) or type(value).__name__
+    if _SECRET_NAME.search(name):
+        return _without_content(value) or HIDDEN
+    return describe_value(value)
+
+
+def _without_content(value: object) -> str:
+    """Describe a value if that can show nothing of its content; else return an empty text."""
+    kind = type(value)
+    if kind in (*_SCALARS, str, bytes, *_CONTAINERS):
+        return ""
+    is_array = kind.__module__.partition(".")[0] == "numpy"
+    if is_array and kind.__name__ != "ndarray":
+        return ""
+    return describe_value(value).partition(" = ")[0] if is_tensor(value) else describe_value(value)
 
 
 def _describe_value(value: object) -> str:

@@ -1,0 +1,120 @@
+"""Error blocks, which notebooks save, show no values of variables whose names speak of secrets, and none at all on request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch_kernel.actor import ProcMesh
+from monarch_kernel.errors import RemoteError
+from monarch_kernel.notebook.view.errors import error_block
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.module_errors import model_notes
+from monarch_kernel.runtime.diagnostics.reprs import SWITCH, describe_variable
+from tests.support.waiting import LONG_S
+
+VALUE = "hunter2-hunter2"
+NAMES = [
+    "token",
+    "hf_token",
+    "HF_TOKEN",
+    "accessToken",
+    "password",
+    "db_passwd",
+    "passphrase",
+    "pwd",
+    "secret",
+    "CLIENT_SECRET",
+    "credentials",
+    "key",
+    "api_key",
+    "apikey",
+    "ssh_keys",
+    "cookie",
+    "bearer",
+    "self.config.api_key",
+    "secrets.aws",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "value",
+    [VALUE, VALUE.encode(), [VALUE], (VALUE,), {VALUE: 1}, {VALUE}, 12345678, 1.5, True, np.float64(1.5), VALUE * 99],
+)
+def test_a_name_that_speaks_of_a_secret_hides_its_value(name: str, value: object) -> None:
+    assert describe_variable(name, value) == "…"
+
+
+def test_shapes_and_types_are_no_content() -> None:
+    assert describe_variable("tokens", torch.zeros(8, 128, dtype=torch.int64)) == "Tensor[8, 128] int64 cpu"
+    assert describe_variable("key", torch.tensor(17)) == "Tensor[] int64 cpu"
+    assert describe_variable("keys", np.zeros((2, 3))) == "ndarray[2, 3] float64"
+    assert describe_variable("tokenizer", Tokenizer()) == "Tokenizer"
+    assert describe_variable("lr", 0.1) == "0.1"
+    assert describe_variable("author", "me") == "'me'"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (VALUE, "str"),
+        (5, "int"),
+        ([VALUE], "list"),
+        (torch.tensor(5), "Tensor[] int64 cpu"),
+        (np.int64(5), "int64"),
+        (None, "NoneType"),
+    ],
+)
+def test_the_setting_leaves_out_all_values(monkeypatch: pytest.MonkeyPatch, value: object, shown: str) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    assert describe_variable("x", value) == shown
+
+
+class Tokenizer: ...
+
+
+class Attention(torch.nn.Module):
+    def forward(self, key: Any, password: str) -> Any:
+        raise ValueError("no")
+
+
+def fails(api_key: str, url: str, password: str) -> None:
+    raise MemoryError(f"at {url}", len(api_key + password))
+
+
+def test_no_part_of_a_report_has_the_value() -> None:
+    secrets = VALUE * 200_000, VALUE
+    with pytest.raises(MemoryError) as caught:
+        fails(secrets[0], "here", secrets[1])
+    failure = describe(caught.value)
+    assert VALUE not in repr(failure.frames)
+    assert "('url', \"'here'\")" in repr(failure.frames)
+    assert VALUE not in "\n".join(failure.notes)
+    with pytest.raises(ValueError, match="no") as refused:
+        Attention()(torch.zeros(2), VALUE)
+    assert model_notes(refused.value)[0].endswith("called with key: Tensor[2] float32 cpu")
+
+
+CELL = """
+import os
+os.environ["MONARCH_ERROR_VALUES"] = "SETTING"
+api_key, url = "".join(["hunter2", "-", "hunter2"]), "https://example.org"
+def fetch(api_key, url):
+    return 1 / (len(api_key + url) * 0)
+fetch(api_key, url)
+"""
+
+
+@pytest.mark.parametrize(("setting", "shown"), [("1", ("…", "'https://example.org'")), ("0", ("str", "str"))])
+def test_the_block_of_a_cell_has_no_secret(procs: ProcMesh, setting: str, shown: tuple[str, str]) -> None:
+    with pytest.raises(RemoteError) as caught:
+        procs.run(CELL.replace("SETTING", setting)).get(LONG_S)
+    for verbose in (False, True):
+        block = "\n".join([*error_block(caught.value, color=False, verbose=verbose), ""])
+        assert VALUE not in block
+        assert f"api_key: {shown[0]}\n" in block
+        assert f"url: {shown[1]}\n" in block
