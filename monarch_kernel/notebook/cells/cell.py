@@ -110,6 +110,7 @@ class CellQueue:
     def wants_group(self, mesh: ProcMesh) -> bool:
         """Whether to form the group now: not while a rank is dead, or while a rank outside ``mesh`` is too busy to join."""
         in_place = not self.needs_group and self.group_members == self.mesh.incarnations()
+        in_place = in_place and mesh.runtime.queries.share_group(mesh.procs)
         if in_place or self.form is None or self.mesh.deaths():
             return False
         return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)

@@ -45,6 +45,15 @@ class ProcessQueries:
         records = [self._ranks.get(proc) for proc in procs]
         return [{} if record is None else record.names.copy() for record in records]
 
+    def share_group(self, procs: Sequence[int]) -> bool:
+        """Whether the default process groups of the processes are usable and have one size, as far as is known.
+
+        Calls of actors and cells on a part of a mesh can leave them otherwise.
+        """
+        records = [self._ranks.get(proc) for proc in procs]
+        sizes = {record.group_size for record in records if record is not None} - {-1}
+        return len(sizes) <= 1 and -2 not in sizes
+
     def pending(self, procs: Sequence[int]) -> list[list[int]]:
         """The requests that each process has yet to answer."""
         records = [self._ranks.get(proc) for proc in procs]

@@ -101,6 +101,8 @@ class RankRecord(Recipient):
         address: Where it listens for other ranks.
         watchers: The ranks that get news of it.
         groups: How many process groups of torch.distributed it has made, as far as is known; -1 if it has none.
+        group_size: How many ranks are in its default process group; 0 if it has none, -1 if that is not known, -2 if the group
+            is unusable.
     """
 
     spec: RankSpec
@@ -125,6 +127,7 @@ class RankRecord(Recipient):
     address: str = ""
     watchers: dict[Peer, None] = field(default_factory=dict)
     groups: int = -1
+    group_size: int = -1
 
     def __post_init__(self) -> None:
         self.peer = self.peer or rank_peer(self.spec.proc, self.spec.incarnation)

@@ -343,6 +343,8 @@ class State:
             if (pending := self.requests.get(message.id)) is not None:
                 pending.compare(proc, message.collectives)
             self._group_counts.report(record, message.groups)
+            if message.group_size != -1:
+                record.group_size = message.group_size if message.collectives != -2 else -2
             if isinstance(message, Failed):
                 return self._answer(message.id, proc, message.failure, now)
             return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)

@@ -133,9 +133,9 @@ class ActorServer(ABC):
     def name(self) -> str:
         """Return the name of the process in error messages."""
 
-    def marks(self) -> tuple[tuple[int, int], int, int]:
-        """Mark the end of the output so far. Returns the marks, and the numbers of collectives and of process groups."""
-        return (0, 0), -1, -1
+    def marks(self) -> tuple[tuple[int, int], int, int, int]:
+        """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
+        return (0, 0), -1, -1, -1
 
     def begin(self, message: Spawn, executor: Executor) -> None:
         """Start an actor on a separate thread."""

@@ -58,6 +58,10 @@ class Group(Protocol):
         """Return the number of process groups made so far; -1 without a group."""
         ...
 
+    def size(self) -> int:
+        """Return the number of ranks in the default group; 0 without a group."""
+        ...
+
 
 class AbortsOwner(Protocol):
     """The part of a rank that this module uses."""

@@ -325,13 +325,13 @@ class Rank(ActorServer):
         """Return the name of the process in error messages."""
         return f"{self.spec.mesh}[{self.spec.rank}]"
 
-    def marks(self) -> tuple[tuple[int, int], int, int]:
-        """Mark the end of the output so far. Returns the marks, and the numbers of collectives and of process groups."""
+    def marks(self) -> tuple[tuple[int, int], int, int, int]:
+        """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        group = self.group
-        return self._output_marks.set(), group.collectives() if group else -1, group.groups() if group else -1
+        group, marks = self.group, self._output_marks.set()
+        return (marks, -1, -1, 0) if group is None else (marks, group.collectives(), group.groups(), group.size())
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))

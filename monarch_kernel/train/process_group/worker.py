@@ -322,6 +322,12 @@ class RankGroup:
             return -1
         return int(dist.distributed_c10d._world.group_count)
 
+    def size(self) -> int:
+        """Number of ranks in the default group, which the user may have made of a part of the mesh; 0 without a group."""
+        if not self._formed or not (dist := _dist()).is_initialized():
+            return 0
+        return int(dist.get_world_size())
+
     def abort(self, dead: int | None = None) -> None:
         """Make pending and later collectives raise, in all groups, or only in those of a dead rank."""
         if "torch.distributed" not in sys.modules:  # no collective was started, and the import takes seconds

@@ -39,6 +39,7 @@ from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, H
 from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S
 from monarch_kernel.runtime.controller.host_tree import HOST_DEADLINE_S
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
+from monarch_kernel.runtime.controller.process_queries import ProcessQueries
 from monarch_kernel.runtime.controller.processes import CLEANUP_S, RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.answers import Answer, Value
@@ -598,6 +599,26 @@ def test_ranks_are_in_step_if_they_have_started_as_many_collectives(counts: tupl
     state.handle(Result(1, Payload(), {}, (0, 0), 98), (), b"R3", 0.0)  # was not asked
     (over,) = resolves(state.handle(Result(1, Payload(), {}, (0, 0), counts[1]), (), b"R2", 0.0))
     assert over.in_step is in_step
+
+
+@pytest.mark.parametrize(
+    ("reports", "share"),
+    [
+        (((5, 2), (5, 2)), True),
+        (((5, 2), (9, 2)), True),  # messages between two ranks count, too
+        (((5, 2), (5, 1)), False),
+        (((5, 2), (-1, 0)), False),
+        (((-2, 2), (-2, 2)), False),
+        (((-1, -1), (5, 2)), True),  # the first answer does not say
+    ],
+)
+def test_ranks_share_a_default_group(reports: tuple[tuple[int, int], tuple[int, int]], share: bool) -> None:
+    state = running(2)
+    for proc, (collectives, size) in enumerate(reports, 1):
+        ask(state, proc, (proc,))
+        state.handle(Result(proc, Payload(), {}, (0, 0), collectives, 0, size), (), rank_peer(proc), 0.0)
+    assert ProcessQueries(state.ranks).share_group((1, 2)) is share
+    assert ProcessQueries(state.ranks).share_group((2,)) is (reports[1][0] != -2)
 
 
 FORBIDDEN_MESSAGES: list[tuple[bytes, Message]] = [

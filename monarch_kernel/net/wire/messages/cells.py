@@ -181,6 +181,7 @@ class Result(Message, frozen=True):
     ``written`` has the last marks that the rank set in stdout and stderr; output before them is shown before the request ends.
     ``collectives`` is the number of collectives that the rank has started in its default process group; -1 without a group, -2
     if the group is unusable. ``groups`` is the number of process groups that it has made; -1 without a group, or if unknown.
+    ``group_size`` is the number of ranks in the default group; 0 without a group, -1 if the answer does not say.
     """
 
     id: int
@@ -189,16 +190,18 @@ class Result(Message, frozen=True):
     written: tuple[int, int] = (0, 0)
     collectives: int = -1
     groups: int = -1
+    group_size: int = -1
 
 
 class Failed(Message, frozen=True):
-    """Report that a request failed; ``written``, ``collectives`` and ``groups`` are as in `Result`."""
+    """Report that a request failed; all but ``failure`` is as in `Result`."""
 
     id: int
     failure: Failure
     written: tuple[int, int] = (0, 0)
     collectives: int = -1
     groups: int = -1
+    group_size: int = -1
 
 
 class Rich(Message, frozen=True):

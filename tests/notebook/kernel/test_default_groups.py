@@ -1,0 +1,32 @@
+"""The default process group of a mesh, after cells and calls that leave some of its ranks with another one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.notebook.kernel.conftest import Notebook
+
+pytestmark = pytest.mark.timeout(120)
+
+SUM = "%%remote\nimport torch, torch.distributed as dist\nx = torch.ones(1); dist.all_reduce(x); print(int(x))"
+OWN = """%%remote t[0:1]
+import torch, torch.distributed as dist
+dist.destroy_process_group()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(1); dist.all_reduce(x); print(int(x))"""
+
+
+def test_a_part_of_the_mesh_makes_its_own_default_group(notebook: Notebook) -> None:
+    assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
+    assert notebook.ok(OWN).lines() == {0: ["1"]}
+    assert notebook.ok("%%remote t[0:1]\nprint(dist.get_world_size())").lines() == {0: ["1"]}  # it keeps it
+    assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
+
+
+def test_a_part_of_the_mesh_destroys_its_default_group(notebook: Notebook) -> None:
+    notebook.ok(SUM)
+    notebook.ok("%%remote t[0:1]\ndist.destroy_process_group()")
+    assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
