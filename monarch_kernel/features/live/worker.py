@@ -25,6 +25,7 @@ from monarch_kernel.features.live.pace import Grant, StepGrant
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, Rewind
+from monarch_kernel.runtime.diagnostics.stacks import LoopPlace
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
@@ -46,6 +47,9 @@ _LOOK_EVERY_S = 0.5
 
 _SETTLE_S = 5.0
 """For this long after a new controller connects, the process may still be marked as detached."""
+
+_ENDED = 8
+"""Requests whose loops are remembered after their end."""
 
 _COUNTED = 64
 """Requests whose loops are counted; far more than run at once."""
@@ -322,6 +326,7 @@ class Loops:
         self._lock = threading.Lock()
         self._by_key: dict[tuple[int, int], RankLoop] = {}
         self._counts: dict[int, int] = {}  # how many loops a request has started; recent requests
+        self._ended: dict[int, LoopPlace] = {}  # the last loop of recent requests
         self._deaths: dict[int, str] = {}  # the rank that died while it executed a request; recent requests
         self._here = threading.local()
 
@@ -358,12 +363,20 @@ class Loops:
             stack.remove(loop)
             with self._lock:
                 self._by_key.pop((request, number), None)
+                self._ended[request] = LoopPlace(request, loop.step + 1, is_over=True)
+                while len(self._ended) > _ENDED:
+                    del self._ended[min(self._ended)]
 
     @property
     def current(self) -> RankLoop | None:
         """The innermost loop of the code that this thread runs."""
         stack: Sequence[RankLoop] = self._here.__dict__.get("stack", ())
         return stack[-1] if stack else None
+
+    def places(self) -> tuple[LoopPlace, ...]:
+        """Return how far the loops of this process are, and where the last ones have ended; for any thread."""
+        running = [LoopPlace(request, loop.step + 1) for (request, _), loop in list(self._by_key.items())]
+        return (*running, *self._ended.copy().values())
 
     def controller_is_new(self) -> None:
         """Announce all loops to a new controller. Called on the thread that drives the socket."""

@@ -26,8 +26,8 @@ from monarch_kernel.errors import Failure, MeshDownError, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.notebook.view.stacks import doing_lines, works
-from monarch_kernel.notebook.view.waits import stalls
 from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.worker.actor_server import NOT_STARTED

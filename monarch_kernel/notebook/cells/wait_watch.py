@@ -22,8 +22,8 @@ from monarch_kernel.base.events import MeshView
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
-from monarch_kernel.notebook.view.waits import Stall, stalls
 from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.diagnostics.waits import Stall, stalls
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 

@@ -14,12 +14,12 @@ from monarch_kernel.base.text import format_seconds, one_line, plain
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.diagnostics.waits import collective_text, differs, no_answer
 
-__all__ = ["collective_text", "differs", "doing_lines", "no_answer", "stacks_text", "works"]
+__all__ = ["doing_lines", "stacks_text", "works"]
 
 _MAX_BLOCKS = 12
 _MAX_USER_FRAMES = 4
-_SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # inputs of other collectives may differ between ranks
 
 Answers = Mapping[int, "Doing | Failure"]
 
@@ -64,11 +64,6 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
         others = format_ranks(rank for block_ranks, _, _ in hidden for rank in block_ranks)
         found.append(f"and {len(hidden)} more places, on {others}")
     return found
-
-
-def no_answer(answer: Doing | Failure | None) -> bool:
-    """Whether a live rank did not report what it does."""
-    return answer is None or (isinstance(answer, Failure) and answer.etype == "CancelledError")
 
 
 def works(rank: RankView, answer: Doing | Failure | None) -> bool:
@@ -154,21 +149,6 @@ def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[
         yield f"{format_ranks(missing['dead'])} cannot start it: dead"
     for what, where in others.items():
         yield f"{format_ranks(where)} {'waits' if len(where) == 1 else 'wait'} in {what} instead"
-
-
-def differs(call: Collective, other: Collective) -> bool:
-    """Whether two calls with the same number in a group can't complete each other."""
-    return call.operation != other.operation or (call.operation in _SAME_SHAPES and call.shapes != other.shapes)
-
-
-def collective_text(wait: Collective, *, with_group: bool = False) -> str:
-    """Format a collective: ``all_reduce #17 (shape 16x8)``; ``recv from [1]``."""
-    number = f" #{wait.number}" if wait.number else ""
-    if wait.peer is not None:
-        number = f" {'to' if wait.operation == 'send' else 'from'} {format_ranks([wait.peer])}"
-        number += f" with tag {wait.tag}" if wait.tag else ""
-    group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
-    return f"{wait.operation}{number}{group}" + (f" (shape {wait.shapes})" if wait.shapes else "")
 
 
 def _activities(rank: RankView, answer: Doing | Failure | None) -> list[Activity]:

@@ -13,20 +13,24 @@ import linecache
 import logging
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
 
 from monarch_kernel.errors import Frame
 from monarch_kernel.runtime.diagnostics.failures import describe_frames, is_machinery, is_of_debugger
 
-__all__ = ["Activity", "Collective", "Doing", "describe_thread"]
+__all__ = ["Activity", "Collective", "Doing", "LoopPlace", "describe_thread", "with_callers"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_CALL = 120
 _MAX_DEPTH = 500
 _MAX_COROUTINES = 20
+_CALLERS = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/device_mesh.py")
+"""Files of torch with functions that users call, and that do collectives of other names."""
+
+_DDP = "/torch/nn/parallel/distributed.py"
 _RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
 
 
@@ -45,6 +49,9 @@ class Collective:
         thread: the thread that started it.
         peer: the flat rank that a send or receive is for; None for collectives, and for a receive from any rank.
         tag: the tag of a send or receive.
+        caller: the function of torch that the user has called, where the operation has another name, such as
+            ``all_gather_object``; else empty.
+        purpose: what it is for, such as ``DDP's gradients of 0.weight``; empty if that is not known.
     """
 
     operation: str
@@ -56,6 +63,23 @@ class Collective:
     thread: int = 0
     peer: int | None = None
     tag: int = 0
+    caller: str = ""
+    purpose: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopPlace:
+    """How far a rank is in a live loop.
+
+    Attributes:
+        request: the id of the request that runs it.
+        steps: how many steps it has started.
+        is_over: whether the loop has ended.
+    """
+
+    request: int
+    steps: int
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +118,8 @@ class Doing:
         reached: process group -> number of the last collective that this rank has started in it.
         unknown: why the collectives could not be read; empty if they could.
         aborted: whether the rank has aborted its process groups, which it has not formed again yet.
+        rank: its flat rank; -1 if unknown.
+        loops: its live loops, the last ones that have ended included.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -101,6 +127,38 @@ class Doing:
     reached: dict[str, int] = field(default_factory=dict)
     unknown: str = ""
     aborted: bool = False
+    rank: int = -1
+    loops: tuple[LoopPlace, ...] = ()
+
+
+def with_callers(collectives: Sequence[Collective], activities: Sequence[Activity]) -> tuple[Collective, ...]:
+    """Add to the last collective of each thread the function of torch that started it, where its name is another one."""
+    last = {each.thread: each for each in sorted(collectives, key=lambda each: -each.age_s)}
+    callers = {activity.thread: _caller(activity.frames) for activity in activities}
+    return tuple(
+        replace(each, caller=caller)
+        if each is last[each.thread] and (caller := callers.get(each.thread, "")) and not _is_named(each, caller)
+        else each
+        for each in collectives
+    )
+
+
+def _caller(frames: Sequence[Frame]) -> str:
+    """Name the function of torch.distributed that the user's code has called; empty if it has called none."""
+    inner = itertools.takewhile(lambda frame: not frame.user, reversed(frames))
+    for frame in reversed(list(inner)):
+        if frame.file.endswith(_DDP):
+            return "DistributedDataParallel"
+        if frame.file.endswith(_CALLERS) and not frame.function.startswith(("_", "<")):
+            return frame.function
+    return ""
+
+
+def _is_named(call: Collective, caller: str) -> bool:
+    """Whether an operation has the name of its function, as ``all_gather`` for ``all_gather_into_tensor``."""
+    operation = call.operation.partition(" ")[0]
+    rest = caller.removeprefix("i") if call.peer is not None else caller.removeprefix(operation)
+    return rest in ("", operation, "_into_tensor", "_tensor", "_single", "_coalesced") or not operation
 
 
 def describe_thread(thread: int, request: int, executor: str, coroutines: Collection[Any] = ()) -> list[Activity]:

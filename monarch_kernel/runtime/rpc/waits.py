@@ -56,6 +56,7 @@ class Wait:
         had_error: Whether an earlier wait for the same future ended with an error; its owner sets it to False once it knows.
 
     Attributes:
+        has_looked: Whether the processes were asked whether they wait in collectives.
         lasts_s: For how long it had lasted at the last report to its owner, in seconds.
         error: The error that ends it; None until there is one.
         news: The text to show where it waits.
@@ -68,6 +69,7 @@ class Wait:
         "error",
         "future",
         "had_error",
+        "has_looked",
         "is_awaited",
         "lasts_s",
         "news",
@@ -93,6 +95,7 @@ class Wait:
         self.is_awaited = is_awaited
         self.warn_after_s = warn_after_s
         self.had_error = had_error
+        self.has_looked = False
         self.lasts_s = 0.0
         self.error: BaseException | None = None
         self.news = ""

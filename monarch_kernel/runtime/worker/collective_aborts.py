@@ -8,7 +8,7 @@ from typing import Protocol
 
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import GetStacks, RankSpec, Release, Result
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, with_callers
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.executor import Executor
 
@@ -115,7 +115,10 @@ class CollectiveAborts:
                     _log.exception("could not read the pending collectives")
             self._unknown = unknown
         aborted = self._rank.group is not None and self._rank.group.has_aborted
-        doing = Doing(self._rank.activities(), collectives, reached, unknown, aborted)
+        activities = self._rank.activities()
+        collectives = with_callers(collectives, activities)
+        loops = () if PROCESS.loops is None else PROCESS.loops.places()
+        doing = Doing(activities, collectives, reached, unknown, aborted, self._rank.spec.rank, loops)
         payload, frames = dump(doing, "what the rank does")
         self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import GetStacks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Doing
+from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
@@ -18,36 +19,69 @@ from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 __all__ = ["ask_doing", "by_rank", "goes_on_text", "slow_text", "warn_if_slow"]
 
 LOOK_S = 1.0
+COLLECTIVES_AFTER_S = 10.0
+"""Ranks that wait for others in a collective are shown after this time, before a call that only lasts long, in seconds."""
+
 _MAX_LINES = 8
+_MAX_WAITS = 4
 
 
 def warn_if_slow(client: Client, wait: Wait) -> float | None:
     """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
-    if wait.warn_after_s is None or not wait.future.note:
+    after_s = wait.warn_after_s  # another thread sets it to None when it has shown the wait
+    if after_s is None or not wait.future.note:
         return None
-    if wait.lasts_s < wait.warn_after_s:
-        return wait.warn_after_s - wait.lasts_s
-    wait.warn_after_s = None
-    client.submit(lambda: _ask(client, wait))
-    return None
+    if wait.lasts_s >= after_s:
+        wait.warn_after_s = None
+        client.submit(lambda: _ask(client, wait))
+        return None
+    if not wait.has_looked and wait.lasts_s >= COLLECTIVES_AFTER_S:
+        wait.has_looked = True
+        client.submit(lambda: _ask(client, wait, only_collectives=True))
+    return (after_s if wait.has_looked else min(after_s, COLLECTIVES_AFTER_S)) - wait.lasts_s
 
 
-def _ask(client: Client, wait: Wait) -> None:
-    """Ask the processes that have not answered what they do; on the I/O thread."""
+def _ask(client: Client, wait: Wait, *, only_collectives: bool = False) -> None:
+    """Ask the processes what they do, and show it, or only if some wait in a collective; on the I/O thread."""
     future = wait.future
-    owing = list(client.waiting_for(future.id))
+    owing = set(client.waiting_for(future.id))
     if wait.over or not owing:
         return
-    looking = ask_doing(client, owing)
+    procs = list(dict.fromkeys(future.procs))
+    looking = ask_doing(client, procs)
     timer = threading.Timer(LOOK_S, looking.cancel)  # native code that holds the GIL keeps a process from answering
     timer.daemon = True
 
     def show() -> None:
         timer.cancel()
-        wait.tell(slow_text(future, wait.lasts_s, by_rank(future, owing, looking.get(0))))
+        answers = dict(zip(procs, looking.get(0), strict=True))
+        waits = _waits(answers, owing, COLLECTIVES_AFTER_S - LOOK_S if only_collectives else 0.0)
+        if not (waits or not only_collectives) or wait.over:
+            return
+        wait.warn_after_s = None
+        late = [proc for proc in procs if proc in owing]
+        text = slow_text(future, wait.lasts_s, by_rank(future, late, [answers[proc] for proc in late]))
+        wait.tell("\n".join([text, *waits]))
 
     timer.start()
     looking.add_done_callback(show)
+
+
+def _waits(answers: Mapping[int, Doing | Failure], owing: Collection[int], min_age_s: float) -> list[str]:
+    """Describe the waits in collectives of the ranks of a call, as lines.
+
+    Args:
+        answers: what each process of the call does.
+        owing: the processes that have not answered the call.
+        min_age_s: the least age of a wait, in seconds.
+    """
+    known = {proc: each for proc, each in answers.items() if isinstance(each, Doing) and each.rank >= 0}
+    if len(known) < len(answers):  # which rank the others are is not known
+        return []
+    ranks = {each.rank: each for each in known.values()}
+    finished = [each.rank for proc, each in known.items() if proc not in owing]
+    found = stalls(None, ranks, finished, min_age_s, what="the call")
+    return [f"  {stall.text}" for stall in found[:_MAX_WAITS]]
 
 
 def ask_doing(client: Client, procs: Sequence[int]) -> Future[list[Doing | Failure]]:

@@ -35,6 +35,8 @@ _CONNECT_S = 1.0
 _PAUSE_S = 0.05
 """The longest pause between two questions to a store."""
 
+_MAX_NAMED = 4
+
 
 @dataclass(slots=True)
 class _Wait:
@@ -45,7 +47,7 @@ class _Wait:
         before: the sockets that were open before a call that opens some; None for other calls.
         members: of the process group that the call makes; empty for all ranks.
         size: the number of its members.
-        is_for_keys: whether Python waits for keys of a store, or for its server.
+        what: for which keys of a store Python waits, or for which server; empty for other calls.
         is_ended: whether it is to raise an error now.
     """
 
@@ -53,7 +55,7 @@ class _Wait:
     before: set[Socket] | None = None
     members: tuple[int, ...] = ()
     size: int = 0
-    is_for_keys: bool = False
+    what: str = ""
     is_ended: bool = False
 
 
@@ -72,10 +74,18 @@ class NativeWaits:
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         wait = self._waits.get(thread)
-        if wait is None or not wait.is_for_keys:
+        if wait is None or not wait.what:
             return False
         wait.is_ended = True
         return True
+
+    def for_keys(self) -> dict[int, tuple[float, str]]:
+        """Return the waits for keys of stores, and for their servers.
+
+        Returns:
+            thread -> when it began to wait, by the clock `time.monotonic`, and for what.
+        """
+        return {thread: (wait.started, wait.what) for thread, wait in list(self._waits.items()) if wait.what}
 
     def opened(self, dead: int | None = None) -> tuple[set[Socket], int]:
         """Return the sockets that unfinished calls have opened, and the size of the largest group that they make.
@@ -164,7 +174,7 @@ class NativeWaits:
                 with self.opening():
                     original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
                 return
-            with self._noted(_Wait(is_for_keys=True)) as wait:
+            with self._noted(_Wait(what=f"TCPStore for its server at {host_name} port {port}")) as wait:
                 _await_server(host_name, port, timeout, wait, error)
             with self.opening():
                 original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
@@ -184,7 +194,8 @@ class NativeWaits:
             if not isinstance(_without_prefix(store), asked):
                 original(store, keys, limit)
                 return
-            with self._noted(_Wait(is_for_keys=True)) as noted:
+            kind = type(_without_prefix(store)).__name__
+            with self._noted(_Wait(what=f"{kind}.wait for {_named(keys)}")) as noted:
                 while not store.check(keys):
                     waited_s = time.monotonic() - noted.started
                     if noted.is_ended:
@@ -273,6 +284,13 @@ def _interruptible_store() -> Any:
     InterruptibleStore.deleteKey = InterruptibleStore.delete_key  # the names of these two in C++
     InterruptibleStore.getNumKeys = InterruptibleStore.num_keys
     return InterruptibleStore
+
+
+def _named(keys: Sequence[str]) -> str:
+    """Name keys without torch's prefixes, the first of many."""
+    names = [key.rpartition("//")[2] for key in keys]
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return f"key{'s' * (len(names) != 1)} {', '.join(map(repr, names[:_MAX_NAMED]))}{more}"
 
 
 def _without_prefix(store: Any) -> Any:

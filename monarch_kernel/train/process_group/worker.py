@@ -52,6 +52,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
+from math import prod
 from typing import Any
 
 from monarch_kernel import live
@@ -77,6 +78,7 @@ from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
 from monarch_kernel.train.process_group.native_waits import NativeWaits
+from monarch_kernel.train.process_group.purposes import Purposes
 from monarch_kernel.train.process_group.sockets import (
     Socket,
     close,
@@ -211,6 +213,7 @@ class RankGroup:
         self._sockets_before: set[Socket] | None = None  # sockets that were open before the group, while it forms
         self._connections: set[Socket] = set()  # of the default group, and of the device mesh that is formed with it
         self._waits = NativeWaits()
+        self._purposes = Purposes()
         self._destroyed = DestroyedGroups()
         self._closing: list[socket.socket] = []  # connections of aborted groups
         self._lock = threading.Lock()  # for the attributes above: another thread aborts
@@ -290,20 +293,18 @@ class RankGroup:
             label = _group_label(entry)
             reached[label] = max(reached.get(label, 0), int(entry["collective_seq_id"]))
         found = [
-            Collective(
-                operation=str(entry["profiling_name"]).partition(":")[2],
-                number=int(entry["collective_seq_id"]),
-                group=_group_label(entry),
-                members=members.get(entry["process_group"][0], ()),
-                shapes=", ".join("x".join(map(str, size)) or "()" for size in entry["input_sizes"]),
-                age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
-                thread=int(entry["thread_id"]),
-            )
+            _recorded_collective(entry, members.get(entry["process_group"][0], ()), self._purposes)
             for entry in self._waiting(recorded)
         ]
         for thread, (since, call) in self._meter.blocked().items():
             numbers = world.pg_group_ranks.get(_group_named(world, call.group), {})
             found.append(_blocked_collective(call, {number: rank for rank, number in numbers.items()}, since, thread))
+        everyone, blocked = tuple(range(self._spec.world_size)), {each.thread for each in found}
+        found += [  # any rank may be the one that sets the keys
+            Collective(what, 0, members=everyone, age_s=time.monotonic() - since, thread=thread)
+            for thread, (since, what) in self._waits.for_keys().items()
+            if thread not in blocked
+        ]
         return tuple(sorted(found, key=lambda each: -each.age_s)), reached
 
     def collectives(self) -> int:
@@ -569,6 +570,7 @@ class RankGroup:
             return
         self._meter.install(dist)
         self._waits.install(dist)
+        self._purposes.install()
         self._check.install(dist)
         self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 
@@ -682,6 +684,21 @@ def _dist() -> Any:
     import torch.distributed
 
     return torch.distributed
+
+
+def _recorded_collective(entry: dict[str, Any], members: tuple[int, ...], purposes: Purposes) -> Collective:
+    """Describe a collective that the flight recorder has."""
+    operation, thread = str(entry["profiling_name"]).partition(":")[2], int(entry["thread_id"])
+    return Collective(
+        operation=operation,
+        number=int(entry["collective_seq_id"]),
+        group=_group_label(entry),
+        members=members,
+        shapes=", ".join("x".join(map(str, size)) or "()" for size in entry["input_sizes"]),
+        age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
+        thread=thread,
+        purpose=purposes.of(operation, sum(map(prod, entry["input_sizes"])), thread),
+    )
 
 
 def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, thread: int) -> Collective:

@@ -17,6 +17,19 @@ import torch, torch.distributed as dist
 dist.destroy_process_group()
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(1); dist.all_reduce(x); print(int(x))"""
+TRAINER = """
+import torch, torch.distributed as dist
+from monarch_kernel.actor import Actor, current_rank, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def step(self):
+        while current_rank().rank == 1: pass
+        dist.all_reduce(torch.ones(4))
+
+trainer = t.spawn("trainer", Trainer)
+trainer.initialized.get()
+"""
 
 
 def test_a_part_of_the_mesh_makes_its_own_default_group(notebook: Notebook) -> None:
@@ -29,4 +42,17 @@ def test_a_part_of_the_mesh_makes_its_own_default_group(notebook: Notebook) -> N
 def test_a_part_of_the_mesh_destroys_its_default_group(notebook: Notebook) -> None:
     notebook.ok(SUM)
     notebook.ok("%%remote t[0:1]\ndist.destroy_process_group()")
+    assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
+
+
+def test_a_call_of_an_actor_is_interrupted_in_a_collective(notebook: Notebook) -> None:
+    notebook.ok(SUM)
+    notebook.ok(TRAINER)
+    cell = notebook.send("trainer.step.call().get(warn_after_s=0.4)")
+    cell.wait_for(lambda cell: "no answer" in cell.stderr)
+    assert "\n  [0] waits for 0." in cell.stderr
+    assert " in all_reduce #" in cell.stderr
+    assert "; [1] has not started it: actor trainer: a cell of the notebook, line 7" in cell.stderr
+    notebook.interrupt()
+    assert cell.wait().ename == "RemoteInterrupt"
     assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}

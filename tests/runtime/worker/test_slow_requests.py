@@ -1,11 +1,16 @@
-"""Tests the description of what an interrupt has not stopped."""
+"""Tests the descriptions of calls that have not returned, and of what an interrupt has not stopped."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
 from monarch_kernel.errors import Failure, Frame
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Doing
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.worker.slow_requests import by_rank, goes_on_text
+from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.slow_requests import by_rank, goes_on_text, warn_if_slow
 
 LINE = Frame("<remote cell [2]>", 9, "block", ("time.sleep(s)",), 9, user=True)
 LIBRARY = Frame("/usr/lib/python3/site-packages/torch/nn.py", 9, "forward")
@@ -42,3 +47,58 @@ def test_a_rank_that_does_not_answer_and_one_that_works_for_others() -> None:
 def test_processes_are_assigned_to_ranks() -> None:
     doing = at(7, LINE)
     assert by_rank(future(), [13, 11], [doing, SILENT]) == {2: doing, 0: SILENT}
+
+
+class Asked:
+    """Stands for the client of a process whose ranks do what the test says."""
+
+    def __init__(self, *doing: Doing) -> None:
+        self.doing = dict(zip((11, 12, 13), doing, strict=True))
+        self.asked = 0
+
+    def submit(self, do: Callable[[], object]) -> None:
+        do()
+
+    def waiting_for(self, id: int) -> tuple[int, ...]:
+        return (11, 12)
+
+    def ask(self, procs: Sequence[int], message: object, read: object) -> Future[list[Doing]]:
+        self.asked += 1
+        return Future.resolved([self.doing[proc] for proc in procs])
+
+
+IN_SUM = Doing(
+    (Activity(7, "actor a", (LINE,), thread=1),),
+    (Collective("all_reduce", 3, "", (0, 1, 2), "4", 9.5, 1),),
+    {"": 3},
+    rank=0,
+)
+
+
+def slow_wait() -> Wait:
+    return Wait(future(), lambda: None, warn_after_s=60.0)
+
+
+def test_a_call_that_waits_in_a_collective_is_shown_after_ten_seconds() -> None:
+    wait, client = slow_wait(), Asked(IN_SUM, replace(at(7, LINE), rank=1), Doing(rank=2))
+    assert warn_if_slow(cast(Any, client), wait) == 10.0
+    wait.lasts_s = 10.0
+    warn_if_slow(cast(Any, client), wait)
+    assert wait.news == (
+        "a.block: no answer for 10 s from [0-1] of 3\n"
+        "  [0-1] cell [2], line 9, in block: time.sleep(s)\n"
+        "  [0] waits for 9.5 s in all_reduce #3 (shape 4), actor a: cell [2], line 9; "
+        "[1] has not started it: actor a: cell [2], line 9, in block: time.sleep(s); [2] has finished the call"
+    )
+    assert warn_if_slow(cast(Any, client), wait) is None  # once
+
+
+def test_a_call_that_waits_in_no_collective_is_shown_after_a_minute() -> None:
+    wait, client = slow_wait(), Asked(*(replace(at(7, LINE), rank=rank) for rank in range(3)))
+    wait.lasts_s = 10.0
+    assert warn_if_slow(cast(Any, client), wait) == 50.0
+    assert warn_if_slow(cast(Any, client), wait) == 50.0
+    assert (wait.news, client.asked) == ("", 1)
+    wait.lasts_s = 60.0
+    assert warn_if_slow(cast(Any, client), wait) is None
+    assert wait.news.startswith("a.block: no answer for 60 s from [0-1] of 3")

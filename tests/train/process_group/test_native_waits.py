@@ -9,6 +9,7 @@ import pytest
 from monarch_kernel.actor import Future
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.diagnostics.waits import collective_text
 from tests.support.ranks import Ranks
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
@@ -84,6 +85,66 @@ def test_an_interrupt_ends_a_wait(ranks: Ranks, code: str, tmp_path: object, bar
     assert ranks.run(SUM) == (10.0,) * 4
     assert ranks.run("groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]; groups = None; kept") == (7,) * 4
     assert [rank.pid for rank in ranks.mesh.view().ranks] == pids
+
+
+STORE = f"""
+{SERVER.replace(" = ", " = rank == 0 and ")}
+port = [store.port if rank == 0 else 0]
+dist.broadcast_object_list(port)
+store = store or dist.TCPStore("127.0.0.1", port[0], None, False)
+"""
+LINEAR = "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))"
+DESCRIBED = {
+    "keys": (f"{STORE}if rank != 3: store.wait(['a', 'b'])", "TCPStore.wait for keys 'a', 'b'"),
+    "server": (
+        "if rank != 3: dist.TCPStore('127.0.0.1', 1, None, False)",
+        "TCPStore for its server at 127.0.0.1 port 1",
+    ),
+    "objects": ("if rank != 3: dist.all_gather_object([None] * 4, 1)", "all_gather_object: all_gather #1 (shape 1)"),
+    "device mesh": ("if rank != 3: dist.init_device_mesh('cpu', (2, 2))", "init_device_mesh: new_group #"),
+    "gradients of DDP": (
+        f"model = torch.nn.parallel.DistributedDataParallel({LINEAR})\n"
+        "if rank != 3: model(torch.ones(4)).sum().backward()",
+        "(shape 76, DDP's gradients of 0.weight, 0.bias and 2 more)",
+    ),
+    "parameters of FSDP": (
+        "from torch.distributed.fsdp import fully_shard\n"
+        f"model = {LINEAR}\n"
+        "everyone = dist.init_device_mesh('cpu', (4,))\n"
+        "for each in (*model, model): fully_shard(each, mesh=everyone)\n"
+        "if rank != 3: model(torch.ones(4))",
+        "FSDP's all-gather of 0)",
+    ),
+}
+
+
+SLOW = ("gradients of DDP",)  # imports torch._dynamo in each rank, which takes 4 s
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [pytest.param(*each, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, each in DESCRIBED.items()],
+)
+def test_a_wait_is_described(ranks: Ranks, code: str, expected: str) -> None:
+    future = ranks.mesh.run(code)
+
+    def texts() -> dict[int, list[str]]:
+        found = ranks.mesh.doing().get(LONG_S)
+        return {
+            rank: [collective_text(each) for each in one.collectives]
+            for rank, one in found.items()
+            if isinstance(one, Doing) and one.collectives
+        }
+
+    def are_there() -> bool:
+        said = texts()
+        return set(said) == {0, 1, 2} and all(any(expected in text for text in each) for each in said.values())
+
+    try:
+        wait_until(are_there, f"{expected!r} in {texts()}", 30.0)
+    finally:
+        future.interrupt()
+        assert {"interrupted"} == set(outcome(future).values())
 
 
 @pytest.mark.parametrize("wait", ["receive", "monitored barrier", "new group", "keys", "server that is missing"])

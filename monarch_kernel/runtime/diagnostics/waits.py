@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.base.text import format_seconds, plain
 from monarch_kernel.errors import Failure, format_ranks
-from monarch_kernel.notebook.view.stacks import collective_text, differs, no_answer
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 
-__all__ = ["Stall", "stalls"]
+__all__ = ["Stall", "collective_text", "differs", "no_answer", "stalls"]
 
 _MAX_PLACES = 4
+_SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # inputs of other collectives may differ between ranks
 _VERBS = {
     "does": ("does", "do", "did"),
     "has": ("has", "have", "had"),
@@ -59,7 +59,7 @@ class _Wait:
 
 
 def stalls(
-    view: MeshView,
+    view: MeshView | None,
     answers: Mapping[int, Doing | Failure],
     finished: Collection[int],
     min_age_s: float,
@@ -70,7 +70,7 @@ def stalls(
     """Find the waits of a mesh that last, the oldest first.
 
     Args:
-        view: the mesh.
+        view: the mesh; None where only the ranks of a call are known.
         answers: what its ranks do, from `ProcMesh.doing`.
         finished: the ranks that have finished the cell.
         min_age_s: the least age of a wait, in seconds.
@@ -108,7 +108,7 @@ def _key(rank: int, call: Collective, answers: Mapping[int, Doing | Failure]) ->
 class _Describer:
     """Describes waits of a mesh."""
 
-    view: MeshView
+    view: MeshView | None
     answers: Mapping[int, Doing | Failure]
     finished: Collection[int]
     what: str
@@ -169,14 +169,16 @@ class _Describer:
 
     def _instead(self, rank: int, call: Collective) -> tuple[str, str]:
         """Describe what a rank does that others wait for."""
-        known = self.view.ranks[rank]
+        state = "" if self.view is None else self.view.ranks[rank].state
         answer = self.answers.get(rank)
-        if known.state in ("dead", "stopped"):
+        if state in ("dead", "stopped"):
             return "is", "dead"
         if rank in self.finished:
-            return "has", f"finished {self.what}"
-        if known.state == "starting":
+            return "has", f"finished {self.what}{self._after_steps(answer)}"
+        if state == "starting":
             return "is", "not up"
+        if self.view is None and answer is None:
+            return "is", f"not in {self.what}"
         if no_answer(answer):
             return "does", "not answer: native code that holds the GIL, or a stopped process"
         if not isinstance(answer, Doing):
@@ -202,7 +204,21 @@ class _Describer:
         frame = some[-1].user_frame
         assert frame is not None
         actor = "" if some[-1].executor == "main" else f"{some[-1].executor}: "
-        return f"{actor}{short_cell(frame.file)}, line {frame.line}"
+        loop = next((each for each in answer.loops if each.request == some[-1].request and not each.is_over), None)
+        step = f", in step {loop.steps}" if loop is not None else ""
+        return f"{actor}{short_cell(frame.file)}, line {frame.line}{step}"
+
+    def _after_steps(self, answer: Doing | Failure | None) -> str:
+        """Say after how many steps a rank has ended a live loop in which others still are."""
+        loops = answer.loops if isinstance(answer, Doing) else ()
+        running = {
+            each.request
+            for other in self.answers.values()
+            for each in (other.loops if isinstance(other, Doing) else ())
+            if not each.is_over
+        }
+        ended = next((each for each in loops if each.is_over and each.request in running), None)
+        return "" if ended is None else f" after {ended.steps} step{'s' * (ended.steps != 1)}"
 
 
 def _is_same(call: Collective, other: Collective) -> bool:
@@ -220,3 +236,25 @@ def _full_place(activity: Activity) -> str:
     assert frame is not None
     actor = "" if activity.executor == "main" else f"{activity.executor}: "
     return f"{actor}{describe_line(frame)}"
+
+
+def no_answer(answer: Doing | Failure | None) -> bool:
+    """Whether a live rank did not report what it does."""
+    return answer is None or (isinstance(answer, Failure) and answer.etype == "CancelledError")
+
+
+def differs(call: Collective, other: Collective) -> bool:
+    """Whether two calls with the same number in a group can't complete each other."""
+    return call.operation != other.operation or (call.operation in _SAME_SHAPES and call.shapes != other.shapes)
+
+
+def collective_text(wait: Collective, *, with_group: bool = False) -> str:
+    """Format a collective: ``all_reduce #17 (shape 16x8)``; ``recv from [1]``; ``all_gather_object: all_gather #3``."""
+    number = f" #{wait.number}" if wait.number else ""
+    if wait.peer is not None:
+        number = f" {'to' if wait.operation == 'send' else 'from'} {format_ranks([wait.peer])}"
+        number += f" with tag {wait.tag}" if wait.tag else ""
+    group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
+    notes = ", ".join(filter(None, (wait.shapes and f"shape {wait.shapes}", wait.purpose)))
+    caller = f"{wait.caller}: " if wait.caller else ""
+    return f"{caller}{wait.operation}{number}{group}" + (f" ({notes})" if notes else "")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
 
 from monarch_kernel.base.events import MeshView, RankState, RankView
 from monarch_kernel.errors import Failure, Frame
-from monarch_kernel.notebook.view.waits import Stall, stalls
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, LoopPlace, with_callers
+from monarch_kernel.runtime.diagnostics.waits import Stall, collective_text, stalls
 
 CELL = "<remote cell [5]>"
 SILENT = Failure("interrupted", "CancelledError", "cancelled by the caller")
@@ -127,6 +130,72 @@ def test_an_actor_that_waits_is_named() -> None:
     actor = Doing((at(9, executor="actor w"),), (call,), {"": 1})
     assert text({0: actor, 1: Doing(), 2: Doing(), 3: Doing()}) == (
         "[0] waits for 12 s in barrier #1, actor w: cell [5], line 9; [1-3] have not started it: no code of the cell runs there"
+    )
+
+
+def torch_frame(function: str, file: str = "distributed_c10d.py") -> Frame:
+    return Frame(f"/site-packages/torch/distributed/{file}", 9, function)
+
+
+@pytest.mark.parametrize(
+    ("functions", "operation", "caller"),
+    [
+        (("all_gather_object", "wrapper", "all_gather"), "all_gather", "all_gather_object"),
+        (("broadcast_object_list", "broadcast"), "broadcast", "broadcast_object_list"),
+        (("reduce_scatter_tensor",), "all_reduce", "reduce_scatter_tensor"),
+        (("all_gather_into_tensor",), "all_gather", ""),
+        (("all_reduce",), "all_reduce", ""),
+        (("new_group", "_new_group_with_tag"), "new_group #4", ""),
+        (("_private", "<lambda>"), "all_reduce", ""),
+        ((), "all_reduce", ""),
+    ],
+)
+def test_the_function_that_the_user_has_called_is_named(
+    functions: tuple[str, ...], operation: str, caller: str
+) -> None:
+    user = Frame(CELL, 3, "<module>", ("f()",), 3, user=True)
+    activity = Activity(7, "main", (torch_frame("run"), user, *map(torch_frame, functions)), thread=1)
+    older, other = Collective(operation, 1, age_s=20.0, thread=1), Collective(operation, 1, "tp", age_s=9.0, thread=2)
+    last = Collective(operation, 2, age_s=12.0, thread=1)
+    assert with_callers((older, last, other), (activity,)) == (older, replace(last, caller=caller), other)
+
+
+def test_messages_and_models_name_their_callers() -> None:
+    user = Frame(CELL, 3, "<module>", ("f()",), 3, user=True)
+    ddp = Frame("/site-packages/torch/nn/parallel/distributed.py", 9, "__init__")
+    call = Collective("recv", 0, peer=1, thread=1)
+    for frame, name in (
+        (torch_frame("irecv"), ""),
+        (torch_frame("recv_object_list"), "recv_object_list"),
+        (ddp, "DistributedDataParallel"),
+        (torch_frame("init_device_mesh", "device_mesh.py"), "init_device_mesh"),
+    ):
+        (found,) = with_callers((call,), (Activity(7, "main", (user, frame), thread=1),))
+        assert found.caller == name
+
+
+def test_the_caller_and_the_purpose_are_part_of_the_text() -> None:
+    call = Collective("all_gather", 3, "tp", (0, 1), "1", caller="all_gather_object")
+    assert collective_text(call, with_group=True) == "all_gather_object: all_gather #3 of group tp [0-1] (shape 1)"
+    assert collective_text(Collective("all_reduce", 3, shapes="10", purpose="DDP's gradients of 0.weight")) == (
+        "all_reduce #3 (shape 10, DDP's gradients of 0.weight)"
+    )
+
+
+def test_steps_of_a_live_loop_are_named() -> None:
+    inside = replace(waits(12, number=5), loops=(LoopPlace(7, 5), LoopPlace(3, 9, is_over=True)))
+    ended = Doing(loops=(LoopPlace(3, 9, is_over=True), LoopPlace(7, 4, is_over=True)))
+    assert text({0: inside, 1: inside, 2: ended, 3: inside}, (2,)) == (
+        "[0-1,3] wait for 12 s in all_reduce #5 (shape 4), cell [5], line 12, in step 5; "
+        "[2] has finished the cell after 4 steps"
+    )
+
+
+def test_ranks_outside_a_call_are_named() -> None:
+    (stall,) = stalls(None, {0: waits(12), 1: Doing()}, (1,), 10.0, what="the call")
+    assert stall.text == (
+        "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; [1] has finished the call; "
+        "[2-3] are not in the call"
     )
 
 
