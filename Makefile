@@ -21,7 +21,7 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults gpu gpu-wheels clean
+.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults campaign gpu gpu-wheels clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,12 @@ bench-survival: bytecode ## Measure what it takes to go on when ranks die in tra
 
 bench-faults: bytecode ## Make 200 random faults under traffic, and see that nothing is wrong; ARGS="--transfers 10000" for memory
 	$(BIN)/python -m tests.failures.campaign $(ARGS)
+
+N ?= 200
+
+campaign: bytecode ## Make N=200 random hangs, and N interrupts at random moments, in a notebook; ARGS="--seed 1000" for others
+	$(BIN)/python -m tests.failures.hang_campaign --number $(N) $(ARGS)
+	$(BIN)/python -m tests.failures.hang_campaign --number $(N) $(ARGS) --interrupts
 
 # For a bare machine with a GPU, a Python that has torch and pytest, and no network.
 GPU_PYTHON ?= python3
