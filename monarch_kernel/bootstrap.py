@@ -1,6 +1,6 @@
 """Composition: the roles of the package's processes, and the parts of each role.
 
-``python -m monarch_kernel.bootstrap agent`` and ``... zygote FD`` are started by the package itself, never by users.
+The package itself starts the roles ``agent`` and ``zygote FD``, by `launch.base.module_command`; users never do.
 """
 
 from __future__ import annotations

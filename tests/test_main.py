@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.cli import TEMPLATE
-from monarch_kernel.launch.base import module_command
+from monarch_kernel.launch.base import agent_command, module_command
 
 SHADOWS = [
     "types",
@@ -106,3 +106,8 @@ def test_the_command_of_the_kernel_imports_no_file_of_the_working_directory(fold
 def test_the_command_of_other_processes_imports_no_file_of_the_working_directory(folder: Path) -> None:
     done = run(module_command("monarch_kernel.bootstrap", "none"), folder)
     assert done.stderr == "unknown role 'none'\n"
+
+
+def test_the_command_of_agents_on_other_hosts_imports_no_file_of_the_working_directory(folder: Path) -> None:
+    done = run(list(agent_command()), folder)
+    assert done.stderr.startswith("this is not a configuration of a host agent: "), done.stderr

@@ -88,7 +88,7 @@ class Launcher(Protocol):
 
 
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:
-    """Return the command that calls ``main`` of a module of this package, in a new process on this machine.
+    """Return the command that calls ``main`` of a module of this package, in a new process.
 
     ``python -m`` would do so with the working directory first on the path: a ``types.py`` beside the notebook would be
     imported in place of the library, by Python itself before our code runs.
@@ -108,4 +108,4 @@ def agent_command(python: str = "") -> tuple[str, ...]:
     Args:
         python: interpreter of the host; by default the path of this one.
     """
-    return (python or sys.executable, "-m", "monarch_kernel.bootstrap", "agent")
+    return tuple(module_command("monarch_kernel.bootstrap", "agent", python=python))

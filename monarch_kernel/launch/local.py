@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.base import module_command
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.text import how_ended
 from monarch_kernel.net.wire.config import AgentConfig
 
@@ -38,7 +38,7 @@ class LocalLauncher:
 
     def __init__(self, directory: Path | None = None, command: Sequence[str] = (), *, python: str = "") -> None:
         self._directory = directory
-        self._command = command or module_command("monarch_kernel.bootstrap", "agent", python=python)
+        self._command = command or agent_command(python)
         self._hosts: list[LocalHost] = []
         self.environment: Mapping[str, str] | None = None
 

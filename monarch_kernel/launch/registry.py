@@ -12,6 +12,7 @@ engine takes. The launcher has its own defaults for everything else. Besides the
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -293,5 +294,5 @@ def plan_text(engine: Engine, launcher: Launcher, hosts: int, options: Mapping[s
     given = {name: value for name, value in options.items() if value not in ("", None, False, ()) and name != "python"}
     asked = ", ".join(f"{name}={value}" for name, value in given.items())
     count = f"{hosts} host{'s' * (hosts != 1)}"
-    command = " ".join(agent_command(str(options.get("python", ""))))
+    command = shlex.join(agent_command(str(options.get("python", ""))))
     return f"would ask {engine.title} for {count}{f' with {asked}' if asked else ''}, and run on each: {command}"

@@ -106,11 +106,11 @@ def desk() -> Iterator[Desk]:
 
 
 def make_python(folder: Path, *, name: str = "python", body: str = "") -> str:
-    """Create an interpreter that runs the puppet instead of the agent's module; it runs ``body`` first."""
+    """Create an interpreter that runs the puppet instead of an agent (`agent_command`); it runs ``body`` first."""
     path = folder / name
     path.write_text(
         f"#!/bin/sh\n{body}\n"
-        f'[ "$1" = -m ] && exec {sys.executable} {Path(__file__).resolve()} "$@"\nexec {sys.executable} "$@"\n'
+        f'[ "$3" = agent ] && exec {sys.executable} {Path(__file__).resolve()} "$@"\nexec {sys.executable} "$@"\n'
     )
     path.chmod(0o700)
     return str(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.registry import COMMON, ENGINES, Engine, EngineOption, make_launcher, plan_text
 
 ALL = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
@@ -86,10 +88,10 @@ def test_a_launcher_gets_only_given_options_that_it_takes(tmp_path: Path, monkey
 
 def test_plan_text_of_launchers_without_a_plan() -> None:
     text = plan_text(ENGINES["ray"], object(), 4, {"address": "auto", "gpus": 8, "python": ""})  # type: ignore[arg-type]
-    command = f"{sys.executable} -m monarch_kernel.bootstrap agent"
+    command = shlex.join(agent_command())
     assert text == f"would ask Ray for 4 hosts with address=auto, gpus=8, and run on each: {command}"
     text = plan_text(ENGINES["ray"], object(), 1, {"python": "/p"})  # type: ignore[arg-type]
-    assert text == "would ask Ray for 1 host, and run on each: /p -m monarch_kernel.bootstrap agent"
+    assert text == "would ask Ray for 1 host, and run on each: " + shlex.join(agent_command("/p"))
 
 
 @pytest.mark.parametrize(

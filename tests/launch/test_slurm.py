@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.slurm import SlurmLauncher
 from monarch_kernel.launch.slurm.commands import call, words_of
 from monarch_kernel.launch.slurm.host import SlurmJob
@@ -91,7 +92,7 @@ def test_hosts_come_up(launch: Any, desk: Desk, cluster: SlurmCluster) -> None:
     assert [agent.hello["env"]["SLURMD_NODENAME"] for agent in agents] == [handle.node for handle in handles]
     assert launcher.progress() == ""
     assert [handle.poll() for handle in handles] == [None, None]
-    assert agents[0].hello["argv"] == ["-m", "monarch_kernel.bootstrap", "agent"]
+    assert agents[0].hello["argv"] == list(agent_command()[1:])
     agents[1].tell("say hello there")
     wait_until(lambda: handles[1].log_tail() == ("the puppet for host 4 is up", "hello there"), "its log")
     assert launcher.directory.stat().st_mode & 0o777 == 0o700

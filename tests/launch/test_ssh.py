@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from monarch_kernel.errors import LaunchError
+from monarch_kernel.launch.base import agent_command
 from tests.launch import puppet
 from tests.launch.puppet import Desk, make_python
 from tests.launch.sshds import Sshd, SshFolder, why_no_sshd
@@ -93,7 +94,7 @@ def test_agents_dial_back_through_a_tunnel(launch: Any, desk: Desk) -> None:
     wait_until(lambda: not launcher.progress(), "both to be up")
     assert [handle.poll() for handle in handles] == [None, None]
     assert [handle.address for handle in handles] == ["", ""]
-    assert agents[0].hello["argv"] == ["-m", "monarch_kernel.bootstrap", "agent"]
+    assert agents[0].hello["argv"] == list(agent_command()[1:])
     assert agents[0].hello["sid"] == agents[0].pid
     umask = os.umask(0)
     os.umask(umask)

@@ -23,4 +23,4 @@ exit $code'
 srun --no-kill --kill-on-bad-exit=0 --wait=0 \
   --mpi=none --cpu-bind=none \
   --output=/home/me/.monarch/slurm-0123abcd/%j-%t.log \
-  sh -c "$task" task /home/me/.monarch/slurm-0123abcd /opt/venv/bin/python -m monarch_kernel.bootstrap agent
+  sh -c "$task" task /home/me/.monarch/slurm-0123abcd /opt/venv/bin/python -c 'import sys; sys.path = [path for path in sys.path if path]; from monarch_kernel.bootstrap import main; main()' agent

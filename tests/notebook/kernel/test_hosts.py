@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from monarch_kernel.launch.base import agent_command
 from monarch_kernel.runtime.host.software import software_here
 from tests.notebook.kernel.conftest import WIDGET
 from tests.support.waiting import wait_until
@@ -191,7 +193,7 @@ def test_invalid_options_are_reported_at_once(notebook: Notebook, line: str, say
 
 def test_a_dry_run_requests_no_hosts(notebook: Notebook) -> None:
     assert notebook.ok("%mesh up dry --on local --hosts 3 -n 2 --python /p --dry-run").stdout == (
-        "would ask this machine for 3 hosts, and run on each: /p -m monarch_kernel.bootstrap agent\n"
+        f"would ask this machine for 3 hosts, and run on each: {shlex.join(agent_command('/p'))}\n"
     )
     assert "dry" not in notebook.ok("%mesh").stdout
 
