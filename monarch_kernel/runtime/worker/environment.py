@@ -23,6 +23,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 def settle(spec: RankSpec) -> None:
     """Set up the environment, directory, threads and random seeds of this process, a fork of the zygote."""
+    sys.argv[:] = [""]  # as in an interactive interpreter; a script in a cell would parse the zygote's arguments
     for name in spec.unset:
         os.environ.pop(name, None)
     os.environ.update(spec.env)

@@ -112,6 +112,23 @@ def test_a_rank_uses_changed_variables_and_not_removed_ones(tmp_path: Path) -> N
     assert done.stdout.split() == ["False", "3", "True", "JST"]
 
 
+ARGUMENTS = """
+import argparse, os, sys
+from monarch_kernel.runtime.worker.environment import settle
+from monarch_kernel.net.wire.messages import RankSpec
+settle(RankSpec(1, 0, 1, 0, 1, (("ranks", 1),), "m", "cpu", 1, {}, os.getcwd(), tuple(sys.path)))
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float, default=0.1)
+print(parser.parse_args(), sys.argv)
+"""
+
+
+def test_a_script_in_a_cell_parses_no_arguments_of_the_zygote() -> None:
+    command = [sys.executable, "-c", ARGUMENTS, "zygote", "4"]
+    done = subprocess.run(command, env=environment_with_this_package(), capture_output=True, text=True, check=True)
+    assert done.stdout == "Namespace(lr=0.1) ['']\n"
+
+
 STEPS = """
 import os, resource
 from monarch_kernel.runtime.worker.environment import settle
