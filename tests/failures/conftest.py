@@ -11,6 +11,7 @@ import pytest
 from monarch_kernel.actor import shutdown_context
 from tests.bed.bed import Bed, why_not
 from tests.failures import machines as machines_module
+from tests.failures.cells import Cells
 from tests.failures.machines import Machines
 
 
@@ -50,6 +51,14 @@ def cabled(tmp_path: Path) -> Iterator[Machines]:
             yield from _machines(tmp_path, through_proxies=False, bed=bed)
     finally:
         bed.close()
+
+
+@pytest.fixture(scope="module")
+def cells(session: None, request: pytest.FixtureRequest) -> Iterator[Cells]:
+    """A mesh ``t`` that the tests of a module share: ``N`` ranks, or two; it has a process group."""
+    cells = Cells(getattr(request.module, "N", 2))
+    yield cells
+    cells.close()
 
 
 def _machines(directory: Path, *, through_proxies: bool, bed: Bed | None = None) -> Iterator[Machines]:

@@ -34,6 +34,7 @@ from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
 from monarch_kernel.runtime.diagnostics.memory_notes import memory_notes
 from monarch_kernel.runtime.diagnostics.module_errors import model_notes
 from monarch_kernel.runtime.diagnostics.reprs import describe_variable, is_tensor
+from monarch_kernel.runtime.diagnostics.torch_notes import torch_notes
 
 __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
 
@@ -102,7 +103,7 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         added_notes = ()
         note("the notes", problem)
     try:
-        notes = (*model_notes(error), *_notes_about_pickling(error), *_notes_about_memory(error, own_files))
+        notes = (*model_notes(error), *_notes_about_texts(error, own_files))
     except Exception as problem:  # an addition, which must not hide the rest
         notes = ()
         note("the module that failed", problem)
@@ -136,6 +137,14 @@ def _message(error: BaseException) -> str:
             lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
             lines += [f"    {note}" for note in _added_notes(one)]
     return "\n".join([*lines, ""])[:-1]  # an exact str, even if __str__ returns a subclass
+
+
+def _notes_about_texts(error: BaseException, own_files: Collection[str]) -> tuple[str, ...]:
+    try:
+        str(error)
+    except Exception:  # the user's __str__; the message says that it fails
+        return ()
+    return (*torch_notes(error), *_notes_about_pickling(error), *_notes_about_memory(error, own_files))
 
 
 def _notes_about_pickling(error: BaseException) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
 
-__all__ = ["memory_notes"]
+__all__ = ["memory_held", "memory_notes"]
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
 _MAX_NAMES = 5
@@ -46,7 +46,7 @@ def memory_notes(error: BaseException, frames: list[FrameType]) -> tuple[str, ..
         f"  {format_nbytes(n)} {name}: {describe_value(value)}" for name, (n, value) in largest if n >= _MIN_NBYTES
     ]
     lines = ["the largest variables:", *shown] if shown else []
-    if not is_of_torch and (held := _held()):
+    if not is_of_torch and (held := memory_held()):
         lines.append(held)
     return tuple(lines)
 
@@ -102,8 +102,8 @@ def _is_of(value: Any, package: str, name: str) -> bool:
     return kind is not None and issubclass(type(value), kind)
 
 
-def _held() -> str:
-    """Describe the memory of this process and of the machine."""
+def memory_held() -> str:
+    """Describe the memory of this process and of the machine; empty where /proc does not say."""
     try:
         words = re.findall(r"^(VmRSS|MemAvailable):\s+(\d+) kB", _text("self/status") + _text("meminfo"), re.MULTILINE)
     except OSError:
