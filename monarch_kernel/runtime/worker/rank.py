@@ -89,6 +89,7 @@ from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
 from monarch_kernel.runtime.worker.collective_aborts import CollectiveAborts, Group
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
+from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_importing
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
@@ -184,6 +185,7 @@ class Rank(ActorServer):
         self._replay_log = ReplayLog(spec.record) if spec.record else None
         self._epoch = 0
         self._exiting = False
+        self._insisted = 0  # the request that an interrupt also ends in an import
         self._cleans_up = False
         self._waiting_spawns: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
 
@@ -356,6 +358,8 @@ class Rank(ActorServer):
             raise SystemExit(0)  # SIGTERM arrived while the cell ran; the shell has taken it for the cell's own exit
         self._report_names()
         if outcome.failure is not None:
+            if isinstance(shell.last_error, KeyboardInterrupt):
+                forget_torn_imports(shell.last_error.__traceback__)
             self.fail(self.main, message.id, outcome.failure, shell.last_error)
         else:
             value = outcome.value if message.want_value else None
@@ -500,6 +504,8 @@ class Rank(ActorServer):
         handler = behind_shields(signal.getsignal(signal.SIGINT))
         if self.main.current != id or self.main.delivered == id:
             return
+        if insist:
+            self._insisted = id
         if handler != self._on_sigint and callable(handler) and not insist:  # of the cell: it is called once
             self.main.delivered = id
             signal.pthread_kill(self.main.thread_id, signal.SIGINT)
@@ -513,6 +519,8 @@ class Rank(ActorServer):
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
         if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
+            return
+        if is_importing(frame) and self._insisted != main.current:  # for the same reason
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.delivered:
             main.delivered = main.current

@@ -380,6 +380,55 @@ def test_code_that_ignores_the_signal_is_interrupted(procs: ProcMesh, tmp_path: 
     assert error.primary.kind == "interrupted"
 
 
+LIBRARY = """
+import os, time, slow_library.part
+with open(r'{here}/imports', 'a') as file: file.write('x')
+open(r'{here}/started', 'w').close()
+while not os.path.exists(r'{here}/go'): time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def library(procs: ProcMesh, tmp_path: Path) -> Iterator[ProcMesh]:
+    """A rank on whose path is an installed library, the import of which waits for the file ``go``."""
+    folder = tmp_path / "site-packages" / "slow_library"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(LIBRARY.format(here=tmp_path))
+    (folder / "part.py").write_text("VALUE = 7\n")
+    one = procs.slice(r=0)
+    one.run(f"import sys; sys.path.insert(0, r'{folder.parent}')").get(LONG_S)
+    yield one
+    one.run("sys.path.pop(0)\nfor name in ('slow_library', 'slow_library.part'): sys.modules.pop(name, None)").get(
+        LONG_S
+    )
+
+
+def test_an_interrupt_waits_for_the_end_of_an_import(library: ProcMesh, tmp_path: Path) -> None:
+    cell = library.run("import slow_library, time\nwhile True: time.sleep(0.01)")
+    wait_until((tmp_path / "started").exists, "the import to run")
+    cell.interrupt()
+    assert not cell.wait(0.3)
+    (tmp_path / "go").touch()
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+    assert library.run("import slow_library\nslow_library.part.VALUE").get(LONG_S).item() == 7
+    assert (tmp_path / "imports").read_text() == "x"
+
+
+def test_an_abort_ends_an_import_and_the_next_one_starts_over(library: ProcMesh, tmp_path: Path) -> None:
+    cell = library.run("import slow_library")
+    wait_until((tmp_path / "started").exists, "the import to run")
+    cell.interrupt(abort=True)
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+    assert library.run("[name for name in sys.modules if name.startswith('slow_library')]").get(LONG_S).item() == []
+    (tmp_path / "go").touch()
+    assert library.run("import slow_library\nslow_library.part.VALUE").get(LONG_S).item() == 7
+    assert (tmp_path / "imports").read_text() == "xx"
+
+
 def test_a_handler_of_the_user_is_called_once_and_overruled_by_an_abort(procs: ProcMesh, tmp_path: Path) -> None:
     one = procs.slice(r=0)
     cell = one.run(

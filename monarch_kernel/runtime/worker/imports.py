@@ -1,0 +1,42 @@
+"""Interrupts during imports: a library that is imported by half can often not be imported again.
+
+Python removes a module from ``sys.modules`` when its import fails, but not the submodules that it has imported, and nothing
+undoes what they have registered elsewhere. After an interrupted ``import torch._dynamo`` each later one fails in this process,
+with *module 'sympy' has no attribute 'printing'* or *already registered*. So an interrupt waits for the end of the import.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType, TracebackType
+
+from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
+
+__all__ = ["forget_torn_imports", "is_importing"]
+
+_IMPORT = "<frozen importlib._bootstrap>"
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    """Whether code of a library runs because it is imported; a module of the user's own may be left at any line."""
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        if is_user(frame) and not is_machinery(frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def forget_torn_imports(trace: TracebackType | None) -> None:
+    """Forget the submodules of modules whose import an exception has left, so that they are imported again with these."""
+    torn = set()
+    while trace is not None:
+        if (
+            trace.tb_frame.f_code.co_name == "<module>"
+        ):  # Python leaves the frames of the import itself out of tracebacks
+            torn.add(str(trace.tb_frame.f_globals.get("__name__", "")))
+        trace = trace.tb_next
+    prefixes = tuple(f"{name}." for name in torn if name not in sys.modules)
+    for name in [name for name in sys.modules if name.startswith(prefixes)] if prefixes else ():
+        del sys.modules[name]
