@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.failures.cells import Cells
+from tests.support.waiting import LONG_S
 
 
 def test_a_killed_rank_is_named_with_what_it_ran(cells: Cells) -> None:
@@ -11,4 +12,4 @@ def test_a_killed_rank_is_named_with_what_it_ran(cells: Cells) -> None:
     assert "nothing points to the out-of-memory killer" in text
     assert f"it was running cell [{cells.number}]" in text
     assert "[0] finished" in text
-    assert cells.mesh[0:1].run("rank").get(60).values() == (0,)
+    assert cells.mesh[0:1].run("rank").get(LONG_S).values() == (0,)

@@ -15,7 +15,7 @@ net(torch.ones(2, 4)).sum().backward()
 """
 
 
-def test_a_wrapper_of_an_earlier_group_is_to_be_made_again() -> None:
+def test_a_wrapper_of_an_earlier_group_must_be_made_again() -> None:
     text = "Process group <torch.distributed.distributed_c10d.ProcessGroup object at 0x7f> is not initialized in the world "
     notes = " ".join(describe(ValueError(f"{text}group map. Please initialize the group first.")).notes)
     assert "this group was made before the mesh formed its process group again" in notes

@@ -21,7 +21,7 @@ raise Locked(status=429)
 """
 
 
-def test_causes_that_differ_by_rank_are_told_apart(cells: Cells) -> None:
+def test_causes_that_differ_by_rank_are_shown_by_rank(cells: Cells) -> None:
     text = cells.fails(CHAIN)
     assert "[0-1] RuntimeError: step failed" in text
     assert "on [0] FileNotFoundError: [Errno 2] No such file or directory: '/data/shard-0.pt'" in text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -131,33 +130,6 @@ def attach_mesh(root: Path) -> tuple[DetachedSession, ProcMesh]:
     extent = Extent(manifest.specs[0].axes)
     procs = [spec.proc for spec in manifest.specs]
     return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
-
-
-@pytest.mark.slow
-def test_ranks_survive_a_killed_program_and_another_attaches(program: Program, root: Path, tmp_path: Path) -> None:
-    program.do("cell")
-    below = [process for agent in program.agents for process in family(agent)]
-    program.kill()
-    until = time.monotonic() + 3 * GRACE_S
-    while time.monotonic() < until:  # longer than the grace
-        assert all(map(is_alive, below))
-        time.sleep(0.01)
-    manifest = root / "t" / "manifest"
-    assert stat.S_IMODE(manifest.stat().st_mode) == 0o600
-    session, mesh = attach_mesh(root)
-    try:
-        ((cell, future),) = session.runtime.attachment.resumed
-        assert (cell.number, cell.procs) == (5, mesh.procs)
-        assert any("count" in chunk.text for event in session.runtime.listeners.backlog for chunk in event.chunks)
-        (tmp_path / "go").touch()
-        assert future.wait(LONG_S)
-        assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
-        assert {pid for (pid,) in mesh.run("os.getpid(),").get(LONG_S).values()} <= {process.pid for process in below}
-        assert [len(records) > 10 for records in mesh.logs().values()] == [True] * 4
-    finally:
-        session.close()
-    wait_until(lambda: not any(map(is_alive, below)), "all to end with %mesh down")
-    assert not root.exists()
 
 
 def test_programs_attach_repeatedly_even_before_agents_notice_the_loss(program: Program, root: Path) -> None:

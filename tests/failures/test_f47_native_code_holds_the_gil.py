@@ -1,0 +1,34 @@
+"""F47: native code of a rank holds the GIL; the line says so for the rank, and what can be done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from monarch_kernel.base.events import MeshView, RankView
+from monarch_kernel.errors import Failure
+from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
+from monarch_kernel.notebook.view.waits import stalls
+from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
+from tests.failures.cells import Cells
+from tests.support.waiting import LONG_S, wait_until
+
+HOLDS = "import ctypes\nif rank == 1:\n    open({path!r}, 'w').close()\n    ctypes.PyDLL(None).sleep(600)"
+
+
+def test_the_rank_that_does_not_answer_is_named() -> None:
+    view = MeshView("t", (("gpus", 2),), tuple(RankView(i, (("gpus", i),), "running") for i in range(2)))
+    waits = Doing((), (Collective("all_reduce", 3, "", (0, 1), "4", 12.0),), {"": 3})
+    (stall,) = stalls(view, {0: waits, 1: Failure("interrupted", "CancelledError", "")}, (), 10.0)
+    assert "[1] does not answer: native code that holds the GIL, or a stopped process" in stall.text
+
+
+def test_the_way_out_is_named() -> None:
+    text = interrupt_text(InterruptOutcome("t", stopped=[0], stuck=[1], n_ranks=2, waited_s=1.8))
+    assert "%mesh restart t[1] replaces it, and its state is lost; the other ranks keep theirs" in text
+
+
+def test_the_other_ranks_go_on(cells: Cells, tmp_path: Path) -> None:
+    stuck = cells.mesh.run(HOLDS.format(path=f"{tmp_path}/started"))
+    wait_until((tmp_path / "started").exists, "the native code to run")
+    assert cells.mesh.slice(gpus=0).run("rank").get(LONG_S).item() == 0
+    stuck.cancel()
