@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class _Rendezvous(Actor):
     @endpoint
     def open(self, proc: int, address: str) -> _Meeting:
         client = client_here()
-        store = f"environment {client.new_number()}"
+        store = f"environment {client.new_number()} {secrets.token_hex(8)}"
         client.stores.open(store)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family) as free:

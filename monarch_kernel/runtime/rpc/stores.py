@@ -6,14 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import Failed, Result, StoreCall
 
-__all__ = ["StoreTable"]
+__all__ = ["MAX_NBYTES", "StoreTable"]
 
 Answers = list[tuple[int, Packed]]
 """Requests and their answers."""
+
+MAX_NBYTES = 256 << 20
+"""What a store may keep: keys, values, and the keys that requests wait for."""
+
+_ENTRY_NBYTES = 200
+"""What an entry takes beside the bytes of its key and value."""
 
 
 @dataclass(slots=True)
@@ -30,10 +37,12 @@ class _Store:
 
     values: dict[str, bytes] = field(default_factory=dict)
     waiting: dict[int, _Waiting] = field(default_factory=dict)
-    wanted: dict[str, list[int]] = field(default_factory=dict)
+    wanted: dict[str, set[int]] = field(default_factory=dict)
+    nbytes: int = 0
 
     def put(self, key: str, value: bytes) -> Answers:
         """Set a key; returns the answers to requests that now have all their keys."""
+        self.nbytes += _nbytes(key, value) - self._nbytes_of(key)
         self.values[key] = value
         answers: Answers = []
         for id in self.wanted.pop(key, ()):
@@ -42,9 +51,53 @@ class _Store:
                 continue
             waiting.missing.discard(key)
             if not waiting.missing:
-                del self.waiting[id]
+                self.drop_wait(id)
                 answers.append(self.answer_waiting(waiting.call))
         return answers
+
+    def delete(self, key: str) -> bool:
+        """Delete a key; returns whether it was there."""
+        self.nbytes -= self._nbytes_of(key)
+        return self.values.pop(key, None) is not None
+
+    def wait(self, call: StoreCall, missing: set[str]) -> None:
+        """Let a request wait for keys."""
+        self.drop_wait(call.id)
+        self.nbytes += sum(map(_nbytes, call.keys))
+        self.waiting[call.id] = _Waiting(call, missing)
+        for key in missing:
+            self.wanted.setdefault(key, set()).add(call.id)
+
+    def drop_wait(self, id: int) -> None:
+        """Drop a request that waits, if it is known."""
+        waiting = self.waiting.pop(id, None)
+        if waiting is None:
+            return
+        self.nbytes -= sum(map(_nbytes, waiting.call.keys))
+        for key in waiting.missing:
+            if ids := self.wanted.get(key):
+                ids.discard(id)
+                if not ids:
+                    del self.wanted[key]
+
+    def growth(self, call: StoreCall) -> int:
+        """By how many bytes the store grows at most if it performs a request."""
+        match call.operation:
+            case "set":
+                pairs = zip(call.keys, call.values)
+                return sum(_nbytes(key, value) - self._nbytes_of(key) for key, value in pairs)
+            case "compare_set":
+                return _nbytes(call.keys[0], call.values[1]) - self._nbytes_of(call.keys[0])
+            case "append" | "add":
+                new = 0 if call.keys[0] in self.values else _nbytes(call.keys[0])
+                return new + sum(map(len, call.values))
+            case "get" | "wait":
+                return 0 if self.values.keys() >= set(call.keys) else sum(map(_nbytes, call.keys))
+        return 0
+
+    def _nbytes_of(self, key: str) -> int:
+        value = self.values.get(key)
+        return 0 if value is None else _nbytes(key, value)
 
     def answer_waiting(self, call: StoreCall) -> tuple[int, Packed]:
         """Make the answer to a request whose keys are all set."""
@@ -60,9 +113,13 @@ class StoreTable:
     """The stores that a process keeps.
 
     Any thread may open a store; only the I/O thread does the rest.
+
+    Args:
+        max_nbytes: What each store may keep.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
+        self._max_nbytes = max_nbytes
         self._stores: dict[str, _Store] = {}
         self._operations: dict[str, Callable[[_Store, StoreCall], Answers]] = {
             "set": _set,
@@ -72,7 +129,7 @@ class StoreTable:
             "add": _add,
             "append": _append,
             "compare_set": _compare_set,
-            "delete": lambda store, call: [_answer(call.id, store.values.pop(call.keys[0], None) is not None)],
+            "delete": lambda store, call: [_answer(call.id, store.delete(call.keys[0]))],
             "count": lambda store, call: [_answer(call.id, len(store.values))],
         }
 
@@ -98,12 +155,22 @@ class StoreTable:
         store = self._stores.get(call.store)
         if store is None:
             return [_refuse_closed(call.id, call.store)]
+        growth = store.growth(call)
+        if growth > 0 and store.nbytes + growth > self._max_nbytes:
+            return [_refuse(call.id, self._full_text(store))]
         return self._operations[call.operation](store, call)
 
     def forget(self, id: int) -> None:
         """Drop a request that waits: its caller has given up."""
         for store in self._stores.values():
-            store.waiting.pop(id, None)
+            store.drop_wait(id)
+
+    def _full_text(self, store: _Store) -> str:
+        return (
+            f"the store of the process group may keep {format_nbytes(self._max_nbytes)}, and has {len(store.values)} keys that "
+            f"take, with those that ranks wait for, {format_nbytes(store.nbytes)}: delete keys that are no longer needed "
+            "(store.delete_key), and send large values by collectives"
+        )
 
 
 def _set(store: _Store, call: StoreCall) -> Answers:
@@ -117,9 +184,7 @@ def _wait(store: _Store, call: StoreCall) -> Answers:
     missing = {key for key in call.keys if key not in store.values}
     if not missing:
         return [store.answer_waiting(call)]
-    store.waiting[call.id] = _Waiting(call, missing)
-    for key in missing:
-        store.wanted.setdefault(key, []).append(call.id)
+    store.wait(call, missing)
     return []
 
 
@@ -144,6 +209,10 @@ def _compare_set(store: _Store, call: StoreCall) -> Answers:
     if known == expected or (known is None and not expected):
         return [_answer(call.id, desired), *store.put(key, desired)]
     return [_answer(call.id, expected if known is None else known)]
+
+
+def _nbytes(key: str, value: bytes = b"") -> int:
+    return _ENTRY_NBYTES + len(key) + len(value)
 
 
 def _answer(id: int, value: Any) -> tuple[int, Packed]:

@@ -43,6 +43,7 @@ import contextlib
 import inspect
 import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -413,7 +414,7 @@ class RankGroup:
     def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
         """Open a store, and drop the previous one, whose clients belong to a group that no longer exists."""
         address = self._address()
-        last, self._hosted = self._hosted, f"group {message.id}"
+        last, self._hosted = self._hosted, f"group {message.id} {secrets.token_hex(8)}"
         self._rank.submit(partial(self._open_store, self._hosted, last))
         with socket.create_server((address, 0), family=_family(address)) as free:
             port: int = free.getsockname()[1]

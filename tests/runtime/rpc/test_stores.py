@@ -74,3 +74,69 @@ def test_a_closed_store_answers_waiting_requests_and_refuses_others(table: Store
     assert "closed" in hear(table, 2, "set", "a", values=(b"",))[2]
     assert table.close("s") == []
     assert len(table) == 0
+
+
+def small(max_nbytes: int = 2000) -> StoreTable:
+    table = StoreTable(max_nbytes)
+    table.open("s")
+    return table
+
+
+def is_refused(answer: Any) -> bool:
+    return isinstance(answer, str) and "may keep 2.0 KiB" in answer and "delete_key" in answer
+
+
+@pytest.mark.parametrize(
+    ("operation", "values"),
+    [("set", (b"x" * 3000,)), ("append", (b"x" * 3000,)), ("compare_set", (b"", b"x" * 3000)), ("add", ())],
+)
+def test_a_full_store_refuses_what_makes_it_larger_and_keeps_the_rest(
+    operation: str, values: tuple[bytes, ...]
+) -> None:
+    table = small()
+    key = "k" if values else "k" * 3000
+    assert hear(table, 1, "set", "a", values=(b"1",)) == {1: None}
+    assert is_refused(hear(table, 2, operation, key, values=values)[2])
+    assert hear(table, 3, "get", "a") == {3: [b"1"]}
+    assert hear(table, 4, "count") == {4: 1}
+
+
+def test_many_small_keys_fill_a_store_and_deleting_one_makes_room() -> None:
+    table = small()
+    answers = [hear(table, id, "set", f"{id}", values=(b"",))[id] for id in range(20)]
+    n_kept = answers.count(None)
+    assert 5 <= n_kept < 15
+    assert all(map(is_refused, answers[n_kept:]))
+    assert hear(table, 20, "set", "0", values=(b"1",)) == {20: None}  # no larger than before, but for a byte
+    assert hear(table, 21, "delete", "1") == {21: True}
+    assert hear(table, 22, "set", "new", values=(b"",)) == {22: None}
+
+
+def test_values_that_are_replaced_and_deleted_take_no_room() -> None:
+    table = small()
+    for id in range(0, 500, 5):
+        assert hear(table, id, "set", "a", values=(b"x" * 1000,)) == {id: None}
+        assert hear(table, id + 1, "append", "a", values=(b"y" * 500,)) == {id + 1: None}
+        assert hear(table, id + 2, "compare_set", "b", values=(b"", b"2")) == {id + 2: b"2"}
+        assert hear(table, id + 3, "delete", "b") == {id + 3: True}
+        assert hear(table, id + 4, "delete", "a") == {id + 4: True}
+
+
+def test_requests_that_wait_take_room_until_they_end() -> None:
+    table = small()
+    answers = [hear(table, id, "wait", f"{id}" * 100) for id in range(10, 20)]
+    assert any(map(is_refused, (each.get(id) for id, each in enumerate(answers, 10))))
+    for id in range(10, 20):
+        table.forget(id)
+    for id in range(100, 600):  # each gives up before the key is there
+        assert hear(table, id, "wait", "never") == {}
+        table.forget(id)
+    assert hear(table, 600, "wait", "a") == {}
+    assert hear(table, 601, "set", "a", values=(b"x" * 1000,)) == {601: None, 600: None}
+
+
+def test_two_requests_with_one_number_do_no_harm(table: StoreTable) -> None:
+    hear(table, 1, "wait", "a")
+    hear(table, 1, "wait", "b")
+    assert hear(table, 2, "set", "a", values=(b"",)) == {2: None}
+    assert hear(table, 3, "set", "b", values=(b"",)) == {3: None, 1: None}
