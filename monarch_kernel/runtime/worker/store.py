@@ -26,11 +26,38 @@ from monarch_kernel.net.wire.messages import StoreCall, StoreOperation
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["StoreClient", "serve_rendezvous", "torch_store"]
+__all__ = ["StoreClient", "is_session_store", "note_values", "serve_rendezvous", "torch_store", "values_set"]
 
 _NOTE = "meeting in a store"
 _END_WITHIN_S = 3.0
 """How long a request waits for `StoreClient.end`, in seconds, after the process that keeps the keys has ended."""
+
+
+class _Collected(threading.local):
+    """The lists of `values_set`, of this thread."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[bytes]] = []
+
+
+_collected = _Collected()
+
+
+@contextlib.contextmanager
+def values_set() -> Iterator[list[bytes]]:
+    """Context that collects the values that this thread writes to stores; they say at which port gloo listens."""
+    values: list[bytes] = []
+    _collected.lists.append(values)
+    try:
+        yield values
+    finally:
+        _collected.lists.pop()
+
+
+def note_values(values: Sequence[bytes]) -> None:
+    """Add values that this thread writes to a store to those that `values_set` collects."""
+    for each in _collected.lists:
+        each += values
 
 
 class StoreClient:
@@ -109,6 +136,7 @@ class StoreClient:
         """
         import torch.distributed as dist
 
+        note_values(values)
         waits = operation in ("get", "wait")
         members = self._members
         if self._limit_s is not None:
@@ -157,6 +185,11 @@ def torch_store(client: StoreClient) -> Any:
     The caller must keep it as long as a group may use it: torch holds only the part of it that is in C++.
     """
     return _store_class()(client)
+
+
+def is_session_store(store: Any) -> bool:
+    """Whether a store, also below torch's prefixes, is one of `torch_store`."""
+    return isinstance(getattr(store, "_underlying_non_prefix_store", store), _store_class())
 
 
 @cache

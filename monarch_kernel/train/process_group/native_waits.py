@@ -10,6 +10,8 @@ Python runs no signal handler while a thread is in native code. This module ther
   in native code, gets a store in Python that does so.
 - ``Work.wait``, ``monitored_barrier``, and what makes a process group of gloo or the server of a ``TCPStore``, are noted, with
   the sockets that were open before. `RankGroup.abort` shuts down those that they have opened since.
+
+When gloo has connected a group, its port is closed (`strangers`), also if a program makes the group with its own store.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from datetime import timedelta
 from functools import cache, wraps
 from typing import Any
 
+from monarch_kernel.runtime.worker.store import note_values, values_set
+from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 
 __all__ = ["NativeWaits"]
@@ -151,10 +155,15 @@ class NativeWaits:
         @wraps(original)
         def __init__(group: Any, store: Any, rank: int, size: int, *args: Any, **kwargs: Any) -> None:
             outer = self._waits.get(threading.get_ident())
+            is_admitted_later = outer is not None
             if isinstance(_without_prefix(store), asked):
+                is_admitted_later = False
                 store = self._stores[group] = _interruptible_store()(store)
-            with self.opening(() if outer is None else outer.members, size):
+            before = open_sockets()
+            with self.opening(() if outer is None else outer.members, size), values_set() as published:
                 original(group, store, rank, size, *args, **kwargs)
+            if not is_admitted_later:
+                strangers.close_ports(open_sockets() - before, published)
 
         return __init__
 
@@ -264,7 +273,14 @@ def _interruptible_store() -> Any:
             return self
 
     def passing(name: str) -> Callable[..., Any]:
-        return lambda self, *args: getattr(self._store, name)(*args)
+        if name not in ("set", "append", "multi_set"):
+            return lambda self, *args: getattr(self._store, name)(*args)
+
+        def method(self: Any, keys: Any, values: Any) -> Any:
+            note_values([bytes(each) for each in (values if name == "multi_set" else [values])])
+            return getattr(self._store, name)(keys, values)
+
+        return method
 
     for name in (
         "set",

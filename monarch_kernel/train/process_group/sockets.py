@@ -10,7 +10,20 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Socket", "close", "copy_of", "end_one_side_first", "has_closed", "open_sockets", "stand_in"]
+__all__ = [
+    "FILTER",
+    "Socket",
+    "close",
+    "copy_of",
+    "duplicate",
+    "end_one_side_first",
+    "has_closed",
+    "open_sockets",
+    "stand_in",
+]
+
+FILTER = 26
+"""SO_ATTACH_FILTER of Linux; to read, the length and content of the filter."""
 
 _STAND_IN_S = 1.0
 """How long a rank tries to connect to its own listener."""
@@ -68,7 +81,7 @@ class Socket(NamedTuple):
 
 def copy_of(of: Socket) -> socket.socket | None:
     """Duplicate a TCP connection; None for other sockets, such as gloo's listener, whose failure ends the process."""
-    copy = _duplicate(of)
+    copy = duplicate(of)
     if copy is None or not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return copy
     copy.close()
@@ -76,15 +89,16 @@ def copy_of(of: Socket) -> socket.socket | None:
 
 
 def _listens_at(of: Socket) -> Any:
-    """The address of a TCP listener; None for other sockets."""
-    copy = _duplicate(of)
+    """The address of a TCP listener; None for other sockets, and if its port is closed (`close_port`)."""
+    copy = duplicate(of)
     if copy is None:
         return None
     with copy:
-        return copy.getsockname() if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+        listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return copy.getsockname() if listens and not copy.getsockopt(socket.SOL_SOCKET, FILTER) else None
 
 
-def _duplicate(of: Socket) -> socket.socket | None:
+def duplicate(of: Socket) -> socket.socket | None:
     """Duplicate a TCP socket; None for other sockets."""
     try:
         fd = os.dup(of.fd)

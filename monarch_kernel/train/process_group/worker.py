@@ -73,8 +73,14 @@ from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
-from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
-from monarch_kernel.train.process_group import call_check, collective_counts, native_waits
+from monarch_kernel.runtime.worker.store import (
+    StoreClient,
+    is_session_store,
+    serve_rendezvous,
+    torch_store,
+    values_set,
+)
+from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
@@ -587,6 +593,7 @@ class RankGroup:
                 with (
                     self._client.making(members, given.get("timeout")),
                     self._waits.opening(members, given["group_size"]),
+                    values_set() as published,
                 ):
                     if dist.is_initialized():  # it waits for the other ranks to do the same
                         call = BlockedCall(f"new_group #{helpers._world.group_count}", "", "")
@@ -594,6 +601,8 @@ class RankGroup:
                     else:
                         group, store = made = make(*bound.args, **bound.kwargs)
                     if store is not None:
+                        if published and is_session_store(store) and strangers.has_gloo(dist, group):
+                            strangers.admit(group, store, members, open_sockets() - before, published)
                         self._check.add(group, store, members, given["group_size"])
                     return made
             finally:
