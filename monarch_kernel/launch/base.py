@@ -24,9 +24,9 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import EVERYWHERE, AgentConfig
 
-__all__ = ["HostHandle", "Launcher", "agent_command", "module_command"]
+__all__ = ["HostHandle", "Launcher", "agent_command", "listens_at", "module_command"]
 
 
 class HostHandle(Protocol):
@@ -85,6 +85,15 @@ class Launcher(Protocol):
     def close(self, timeout_s: float) -> None:
         """Give all remaining hosts back, and stop the launcher's threads and processes; leave nothing in the engine."""
         ...
+
+
+def listens_at(launcher: Launcher) -> str:
+    """Return the address of the interface at which hosts of a launcher, and the controller for them, listen.
+
+    It is the attribute ``listens_at`` of the launcher. A launcher without it has hosts on other machines, which may connect by
+    any interface.
+    """
+    return str(getattr(launcher, "listens_at", EVERYWHERE))
 
 
 def module_command(module: str, *arguments: str, python: str = "") -> list[str]:

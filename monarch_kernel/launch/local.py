@@ -15,7 +15,7 @@ from pathlib import Path
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.text import how_ended
-from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.net.wire.config import LOOPBACK, AgentConfig
 
 __all__ = ["AdoptedHost", "LocalHost", "LocalLauncher"]
 
@@ -32,9 +32,11 @@ class LocalLauncher:
 
     Attributes:
         environment: environment of the next agents; None for that of this process.
+        listens_at: the address at which the controller and the agents listen; no other machine can reach it.
     """
 
     name = "local"
+    listens_at = LOOPBACK
 
     def __init__(self, directory: Path | None = None, command: Sequence[str] = (), *, python: str = "") -> None:
         self._directory = directory

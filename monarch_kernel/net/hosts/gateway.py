@@ -41,7 +41,7 @@ from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_ra
 from monarch_kernel.net.transport.unix_packets import PacketListener, Packets, PacketSocket, packets_of
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, recv_multipart, send_multipart
 from monarch_kernel.net.wire.codec import Frame, WireError
-from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.net.wire.config import EVERYWHERE, LinkKeys
 
 __all__ = ["Gateway"]
 
@@ -72,6 +72,7 @@ class Gateway:
         epoch: the number of controllers that the session had before.
         watch: called with a descriptor that must be polled, and True: call `turn` whenever it is readable; and with False
             before it is closed.
+        listens_at: the address of the interface where it listens for other hosts.
 
     Attributes:
         name: of the agent itself.
@@ -87,6 +88,7 @@ class Gateway:
         keys: LinkKeys | None,
         epoch: int,
         watch: Callable[[int, bool], None],
+        listens_at: str = EVERYWHERE,
     ) -> None:
         self.name = host_peer(host)
         self.address = f"ipc://{directory}/{self.name.decode()}"
@@ -110,7 +112,7 @@ class Gateway:
             self._uplink.connect(addresses[0])
             self._watch(self._uplink, True)
         elif self._links is not None:
-            self._links.listen()
+            self._links.listen(at=listens_at)
             if addresses:
                 self._links.dial(CONTROLLER_HOST, addresses)
         self._relay.greet(CONTROLLER_HOST)

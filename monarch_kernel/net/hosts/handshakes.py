@@ -97,8 +97,8 @@ class HandshakeGuard:
         self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.monitor.rcvhwm = 0  # else libzmq's thread would block, and all connections with it
         self.monitor.connect(address)
-        self._port = 0
-        self._listen_fd = -1  # the descriptor on which libzmq listens
+        self._ports: set[int] = set()
+        self._listen_fds: list[int] = []  # the descriptors on which libzmq listens
         self._tended = 0
         self._looked_at = time.monotonic()
         self._counts_from = 0.0
@@ -140,8 +140,8 @@ class HandshakeGuard:
                 n_authenticated += 1
                 self.refused += kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH
             elif kind == zmq.EVENT_LISTENING:
-                self._listen_fd = value
-                self._port = _port_of(value)
+                self._listen_fds.append(value)
+                self._ports.add(_port_of(value))
             else:
                 is_known = value in self._waiting or value in self._closing
                 self.refused += is_known and now >= self._counts_from
@@ -173,7 +173,7 @@ class HandshakeGuard:
     def _note_authenticated(self) -> None:
         """Handle a completed handshake, successful or not; libzmq does not say of which connection."""
         for fd, came in self._waiting.items():
-            if tcp.nbytes_received(fd, self._port) >= _PROOF_NBYTES:
+            if self._nbytes_received(fd) >= _PROOF_NBYTES:
                 del self._waiting[fd]
                 self._assumed_authenticated[fd] = came
                 return
@@ -185,13 +185,13 @@ class HandshakeGuard:
         for fd, came in list(islice(self._waiting.items(), max(0, count))):
             if self._waiting.get(fd) != came:  # it was authenticated or closed meanwhile
                 continue
-            nbytes = tcp.nbytes_received(fd, self._port)
+            nbytes = self._nbytes_received(fd)
             if came < self._let_in_at or nbytes < _PROOF_NBYTES:
                 self._hang_up(fd, nbytes)
 
     def _close_talkative(self) -> None:
         """Close connections that have sent more than a handshake takes."""
-        counts = {fd: tcp.nbytes_received(fd, self._port) for fd in self._waiting}
+        counts = {fd: self._nbytes_received(fd) for fd in self._waiting}
         talkative = [fd for fd, nbytes in counts.items() if nbytes > _MAX_HANDSHAKE_NBYTES]
         if talkative:
             self._read()  # an authenticated one could send that much; libzmq reports its success before it can
@@ -204,7 +204,8 @@ class HandshakeGuard:
         if nbytes >= _PROOF_NBYTES and self._is_authenticated(fd, nbytes):
             return
         del self._waiting[fd]
-        tcp.hang_up(fd, self._port)
+        for port in self._ports:
+            tcp.hang_up(fd, port)
         self._closing.add(fd)
 
     def _is_authenticated(self, fd: int, nbytes: int) -> bool:
@@ -217,7 +218,7 @@ class HandshakeGuard:
         came = self._waiting[fd]
         while True:
             for other in list(self._assumed_authenticated):
-                theirs = tcp.nbytes_received(other, self._port)
+                theirs = self._nbytes_received(other)
                 if not 0 <= theirs <= _MAX_PROOF_NBYTES:  # the guess was right, or it has closed
                     del self._assumed_authenticated[other]
                 elif theirs < nbytes:
@@ -232,22 +233,27 @@ class HandshakeGuard:
             if not n_authenticated:
                 return False
 
+    def _nbytes_received(self, fd: int) -> int:
+        """The bytes received on a connection to one of the ports; -1 if the descriptor is not, or no longer, one."""
+        return max((tcp.nbytes_received(fd, port) for port in self._ports), default=-1)
+
     def _refuse_queued(self) -> None:
-        """Accept the connections in the kernel's queue, and close them: libzmq can't, and would try forever."""
-        if self._listen_fd < 0:
+        """Accept the connections in the kernel's queues, and close them: libzmq can't, and would try forever."""
+        if not self._listen_fds:
             return
         if self._spare >= 0:
             os.close(self._spare)
-        listener = socket.socket(fileno=self._listen_fd)
-        try:
-            listener.settimeout(0)
-            while True:
-                listener.accept()[0].close()
-                self.refused += 1
-        except OSError:  # none is left, or libzmq accepted it first
-            pass
-        finally:
-            listener.detach()
+        for fd in self._listen_fds:
+            listener = socket.socket(fileno=fd)
+            try:
+                listener.settimeout(0)
+                while True:
+                    listener.accept()[0].close()
+                    self.refused += 1
+            except OSError:  # none is left, or libzmq accepted it first
+                pass
+            finally:
+                listener.detach()
         try:
             self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -31,7 +31,7 @@ from monarch_kernel.net.hosts import tcp
 from monarch_kernel.net.hosts.handshakes import BACKLOG, HANDSHAKE_MS, HandshakeGuard, read_event
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, has_message, recv_multipart, send_multipart
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.net.wire.config import EVERYWHERE, LinkKeys
 
 __all__ = ["Links", "new_keys"]
 
@@ -153,12 +153,21 @@ class Links:
         self._ready: deque[tuple[int, list[Frame]]] = deque()
         self._new: list[int] = []
         self._leftover: list[tuple[float, _Connection]] = []  # connections that were not chosen, and when to close them
-        self.port = 0
+        self._ports: dict[str, int] = {}  # by the address of the interface
 
     # -- connecting
 
-    def listen(self, port: int = 0) -> int:
+    @property
+    def port(self) -> int:
+        """The first port at which this host listens; 0 if it does not."""
+        return next(iter(self._ports.values()), 0)
+
+    def listen(self, port: int = 0, at: str = EVERYWHERE) -> int:
         """Let others connect; returns the port.
+
+        Args:
+            port: the port, if this host does not listen at the address yet; 0 for a free one.
+            at: the address of the interface; where it listens at one already, it then has a second port.
 
         Raises:
             OSError: the port is taken.
@@ -176,20 +185,28 @@ class Links:
             listener.setsockopt(zmq.BACKLOG, BACKLOG)
             guard = HandshakeGuard(self._context, listener)
             try:
-                listener.bind(f"tcp://*:{port or '*'}")
-            except zmq.ZMQError as error:
+                self._bind(listener, port, at)
+            except OSError:
                 guard.close()
                 listener.close(linger=0)
                 self._zap.close(linger=0)
                 self._zap = None
-                raise OSError(error.errno, error.strerror) from None
+                raise
             self._listener = listener
             self._guard = guard
             self._watch(guard.monitor, True)
             self._watch(self._zap, True)
-            self.port = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
             self._watch(listener, True)
-        return self.port
+        elif at not in self._ports:
+            self._bind(self._listener, port, at)
+        return self._ports[at]
+
+    def _bind(self, listener: zmq.Socket[bytes], port: int, at: str) -> None:
+        try:
+            listener.bind(f"tcp://{at}:{port or '*'}")
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror) from None
+        self._ports[at] = int(str(listener.getsockopt_string(zmq.LAST_ENDPOINT)).rpartition(":")[2])
 
     def dial(self, host: int, addresses: Sequence[str]) -> None:
         """Connect to a host by the best of these addresses that answers; this then replaces an existing connection."""

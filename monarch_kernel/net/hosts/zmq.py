@@ -36,7 +36,7 @@ from monarch_kernel.net.transport.shared_frames import forget, may_look_at_paren
 from monarch_kernel.net.transport.unix_packets import PacketSocket
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, Wakeable, has_message, recv_rest, send_multipart
 from monarch_kernel.net.wire.codec import Frame, WireError
-from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.net.wire.config import EVERYWHERE, LinkKeys
 
 __all__ = ["ZmqRank", "ZmqRouter"]
 
@@ -99,15 +99,15 @@ class ZmqRouter(Wakeable):
 
     # -- other hosts
 
-    def listen(self, port: int = 0) -> int:
-        """Let agents of other machines connect; returns the port.
+    def listen(self, port: int = 0, at: str = EVERYWHERE) -> int:
+        """Let agents of other hosts connect, at the address of an interface; returns the port.
 
         Raises:
             OSError: the port is taken.
         """
         assert self._links is not None
         self._is_linked = True
-        return self._links.listen(port)
+        return self._links.listen(port, at)
 
     def dial(self, host: int, address: str) -> None:
         """Connect to an agent that can't connect to us."""

@@ -41,6 +41,10 @@ KEPT_FILES = (DETACHED, "lock", "manifest")
 """Files that an agent leaves in the directory when it has waited long enough for a controller."""
 
 
+LOOPBACK, EVERYWHERE = "127.0.0.1", "*"
+"""The interfaces at which a host listens: only for this machine, or for all that can reach it."""
+
+
 class LinkKeys(msgspec.Struct, frozen=True):
     """A CURVE key pair, in Z85, that only the hosts of a session have: a process with the pair may connect."""
 
@@ -66,6 +70,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
         beat_s: interval of the agent's beats, in seconds.
         grace_s: how long it waits for a controller that has fallen silent, in seconds, before it ends everything.
         is_idle: whether the agent prepares nothing for ranks before the first request for one.
+        listens_at: the address of the interface where the agent listens for other hosts.
         is_light: whether ranks are forked without torch, IPython and other modules that take memory.
     """
 
@@ -83,6 +88,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     grace_s: float = 10.0
     is_idle: bool = False
     is_light: bool = False
+    listens_at: str = EVERYWHERE
 
     def numbered(self, number: int) -> AgentConfig:
         """Return the configuration of one of several agents that were started alike, by its number."""
@@ -186,6 +192,7 @@ class Elsewhere(msgspec.Struct, frozen=True):
         known: hosts with smaller numbers have belonged to the mesh; those that no longer do are ordered to end.
         nodes: number of a host -> name of the machine for its engine, for engines that need it.
         recipe: for requesting another host; None if that is not possible.
+        listens_at: the address of the interface where the controller listens.
     """
 
     engine: str
@@ -196,6 +203,7 @@ class Elsewhere(msgspec.Struct, frozen=True):
     known: int
     nodes: dict[int, str] = {}
     recipe: Recipe | None = None
+    listens_at: str = EVERYWHERE
 
 
 class Manifest(msgspec.Struct, frozen=True):

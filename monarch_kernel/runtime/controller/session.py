@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monarch_kernel.errors import LaunchError
-from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.base import Launcher, listens_at
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.net.hosts.handshakes import free_descriptors
 from monarch_kernel.net.hosts.links import new_keys
@@ -23,7 +23,7 @@ from monarch_kernel.runtime.controller.environment import Changes, changes, read
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.stale_sessions import make_directory, sweep
 from monarch_kernel.runtime.host.logs import LogRecord, read_log
-from monarch_kernel.runtime.host.network import own_addresses
+from monarch_kernel.runtime.host.network import listening_addresses
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["Origin", "Session", "close_session", "current_session"]
@@ -86,7 +86,7 @@ class Session:
         self._origins: dict[int, Origin] = {}
         self._held: set[int] = set()  # hosts that were not given back
         self._launchers: list[Launcher] = []
-        self._port = 0  # where hosts on other machines connect to
+        self._ports: dict[str, int] = {}  # where other hosts connect to, by the address of the interface
         self._lock = threading.Lock()
 
     def local_host(self, *, is_idle: bool = False) -> int:
@@ -151,8 +151,9 @@ class Session:
             MeshDownError: the session was shut down.
         """
         self._look_after()
-        self._port = self.runtime.run_on_io_thread(self._transport.listen)
-        config = self._config_elsewhere(lost_after_s, grace_s, is_light=is_light)
+        at = listens_at(launcher)
+        self._listen(at)
+        config = self._config_elsewhere(lost_after_s, grace_s, is_light=is_light, at=at)
         if launcher not in self._launchers:
             self._launchers.append(launcher)
         origin = Origin(launcher, config, timeout_s, lost_after_s)
@@ -230,17 +231,28 @@ class Session:
         host = self.runtime.host_pool.host_of(proc)
         return self.runtime.host_pool.now(host) if host in self._origins else self.local_host()
 
-    def _config_elsewhere(self, lost_after_s: float, grace_s: float = 10.0, *, is_light: bool = False) -> AgentConfig:
-        """The configuration of agents on other machines."""
+    def _listen(self, at: str, port: int = 0) -> None:
+        """Let other hosts connect at the address of an interface.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._ports[at] = self.runtime.run_on_io_thread(lambda: self._transport.listen(port, at))
+
+    def _config_elsewhere(
+        self, lost_after_s: float, grace_s: float = 10.0, *, is_light: bool = False, at: str
+    ) -> AgentConfig:
+        """The configuration of agents on other hosts, which connect at the address of an interface."""
         return AgentConfig(
             0,
             self.token,
-            tuple(f"tcp://{address}:{self._port}" for address in own_addresses()),
+            listening_addresses(at, self._ports[at]),
             self._keys,
             epoch=self._epoch,
             beat_s=min(0.25, lost_after_s / 4),
             grace_s=max(grace_s, 2 * lost_after_s),
             is_light=is_light,
+            listens_at=at,
         )
 
     def _config_here(self, host: int, is_idle: bool) -> AgentConfig:

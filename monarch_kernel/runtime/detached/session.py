@@ -117,7 +117,17 @@ class DetachedSession(Session):
             origin = self._origins[places[0]]
             known = max(self._origins) + 1
             engine, nodes = origin.launcher.name, self._nodes(places)
-            place = Elsewhere(engine, self._keys, self._port, origin.lost_after_s, places, known, nodes, recipe)
+            place = Elsewhere(
+                engine,
+                self._keys,
+                self._ports[origin.config.listens_at],
+                origin.lost_after_s,
+                places,
+                known,
+                nodes,
+                recipe,
+                origin.config.listens_at,
+            )
         else:
             host = self.local_host()
             pid = self.runtime.host_pool.agent_pid(host)
@@ -215,7 +225,7 @@ class DetachedSession(Session):
         name, port = manifest.name, elsewhere.port
         over, self._left_at = self.home.time_over(), self.home.since() or time.time()
         try:
-            self._port = self.runtime.run_on_io_thread(lambda: self._transport.listen(port))
+            self._listen(elsewhere.listens_at, port)
         except OSError as error:
             raise AttachError(
                 f"mesh {name!r} can't be attached: its hosts look for a controller at port {port} of this machine, and "
@@ -228,7 +238,7 @@ class DetachedSession(Session):
             hosts.setdefault(place, []).append(spec)
         launcher = PreviousLauncher(elsewhere.engine, elsewhere.recipe, self._used)
         self._launchers.append(launcher)
-        config = self._config_elsewhere(elsewhere.lost_after_s)
+        config = self._config_elsewhere(elsewhere.lost_after_s, at=elsewhere.listens_at)
         self._origins.update(dict.fromkeys(hosts, Origin(launcher, config, _HOST_S, elsewhere.lost_after_s)))
         self.home.mark_attached()
         asked = time.monotonic()

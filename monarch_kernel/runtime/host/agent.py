@@ -47,7 +47,7 @@ from monarch_kernel.net.hosts.handshakes import free_descriptors
 from monarch_kernel.net.memory.processes import open_pidfd
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import WireError, join, pack, split
-from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, AgentConfig
+from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, LOOPBACK, AgentConfig
 from monarch_kernel.net.wire.marks import MarkReader, new_secret
 from monarch_kernel.net.wire.messages import (
     Attach,
@@ -77,7 +77,7 @@ from monarch_kernel.runtime.host.connection_holder import FdKeeper
 from monarch_kernel.runtime.host.descendants import Descendants
 from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
-from monarch_kernel.runtime.host.network import interface_to, own_addresses
+from monarch_kernel.runtime.host.network import interface_to, listening_addresses
 from monarch_kernel.runtime.host.output import OutputStream
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
@@ -149,10 +149,11 @@ class HostAgent:
         self._meters = RankMeters(self._ranks)
         self._keeper = FdKeeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
         self._beat_at = 0.0
-        self._interface = interface_to(config.addresses)
+        self._interface = "lo" if config.listens_at == LOOPBACK else interface_to(config.addresses)
         self._born = time.monotonic()
+        at = config.listens_at
         self._gateway = Gateway(
-            config.host, config.directory, config.addresses, config.keys, config.epoch, self._watch_gateway
+            config.host, config.directory, config.addresses, config.keys, config.epoch, self._watch_gateway, at
         )
         if not config.addresses:
             print(f"{LISTENS} {self._gateway.port}", flush=True)
@@ -201,7 +202,7 @@ class HostAgent:
             len(os.sched_getaffinity(0)),
             len(gpu_ids()),
             tuple(self._incarnations.items()),
-            tuple(f"tcp://{address}:{self._gateway.port}" for address in own_addresses()) if self._gateway.port else (),
+            listening_addresses(self._config.listens_at, self._gateway.port),
             software_here(),
         )
         self._send(hello)

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from monarch_kernel.net.wire.config import EVERYWHERE
+
 __all__ = [
     "AddressKind",
     "Interfaces",
@@ -17,6 +19,7 @@ __all__ = [
     "interface_among",
     "interface_to",
     "interfaces",
+    "listening_addresses",
     "own_addresses",
 ]
 
@@ -36,6 +39,18 @@ def own_addresses() -> list[str]:
     first = interface_to(())
     found = [each for name in (first, *having) for each in having.get(name, ()) if "." in each]
     return [*(each for each in dict.fromkeys(found) if not each.startswith("127.")), "127.0.0.1"]
+
+
+def listening_addresses(at: str, port: int) -> tuple[str, ...]:
+    """Return the addresses at which others reach a port of this machine, the best first; none for port 0.
+
+    Args:
+        at: the address of the interface where this machine listens, or `EVERYWHERE`.
+        port: the port.
+    """
+    if not port:
+        return ()
+    return tuple(f"tcp://{address}:{port}" for address in (own_addresses() if at == EVERYWHERE else [at]))
 
 
 def interfaces() -> dict[str, list[str]]:

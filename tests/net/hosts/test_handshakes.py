@@ -206,6 +206,7 @@ def test_a_connection_that_ends_while_it_is_checked_is_not_closed(door: Door, mo
     """The third check of the monitor finds an event: the connection has closed."""
     found = iter([False, False, True, False])
     ended: list[int] = []
+    door.guard._ports.add(door.port)
     door.guard._waiting[99] = time.monotonic()
     monkeypatch.setattr(tcp, "nbytes_received", lambda fd, port: 5000)
     monkeypatch.setattr(tcp, "hang_up", lambda fd, port: ended.append(fd))

@@ -14,7 +14,7 @@ import zmq
 from monarch_kernel.net.hosts import links as links_module
 from monarch_kernel.net.hosts.flow_control import PIECE_NBYTES
 from monarch_kernel.net.hosts.links import Links, new_keys
-from monarch_kernel.net.wire.config import LinkKeys
+from monarch_kernel.net.wire.config import EVERYWHERE, LOOPBACK, LinkKeys
 from tests.failures.strangers import besieged
 from tests.net.transport.pump import pump_until
 from tests.support.timing import Bar
@@ -89,6 +89,26 @@ def test_a_host_that_dials_is_known_by_its_number_and_answered(ends: Callable[..
     assert agent.got == [(0, [b"answer"])]
     assert controller.links.refused == 0
     assert not controller.links.send(4, [b"nobody"])
+
+
+def test_a_host_that_listens_for_this_machine_gets_another_port_for_the_others(ends: Callable[..., End]) -> None:
+    controller, near, far = ends(0), ends(1), ends(2)
+    here = controller.links.listen(at=LOOPBACK)
+    assert controller.links.listen(at=LOOPBACK) == here
+    everywhere = controller.links.listen()
+    assert {here, everywhere} == {controller.links.listen(at=at) for at in (LOOPBACK, EVERYWHERE)}
+    assert here != everywhere
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", here))  # another address of the loopback interface
+    near.links.dial(0, [f"tcp://127.0.0.1:{here}"])
+    far.links.dial(0, [f"tcp://127.0.0.2:{everywhere}"])
+    for end in (near, far):
+        end.links.send(0, [b"hello"])
+    turn_until(lambda: len(controller.got) == 2, controller, near, far)
+    for number, port in enumerate((here, everywhere), 1):  # the guard watches both ports
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"nonsense" * 2000)
+            turn_until(lambda number=number: controller.links.refused == number, controller)  # type: ignore[misc]
 
 
 def test_the_first_address_that_answers_is_used_though_others_lead_nowhere(ends: Callable[..., End]) -> None:
