@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor import ProcMesh, SupervisionError, this_host
 from monarch_kernel.errors import RemoteError
+from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.ranks import Ranks
 from tests.support.stranger import run_as_nobody, started_as_nobody
 from tests.support.waiting import LONG_S, wait_until
@@ -83,6 +84,25 @@ def test_a_group_in_which_another_user_may_have_taken_a_place_is_not_used(ranks:
     assert mesh.run("'group' in globals()").get(LONG_S).values() == (False, False)
     ranks.store.form(mesh).get(LONG_S)
     assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
+
+
+def test_a_rank_without_descriptors_says_that_something_opened_many_connections(session: None) -> None:
+    mesh = this_host().spawn_procs({"r": 2}, name="few", device="cpu")
+    store = GroupStore()
+    try:
+        mesh.run("import os, resource, torch.distributed as dist").get(LONG_S)
+        store.form(mesh).get(LONG_S)
+        before = ports(mesh, 0)
+        limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 40,) * 2)"
+        alone = mesh[[0]].run(f"{limit}; dist.new_group([0, 1])")
+        wait_until(lambda: ports(mesh, 0) - before, "gloo to listen")
+        with started_as_nobody(FLOOD + "sys.stdin.read()", *(ports(mesh, 0) - before)):
+            error = alone.exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert "no file descriptor left" in str(error)
+    finally:
+        mesh.stop(grace_s=0).get(LONG_S)
+        store.close()
 
 
 def test_nobody_reaches_a_rank_once_its_groups_are_formed(mesh: ProcMesh) -> None:

@@ -1,4 +1,4 @@
-"""Where the processes of a mesh listen, if all its hosts are on this machine, and what other users of the machine find there."""
+"""Where a mesh listens if all its hosts are on this machine, and what other users of the machine find there."""
 
 from __future__ import annotations
 

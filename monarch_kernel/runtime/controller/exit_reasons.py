@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 __all__ = ["describe_exit", "signal_name"]
 
@@ -15,8 +16,20 @@ _MEANINGS = {
     "SIGTERM": "something asked it to end",
 }
 
+_NO_DESCRIPTORS = (
+    "native code had no file descriptor left; in gloo, because something opened many connections to its port while a process "
+    "group was formed, or because the limit is low (ulimit -n); the reason is in its last lines"
+)
 
-def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0, oom_kills: str = "", low_memory: str = "") -> str:
+
+def describe_exit(
+    exit_code: int,
+    signum: int,
+    rss_nbytes: int = 0,
+    oom_kills: str = "",
+    low_memory: str = "",
+    last_lines: Sequence[str] = (),
+) -> str:
     """Describe how a process ended: the signal with its likely meaning, or the exit code.
 
     Args:
@@ -25,11 +38,14 @@ def describe_exit(exit_code: int, signum: int, rss_nbytes: int = 0, oom_kills: s
         rss_nbytes: its memory at the last reading; 0 if unknown.
         oom_kills: which counter of the out-of-memory killer rose; empty if none did.
         low_memory: how little memory was free at the last reading; empty if there was enough.
+        last_lines: what it printed last.
     """
     memory = f"; it held {rss_nbytes / 2**20:,.0f} MiB at the last reading" if rss_nbytes else ""
     if signum:
         name = signal_name(signum)
         meaning = _likely_killer(oom_kills, low_memory) if name == "SIGKILL" else _MEANINGS.get(name)
+        if name == "SIGABRT" and any("Too many open files" in line for line in last_lines):
+            meaning = _NO_DESCRIPTORS
         return f"killed by {name}" + (f" ({meaning})" if meaning else "") + memory
     return f"the process ended with exit code {exit_code}" + memory
 

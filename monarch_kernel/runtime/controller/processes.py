@@ -207,7 +207,9 @@ class RankProcesses:
         if record.death is not None:
             return effects
         rss_nbytes = message.rss_nbytes or record.reading.rss_nbytes
-        what = describe_exit(message.exit_code, message.signal, rss_nbytes, message.oom_kills, message.low_memory)
+        what = describe_exit(
+            message.exit_code, message.signal, rss_nbytes, message.oom_kills, message.low_memory, message.last_lines
+        )
         exit_code = None if message.signal or message.reason else message.exit_code
         effects += self._on_rank_lost(
             record, message.reason or what, now, message.last_lines, exit_code, signal_name(message.signal)

@@ -4,10 +4,10 @@ Theory of operation
 ===================
 
 gloo listens at a separate port for each group. It takes the first connection that begins with the number of a peer for this
-peer's, and keeps every other connection until the group is destroyed. So a process that reaches the port while a group is formed
-could take the place of a rank, and send pickles that other ranks load. Later, it could open connections until no descriptor is
-left, and then gloo ends the process. gloo's traffic has no authentication that could prevent this; its addresses have, because ranks
-exchange them in the store of the session (`runtime.worker.store`).
+peer's, and keeps every other connection until the group is destroyed. So a process that reaches the port while a group is
+formed could take the place of a rank, and send pickles that other ranks load. Later, it could open connections until no
+descriptor is left, and then gloo ends the process. gloo's traffic has no authentication that could prevent this; its addresses
+have, because ranks exchange them in the store of the session (`runtime.worker.store`).
 
 - When gloo has connected a rank to all its peers, the rank publishes which connections its listener has accepted, and from
   where it has connected itself (`Ends`). A connection that a listener has accepted, and that no rank of the group has made,
