@@ -11,7 +11,7 @@ have, because ranks exchange them in the store of the session (`runtime.worker.s
 
 - When gloo has connected a rank to all its peers, the rank publishes which connections its listener has accepted, and from
   where it has connected itself (`Ends`). A connection that a listener has accepted, and that no rank of the group has made,
-  belongs to a stranger. In this case all ranks refuse the group (`check`), before anything has used it.
+  belongs to a stranger. In this case all ranks refuse the group (`admit`), before anything has used it.
 - When all ranks have published theirs, each closes its port to all further packets (`close_port`). The listener itself must
   stay: gloo ends the process if it fails.
 
@@ -27,12 +27,12 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.train.process_group.sockets import FILTER, Socket, duplicate
 
-__all__ = ["Ends", "admit", "check", "close_port", "close_ports", "ends_of", "has_gloo", "is_lazy"]
+__all__ = ["Ends", "admit", "close_port", "close_ports", "ends_of", "has_gloo", "is_lazy", "strangers_among"]
 
 _MOST_NAMED = 3
 _RETURN = 0x06  # BPF_RET | BPF_K: accept so many bytes of the packet, here none
@@ -45,13 +45,11 @@ class Ends(NamedTuple):
         host: the name of its host.
         accepted: the other ends of the connections that gloo's listener has accepted, as ``address port``.
         made: this rank's ends of other connections, as ``address port``; more than those of gloo.
-        users: the user of each other end on the rank's own machine, if that is another user.
     """
 
     host: str
     accepted: Sequence[str]
     made: Sequence[str]
-    users: Mapping[str, str]
 
 
 def is_lazy() -> bool:
@@ -82,12 +80,22 @@ def admit(group: Any, store: Any, members: Sequence[int], opened: Iterable[Socke
     if size == 1 or is_lazy():
         return
     opened = list(opened)
+    ours = ends_of(opened, published)
     try:
-        store.set(f"monarch/ends/{group.rank()}", json.dumps(ends_of(opened, published)))
-        answers = store.multi_get([f"monarch/ends/{rank}" for rank in range(size)])
+        ends = [Ends(*each) for each in _exchange(store, "ends", group.rank(), range(size), lambda: ours)]
     finally:  # not before: a peer whose place a stranger has taken would wait for the port
         close_ports(opened, published)
-    check({members[rank] if members else rank: Ends(*json.loads(bytes(each))) for rank, each in enumerate(answers)})
+    if found := strangers_among(ends):
+        users = _exchange(store, "users", group.rank(), found, lambda: _other_users(found[group.rank()]))
+        raise _refusal([(members[rank] if members else rank, ends[rank].host) for rank in found], found.values(), users)
+
+
+def _exchange(store: Any, kind: str, rank: int, ranks: Iterable[int], ours: Callable[[], Any]) -> list[Any]:
+    """Publish a value, if this rank is one of those that have one, and return the values of all these ranks."""
+    ranks = list(ranks)
+    if rank in ranks:
+        store.set(f"monarch/{kind}/{rank}", json.dumps(ours()))
+    return [json.loads(bytes(each)) for each in store.multi_get([f"monarch/{kind}/{each}" for each in ranks])]
 
 
 def close_ports(opened: Iterable[Socket], published: Sequence[bytes]) -> None:
@@ -140,33 +148,33 @@ def ends_of(opened: Iterable[Socket], published: Sequence[bytes]) -> Ends:
                 connections.append((here, _peer_of(copy)))
     accepted = [there for here, there in connections if here in listeners]
     made = [here for here, _ in connections if here not in listeners]
-    return Ends(socket.gethostname(), accepted, made, _other_users(accepted))
+    return Ends(socket.gethostname(), accepted, made)
 
 
-def check(ends: Mapping[int, Ends]) -> None:
-    """Compare the connections of all ranks of a group, given by their global rank.
+def strangers_among(ends: Sequence[Ends]) -> dict[int, list[str]]:
+    """The connections that no rank has made, by the rank that has accepted them; ``ends`` has those of all ranks."""
+    made = {each for theirs in ends for each in theirs.made}
+    found = {rank: [each for each in theirs.accepted if each not in made] for rank, theirs in enumerate(ends)}
+    return {rank: theirs for rank, theirs in found.items() if theirs}
 
-    Raises:
-        ConnectionError: a rank has accepted a connection that no rank has made.
-    """
-    made = {each for theirs in ends.values() for each in theirs.made}
-    strangers = [(rank, theirs, each) for rank, theirs in ends.items() for each in theirs.accepted if each not in made]
-    if not strangers:
-        return
-    named = ", ".join(
-        f"rank {rank} on {theirs.host} from {each or 'a connection that has ended'}{_user_text(theirs.users.get(each))}"
-        for rank, theirs, each in strangers[:_MOST_NAMED]
-    )
-    more = f" and {len(strangers) - _MOST_NAMED} more" if len(strangers) > _MOST_NAMED else ""
-    raise ConnectionError(
+
+def _refusal(
+    places: Sequence[tuple[int, str]], strangers: Iterable[Sequence[str]], users: Sequence[Mapping[str, str]]
+) -> ConnectionError:
+    """The error about strangers; ``places`` has the global ranks and hosts that they have connected to."""
+    named = [
+        f"rank {rank} on {host} from {each or 'a connection that has ended'}" + (f" (user {user})" if user else "")
+        for (rank, host), theirs, known in zip(places, strangers, users, strict=True)
+        for each in theirs
+        for user in [known.get(each)]
+    ]
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return ConnectionError(
         "the process group was not used, because a process outside of it connected to a port of gloo while the group was "
-        f"formed: {named}{more}. It could take the place of a rank. Run the cell again; if this repeats, find that process "
-        "(a scanner of ports, or another user of the machine), or use a network that only your hosts can reach"
+        f"formed: {', '.join(named[:_MOST_NAMED])}{more}. It could take the place of a rank. Run the cell again; if this "
+        "repeats, find that process (a scanner of ports, or another user of the machine), or use a network that only your "
+        "hosts can reach"
     )
-
-
-def _user_text(user: str | None) -> str:
-    return f" (user {user})" if user else ""
 
 
 def _peer_of(connection: socket.socket) -> str:

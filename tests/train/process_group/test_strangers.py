@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import closing
+from typing import NamedTuple
 
 import pytest
+import torch.distributed as torch_distributed
 
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets, stand_in
-from monarch_kernel.train.process_group.strangers import Ends, check, close_ports, ends_of, is_lazy
+from monarch_kernel.train.process_group.strangers import Ends, admit, close_ports, ends_of, is_lazy, strangers_among
 
 
 def socket_of(a: socket.socket) -> Socket:
@@ -43,29 +46,50 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
         yield listener
 
 
-def test_connections_that_ranks_have_made_are_accepted() -> None:
-    check(
-        {
-            4: Ends("a", ["10.0.0.2 7", "10.0.0.2 8"], [], {}),
-            5: Ends("b", ["10.0.0.2 9"], ["10.0.0.2 7"], {}),
-            6: Ends("b", [], ["10.0.0.2 8", "10.0.0.2 9", "10.0.0.2 99"], {}),  # the last one is not gloo's
-        }
-    )
+def test_connections_that_ranks_have_made_are_no_strangers() -> None:
+    ends = [
+        Ends("a", ["10.0.0.2 7", "10.0.0.2 8"], []),
+        Ends("b", ["10.0.0.2 9"], ["10.0.0.2 7"]),
+        Ends("b", [], ["10.0.0.2 8", "10.0.0.2 9", "10.0.0.2 99"]),  # the last one is not gloo's
+    ]
+    assert strangers_among(ends) == {}
 
 
-def test_a_connection_that_no_rank_has_made_is_named_with_its_user() -> None:
-    ends = {
-        0: Ends("a", ["127.0.0.1 7", "127.0.0.1 8"], [], {"127.0.0.1 8": "eve"}),
-        1: Ends("a", [], ["127.0.0.1 7"], {}),
-    }
-    with pytest.raises(ConnectionError, match=r"rank 0 on a from 127\.0\.0\.1 8 \(user eve\)\. It could take"):
-        check(ends)
+def test_connections_that_no_rank_has_made_are_strangers_and_those_that_have_ended_too() -> None:
+    ends = [
+        Ends("a", ["127.0.0.1 7", "127.0.0.1 8"], []),
+        Ends("a", [], ["127.0.0.1 7"]),
+        Ends("a", [""], []),
+    ]
+    assert strangers_among(ends) == {0: ["127.0.0.1 8"], 2: [""]}
 
 
-def test_many_strangers_are_counted_and_those_that_have_left_too() -> None:
-    ends = {rank: Ends("a", ["127.0.0.1 9", ""], [], {}) for rank in range(3)}
-    with pytest.raises(ConnectionError, match=r"rank 0 on a from a connection that has ended, .* and 3 more\."):
-        check(ends)
+class Group(NamedTuple):
+    """A rank of a group of two, as far as `admit` uses it."""
+
+    number: int
+
+    def rank(self) -> int:
+        return self.number
+
+    def size(self) -> int:
+        return 2
+
+
+def test_all_ranks_get_an_error_that_names_the_strangers(listener: socket.socket) -> None:
+    """The group has the global ranks 4 and 7, and rank 7 has accepted connections of no rank."""
+    store = torch_distributed.HashStore()
+    store.set("monarch/ends/0", json.dumps(Ends("a", ["10.0.0.9 1", "10.0.0.9 2", "10.0.0.9 3"], [])))
+    store.set("monarch/users/0", json.dumps({"10.0.0.9 1": "eve"}))
+    expected = r"rank 4 on a from 10\.0\.0\.9 1 \(user eve\), .*, rank 4 on a from 10\.0\.0\.9 3 and 1 more\."
+    with (
+        closing(socket.create_connection(listener.getsockname()[:2])),
+        closing(listener.accept()[0]) as ours,
+        pytest.raises(ConnectionError, match=expected),
+    ):
+        admit(Group(1), store, (4, 7), map(socket_of, (listener, ours)), [published(listener)])
+    with pytest.raises(TimeoutError):
+        socket.create_connection(listener.getsockname()[:2], 0.05)
 
 
 def test_the_ends_of_connections_are_found_among_other_sockets(listener: socket.socket) -> None:
@@ -76,9 +100,9 @@ def test_the_ends_of_connections_are_found_among_other_sockets(listener: socket.
     ):
         ends = ends_of(map(socket_of, (listener, ours, other)), [published(listener)])
         name = theirs.getsockname()
-        assert (list(ends.accepted), list(ends.made), ends.users) == ([f"{name[0]} {name[1]}"], [], {})
+        assert (ends.accepted, ends.made) == ([f"{name[0]} {name[1]}"], [])
         ends = ends_of(map(socket_of, (theirs, other)), [published(listener)])
-        assert (list(ends.accepted), list(ends.made)) == ([], [f"{name[0]} {name[1]}"])
+        assert (ends.accepted, ends.made) == ([], [f"{name[0]} {name[1]}"])
 
 
 def test_a_closed_port_takes_no_connection_and_those_that_there_are_stay(listener: socket.socket) -> None:
