@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any, NamedTuple
@@ -65,7 +66,8 @@ class ExportTable:
         with self._lock:
             if self._table is None:
                 self._table = Table()
-                process_memory.allow()
+                # Ranks are children of their host agent, and on its machine descendants of the program, which has number 0.
+                process_memory.allow(os.getppid() if self._proc else os.getpid())
             lease = self._table.lend()
             self._held[lease] = memory
             self._versions[lease] = _version_of(memory.keeper)

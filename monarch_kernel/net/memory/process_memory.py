@@ -29,7 +29,7 @@ SHARED_NBYTES = 8 << 20
 _PIECE_NBYTES = 4 << 20
 _helpers = IdleThreads("monarch-copier", 4)
 
-_PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
+_PR_SET_PTRACER = 0x59616D61
 
 
 class Forbidden(OSError):
@@ -58,9 +58,12 @@ for _name in ("process_vm_readv", "process_vm_writev"):
     )
 
 
-def allow() -> None:
-    """Let other processes of this user access this one's memory where Yama allows it only to parents."""
-    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+def allow(pid: int) -> None:
+    """Let a process and its descendants access this one's memory, where Yama allows it only to ancestors.
+
+    The Linux kernel keeps one such process; it may be this one itself, whose descendants are then allowed.
+    """
+    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
 def read(pid: int, to: Sequence[tuple[int, int]], source: Sequence[tuple[int, int]]) -> None:
