@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 from tests.support import scratch
+from tests.support.processes import children
 from tests.support.waiting import LONG_S
 
 if TYPE_CHECKING:
@@ -38,6 +39,31 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Schedule(config, log) if config.option.dist == "load" else None
+
+
+class SharedAgent:
+    """Starts the host agent that tests share again, if a test of an earlier module has ended it.
+
+    Otherwise the first test that spawns a mesh would start it, and seem to leave it behind.
+    """
+
+    def __init__(self) -> None:
+        self._module: object = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        module = item.getparent(pytest.Module)
+        if module is self._module or "session" not in getattr(item, "fixturenames", ()):
+            return
+        self._module = module
+        if not any(line.endswith(b"\0agent\0") for line in children(os.getpid()).values()):
+            from tests.support.ranks import warm_up
+
+            warm_up()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SharedAgent())
 
 
 def pytest_unconfigure() -> None:

@@ -12,7 +12,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.errors import RanksError
 from monarch_kernel.notebook.view.errors import error_block
-from monarch_kernel.notebook.view.waits import stalls
+from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S, wait_until
 

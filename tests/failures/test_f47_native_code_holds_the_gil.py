@@ -7,8 +7,8 @@ from pathlib import Path
 from monarch_kernel.base.events import MeshView, RankView
 from monarch_kernel.errors import Failure
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
-from monarch_kernel.notebook.view.waits import stalls
 from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
+from monarch_kernel.runtime.diagnostics.waits import stalls
 from tests.failures.cells import Cells
 from tests.support.waiting import LONG_S, wait_until
 

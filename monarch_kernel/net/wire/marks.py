@@ -56,7 +56,7 @@ def is_display_mark(end: int) -> bool:
 
 
 def is_order_mark(end: int) -> bool:
-    """Whether a mark says only that the rank has begun to write to its other stream: no message waits for it."""
+    """Whether a mark says only that the rank has turned to its other stream: no message waits for it."""
     return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & ORDER)
 
 
