@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from monarch_kernel.notebook.view.messages import condensed
+from monarch_kernel.runtime.diagnostics import failures
 from tests.failures.cells import Cells
 
 CHAIN = """
@@ -61,3 +63,16 @@ def test_an_exception_that_can_not_be_printed_is_named(cells: Cells) -> None:
 
 def test_an_exception_that_can_not_be_pickled_is_shown(cells: Cells) -> None:
     assert "[0-1] Locked: status 429" in cells.fails(NO_PICKLE)
+
+
+def test_a_traceback_in_a_message_has_the_users_lines_and_no_frames_of_this_package() -> None:
+    text = (
+        "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        f'  File "{failures.__file__}", line 3, in describe\n    return inner()\n'
+        '  File "<remote cell [2]>", line 6, in worker\n    dist.init_process_group("gloo")\n'
+        f'  File "{failures.__file__}", line 9, in join\n    original()\nValueError: twice!'
+    )
+    shown = "\n".join(condensed(text))
+    assert "line 6, in worker" in shown
+    assert "original()" not in shown
+    assert shown.endswith("ValueError: twice!")

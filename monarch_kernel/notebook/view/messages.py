@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from monarch_kernel.runtime.diagnostics.failures import is_user_file
+from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user_file
 from monarch_kernel.runtime.diagnostics.source_names import short_file
 
 __all__ = ["condensed", "narrow"]
@@ -86,7 +86,7 @@ def _frames(frames: Sequence[list[str]]) -> Iterator[str]:
 
 def _is_of_user(frame: Sequence[str]) -> bool:
     file = _file(frame)
-    return is_user_file(file) and not _INSTALLED.search(file)
+    return is_user_file(file) and not is_machinery(file) and not _INSTALLED.search(file)
 
 
 def _file(frame: Sequence[str]) -> str:
