@@ -72,6 +72,7 @@ class BlockedCall(NamedTuple):
         peer: rank in the group that a send or receive is for; None for others.
         shapes: shapes of the tensors, such as ``4x8``.
         tag: the tag of a send or receive.
+        members: the ranks in the mesh that take part, where the group does not exist yet.
     """
 
     operation: str
@@ -80,6 +81,7 @@ class BlockedCall(NamedTuple):
     peer: int | None = None
     shapes: str = ""
     tag: int = 0
+    members: tuple[int, ...] = ()
 
 
 class _Kind(NamedTuple):

@@ -595,11 +595,9 @@ class RankGroup:
                     self._waits.opening(members, given["group_size"]),
                     values_set() as published,
                 ):
-                    if dist.is_initialized():  # it waits for the other ranks to do the same
-                        call = BlockedCall(f"new_group #{helpers._world.group_count}", "", "")
-                        group, store = made = self._meter.run(call, make, *bound.args, **bound.kwargs)
-                    else:
-                        group, store = made = make(*bound.args, **bound.kwargs)
+                    run = partial(self._meter.run, _call_that_makes(dist, given["group_size"], self._spec.world_size))
+                    made = (run if self._formed else _run)(make, *bound.args, **bound.kwargs)
+                    group, store = made
                     if store is not None:
                         if published and is_session_store(store) and strangers.has_gloo(dist, group):
                             strangers.admit(group, store, members, open_sockets() - before, published)
@@ -696,6 +694,17 @@ def _dist() -> Any:
     return torch.distributed
 
 
+def _call_that_makes(dist: Any, size: int, world_size: int) -> BlockedCall:
+    """Describe the call that makes a group of a size, which waits for the other ranks to do the same."""
+    if dist.is_initialized():
+        return BlockedCall(f"new_group #{dist.distributed_c10d._world.group_count}", "", "")
+    return BlockedCall("init_process_group", "", "", members=tuple(range(size)) if size == world_size else ())
+
+
+def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
 def _recorded_collective(entry: dict[str, Any], members: tuple[int, ...], purposes: Purposes) -> Collective:
     """Describe a collective that the flight recorder has."""
     operation, thread = str(entry["profiling_name"]).partition(":")[2], int(entry["thread_id"])
@@ -717,7 +726,7 @@ def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, 
         operation=call.operation,
         number=0,
         group=call.label,
-        members=tuple(sorted(ranks.values())),
+        members=call.members or tuple(sorted(ranks.values())),
         shapes=call.shapes,
         age_s=time.monotonic() - since,
         thread=thread,

@@ -101,6 +101,10 @@ DESCRIBED = {
         "TCPStore for its server at 127.0.0.1 port 1",
     ),
     "objects": ("if rank != 3: dist.all_gather_object([None] * 4, 1)", "all_gather_object: all_gather #1 (shape 1)"),
+    "init of some ranks": (
+        "if rank != 3: dist.destroy_process_group(); dist.init_process_group('gloo')",
+        "init_process_group",
+    ),
     "device mesh": ("if rank != 3: dist.init_device_mesh('cpu', (2, 2))", "init_device_mesh: new_group #"),
     "gradients of DDP": (
         f"model = torch.nn.parallel.DistributedDataParallel({LINEAR})\n"
