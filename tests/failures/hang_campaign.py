@@ -25,7 +25,11 @@ FREE_WITHIN_S = 2.0
 GIVE_UP_S = 10.0
 NEXT_S = 30.0
 UP = f"%mesh up t -n {N} --device cpu"
-IMPORTS = "%%remote t\nimport torch, torch.distributed as dist; from torch.distributed.fsdp import fully_shard"
+IMPORTS = """%%remote t
+import torch, torch.distributed as dist, torch.distributed.tensor
+from torch.distributed.fsdp import fully_shard
+torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+"""
 NEXT = """%%remote t
 import torch, torch.distributed as dist
 x = torch.ones(1) * (rank + 1); dist.all_reduce(x)

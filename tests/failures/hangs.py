@@ -119,24 +119,42 @@ COLLECTIVES = {
     "monitored_barrier": "dist.monitored_barrier(group=g)",
     "all_gather_object": "dist.all_gather_object([None] * dist.get_world_size(g), {'rank': rank}, group=g)",
     "broadcast_object_list": "dist.broadcast_object_list([rank], SOURCE, group=g)",
+    "all_to_all": "dist.all_to_all_single(torch.zeros(12), torch.ones(12), group=g)",
+    "all_gather_into_tensor": "dist.all_gather_into_tensor(torch.zeros(dist.get_world_size(g)), torch.ones(1), group=g)",
+    "scatter": "dist.scatter(x, PARTS, SOURCE, group=g)",
+    "gather_object": "dist.gather_object(rank, LIST, SOURCE, group=g)",
+    "scatter_object_list": "dist.scatter_object_list([None], OBJECTS, SOURCE, group=g)",
+    "async": "dist.all_reduce(x, group=g, async_op=True).wait()",
+    "functional": "functional.all_reduce(x, 'sum', g or dist.group.WORLD).sum().item()",
 }
-FROM_SOURCE = ("broadcast", "broadcast_object_list")
+FROM_SOURCE = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 """Collectives in which only the source can keep the others waiting."""
 
 MAKING = {
     "new_group": "made = dist.new_group(list(range(4)))",
     "init_device_mesh": "made = dist.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b'))",
 }
-REASONS = ("sleeps in a function", "finished", "waits elsewhere", "loops", "swallowed an error")
+OTHERS = ("store", "file store", "ddp", "ddp init", "fsdp", "fsdp backward", "dtensor", "init_process_group")
+"""Kinds that use the default group only."""
+
+REASONS = (
+    "sleeps in a function",
+    "finished",
+    "waits elsewhere",
+    "loops",
+    "swallowed an error",
+    "waits for a queue",
+    "runs a program",
+)
 KINDS = (
     *COLLECTIVES,
     *MAKING,
     "recv",
     "tags",
     "batch_isend_irecv",
-    "store",
-    "ddp",
-    "fsdp",
+    *OTHERS,
+    "recv_object_list",
+    "irecv",
     "actor",
     "live.loop",
     "uneven steps",
@@ -155,6 +173,8 @@ def draw(seed: int, kind: str = "") -> Hang:
     kind = kind or drawn
     maker: dict[str, Callable[[random.Random, str], Hang]] = {
         "recv": _message,
+        "recv_object_list": _other_message,
+        "irecv": _other_message,
         "tags": _tags,
         "batch_isend_irecv": _ring,
         "actor": _actor,
@@ -180,6 +200,10 @@ def _functions(cell: _Cell, indent: str = "") -> None:
     cell.add(f"{indent}    time.sleep(600)", "sleeps in a function")
     cell.add(f"{indent}def spin():")
     cell.add(f"{indent}    while True: pass", "loops")
+    cell.add(f"{indent}def next_batch():")
+    cell.add(f"{indent}    __import__('queue').Queue().get()", "waits for a queue")
+    cell.add(f"{indent}def convert():")
+    cell.add(f"{indent}    __import__('subprocess').run(['sleep', '600'])", "runs a program")
     cell.add(f"{indent}def parse():")
     cell.add(f"{indent}    try: int('bad row')")
     cell.add(f"{indent}    except ValueError: return None")
@@ -191,6 +215,8 @@ _WHAT = {
     "waits elsewhere": "dist.all_reduce(x, group=other)",
     "loops": "spin()",
     "swallowed an error": "parse()",
+    "waits for a queue": "next_batch()",
+    "runs a program": "convert()",
 }
 
 
@@ -214,8 +240,10 @@ def _elsewhere(reason: str, missing: Sequence[int]) -> list[Stalled]:
 def _collective(dice: random.Random, kind: str) -> Hang:
     reason = dice.choice(REASONS)
     where = dice.choice(("default", "user", "mesh"))
-    if kind in MAKING or kind in ("store", "ddp", "fsdp"):
+    if kind in MAKING or kind in OTHERS:
         where = "default"
+    if kind == "init_process_group" and reason == "waits elsewhere":
+        reason = "loops"  # the other group goes with the default one
     cell = _begin()
     groups: list[tuple[int, ...]] = [tuple(range(N))]
     cell.add("other = dist.new_group(list(range(4)))")
@@ -245,11 +273,14 @@ def _collective(dice: random.Random, kind: str) -> Hang:
     _functions(cell)
     steps = dice.randrange(3)
     call = _call_of(kind, cell).replace("SOURCE", source)
+    size = "dist.get_world_size(g)"
+    for name, value in (("PARTS", f"[x] * {size}"), ("LIST", f"[None] * {size}"), ("OBJECTS", f"[1] * {size}")):
+        call = call.replace(name, f"{value} if rank == {source} else None")
     indent = ""
     if where == "user":
         cell.add(f"if rank in {list(groups[0])}:")
         indent = "    "
-    if kind not in MAKING and kind != "store":
+    if kind not in MAKING and kind not in ("store", "file store", "init_process_group"):
         cell.add(f"{indent}for step in range({steps}):")
         cell.add(f"{indent}    {call}")
     cell.add(f"{indent}if rank in {missing}:")
@@ -271,8 +302,6 @@ def _collective(dice: random.Random, kind: str) -> Hang:
 
 def _call_of(kind: str, cell: _Cell) -> str:
     """The call that ranks wait in, after lines that it needs."""
-    if kind in COLLECTIVES:
-        return COLLECTIVES[kind]
     if kind in MAKING:
         return MAKING[kind]
     if kind == "store":
@@ -281,14 +310,34 @@ def _call_of(kind: str, cell: _Cell) -> str:
         cell.add("dist.broadcast_object_list(port, 0)")
         cell.add("store = server or dist.TCPStore('127.0.0.1', port[0], None, False)")
         return "store.wait(['vocabulary'])"
+    if kind == "file store":
+        cell.add("path = [__import__('tempfile').mkdtemp()]; dist.broadcast_object_list(path, 0)")
+        cell.add("store = dist.FileStore(path[0] + '/keys', 4)")
+        return "store.get('vocabulary')"
+    if kind == "init_process_group":
+        return "dist.destroy_process_group(); dist.init_process_group('gloo')"
+    if kind == "ddp init":
+        cell.add("linear = torch.nn.Linear(4, 2)")
+        return "torch.nn.parallel.DistributedDataParallel(linear)"
+    if kind == "dtensor":
+        cell.add("from torch.distributed.tensor import Shard, distribute_tensor")
+        cell.add("shards = distribute_tensor(torch.ones(8), dist.init_device_mesh('cpu', (4,)), [Shard(0)])")
+        return "shards.full_tensor()"
+    if kind == "functional":
+        cell.add("from torch.distributed import _functional_collectives as functional")
+    if kind in COLLECTIVES:
+        return COLLECTIVES[kind]
     if kind == "ddp":
         cell.add("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))")
         return "model(x).sum().backward()"
-    assert kind == "fsdp"
+    assert kind in ("fsdp", "fsdp backward")
     cell.add("from torch.distributed.fsdp import fully_shard")
     cell.add("model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))")
     cell.add("for layer in model: fully_shard(layer, mesh=dist.init_device_mesh('cpu', (4,)))")
     cell.add("fully_shard(model, mesh=dist.init_device_mesh('cpu', (4,)))")
+    if kind == "fsdp backward":
+        cell.add("loss = model(x).sum()")
+        return "loss.backward(); loss = model(x).sum()"
     return "model(x)"
 
 
@@ -298,8 +347,18 @@ def _names_of(kind: str, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return ("wait",), ("vocabulary",)
     if kind == "ddp":  # the second forward pass agrees on new buckets
         return (("DistributedDataParallel",), ()) if steps == 1 else (("all_reduce",), ("weight",))
-    if kind == "fsdp":
+    if kind in ("fsdp", "fsdp backward"):
         return ("all_gather",), ("FSDP",)
+    if kind == "file store":
+        return ("wait",), ("vocabulary",)
+    if kind == "ddp init":
+        return ("DistributedDataParallel",), ()
+    if kind == "dtensor":
+        return ("all_gather", "full_tensor"), ()
+    if kind in ("async", "functional"):
+        return ("all_reduce",), ()
+    if kind == "all_gather_into_tensor":
+        return ("all_gather",), ()
     if kind == "init_device_mesh":
         return ("init_device_mesh", "new_group"), ()
     return (kind,), ()
@@ -324,6 +383,28 @@ def _message(dice: random.Random, kind: str) -> Hang:
     words = (f"{'to' if is_send else 'from'} [{sender}]", *((f"with tag {tag}",) if tag else ()))
     stalls = [Stalled(operation, (receiver,), (sender,), words=words), *_elsewhere(reason, (sender,))]
     return Hang(0, operation[0], "default", reason, cell.code, truth, stalls)
+
+
+def _other_message(dice: random.Random, kind: str) -> Hang:
+    reason = dice.choice(REASONS)
+    receiver, sender = dice.sample(range(N), 2)
+    cell = _begin()
+    cell.add("other = dist.new_group(list(range(4)))")
+    _functions(cell)
+    cell.add(f"if rank == {sender}:")
+    cell.add(f"    {_WHAT[reason]}", "missing")
+    cell.add(f"elif rank == {receiver}:")
+    call = f"dist.irecv(x, {sender}).wait()" if kind == "irecv" else f"dist.recv_object_list([None], {sender})"
+    cell.add(f"    {call}", "waits")
+    operations = ("recv", "recv_object_list")
+    truth: dict[int, Waits | At | Finished] = {rank: Finished() for rank in range(N)}
+    truth[receiver] = Waits(operations, cell.names["waits"])
+    truth[sender] = _of_reason(reason, cell)
+    stalls = [
+        Stalled(operations, (receiver,), (sender,), words=(f"recv from [{sender}]",)),
+        *_elsewhere(reason, (sender,)),
+    ]
+    return Hang(0, kind, "default", reason, cell.code, truth, stalls)
 
 
 def _tags(dice: random.Random, kind: str) -> Hang:
