@@ -64,10 +64,11 @@ class _Mapping:
         is_shared: whether writes go to the file.
         is_for_all: whether writes are meant to go to the file.
         is_left: whether a child of this process may read it as well.
+        is_orphan: whether its sender has died, so that the file is not used again.
         turn: index of this process's byte in the head, for the current content of the file.
     """
 
-    __slots__ = ("address", "fd", "is_for_all", "is_left", "is_shared", "nbytes", "sender", "turn")
+    __slots__ = ("address", "fd", "is_for_all", "is_left", "is_orphan", "is_shared", "nbytes", "sender", "turn")
 
     def __init__(self, reference: Reference, sender: Hashable) -> None:
         self.fd = os.open(f"/proc/{reference.pid}/fd/{reference.fd}", os.O_RDWR | os.O_CLOEXEC)
@@ -83,6 +84,7 @@ class _Mapping:
             raise
         self.is_for_all = False
         self.is_left = False
+        self.is_orphan = False
         self.sender = sender
         self.turn = 0
 
@@ -175,7 +177,9 @@ class Mappings:
         return memoryview(block).cast("B")
 
     def forget(self, sender: Hashable) -> None:
-        """Unmap idle files of a process that has died."""
+        """Unmap the files of a process that has died: idle ones now, the others when their content is no longer used."""
+        for mapping in list(self._used.values()):
+            mapping.is_orphan |= mapping.sender == sender
         for key, mapping in list(self._idle.items()):
             if mapping.sender == sender:
                 self._drop(key)
@@ -185,11 +189,11 @@ class Mappings:
         if mapping.is_left:
             mapping.close()
             return
-        is_kept = mapping.is_clean() and self._idle.setdefault(key, mapping) is mapping
+        is_kept = not mapping.is_orphan and mapping.is_clean() and self._idle.setdefault(key, mapping) is mapping
         mapping.end_use()
         if not is_kept:
             mapping.close()
-        elif mapping.is_left:  # in the meantime, by another thread
+        elif mapping.is_left or mapping.is_orphan:  # in the meantime, by another thread
             self._drop(key)
         for oldest in list(self._idle)[:-_IDLE_MOST]:
             self._drop(oldest)

@@ -112,6 +112,7 @@ class _Segment:
         self.is_filled = False
         self.is_for_all = False
         self.has_heirs = False  # children of this process may use a value in it without a mark
+        self.has_lost_reader = False
         self.readers: list[Hashable] = []
 
     @property
@@ -128,6 +129,7 @@ class _Segment:
         """Reserve the file for another frame."""
         self.is_filled = True
         self.is_for_all = is_for_all
+        self.has_lost_reader = False
         self.readers.clear()
         self.map[0] = Mark.NONE
 
@@ -146,6 +148,7 @@ class _Segment:
 
     def forget(self, reader: Hashable) -> None:
         """Clear the bytes of a reader that has died."""
+        self.has_lost_reader |= reader in self.readers
         for turn, each in enumerate(self.readers, 1):
             if each == reader and self.map[turn] == Mark.READS:
                 self.map[turn] = Mark.NONE
@@ -154,7 +157,7 @@ class _Segment:
         """Mark the content as released by this process; in a child, which shares the head, this does nothing."""
         if os.getpid() == self.pid:
             self.map[0] = Mark.RELEASED
-            if self.room > idle_most() and not self.is_left and not any(self._marks()):
+            if (self.room > idle_most() or self.has_lost_reader) and not self.is_left and not any(self._marks()):
                 empty(self.fd, HEAD_NBYTES + self.room)
             self.is_filled = False
 
@@ -228,10 +231,15 @@ class Blocks:
         return Reference(os.getpid(), segment.fd, segment.inode, frame.nbytes, turn, segment.is_for_all)
 
     def forget(self, reader: Hashable) -> None:
-        """Clear the marks of a process that has died."""
+        """Clear the marks of a process that has died, and close the unused blocks that it has read.
+
+        A program that ends a mesh may never send such values again. A block in use is emptied at its release.
+        """
         with self._lock:
-            for segment in self._segments:
+            for segment in self._segments[:]:
                 segment.forget(reader)
+                if segment.has_lost_reader and segment.is_idle:
+                    self._drop(segment)
 
     def before_fork(self) -> None:
         """Prepare for a child, which shares the blocks that are for all; nothing is stored until `after_fork`."""

@@ -341,3 +341,37 @@ def test_a_block_too_large_to_keep_is_emptied_by_its_last_user(
         view = None
     assert os.fstat(reference.fd).st_blocks * 512 <= mmap.PAGESIZE
     assert blocks.store([frame_of(2, 8 << 20)]) == frame_of(2, 8 << 20)
+
+
+def memory_nbytes() -> int:
+    """Return the shared memory that this process has mapped."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssShmem:"))
+
+
+def test_unused_blocks_that_a_dead_process_has_read_are_closed(blocks: Blocks) -> None:
+    before = memory_nbytes()
+    views = [blocks.store([frame_of(i, 8 << 20)]) for i in range(4)]
+    for i, view in enumerate(views):
+        refer(blocks, view, "dies" if i < 3 else "lives")
+    kept = views[2]
+    del view, views[:]
+    blocks.forget("dies")
+    assert len(blocks) == 2  # one is still used here, and one has another reader
+    assert kept == frame_of(2, 8 << 20)
+    blocks.forget("lives")
+    del kept
+    assert memory_nbytes() - before < 8 << 20  # the block that was in use is empty
+
+
+def test_a_block_of_a_dead_sender_is_unmapped_when_its_content_is_unused(blocks: Blocks) -> None:
+    view = blocks.store([frame_of(1, 8 << 20)])
+    read = open_block(refer(blocks, view))
+    del view
+    assert read == frame_of(1, 8 << 20)
+    before = open_descriptors()
+    mappings.forget("sender")
+    assert read == frame_of(1, 8 << 20)
+    del read
+    assert len(before) - len(open_descriptors()) == 1
+    assert not mappings._idle
