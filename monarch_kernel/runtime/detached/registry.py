@@ -58,12 +58,18 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 def default_root(environment: Mapping[str, str], temporary: str) -> Path:
     """Return the directory of a user's meshes: in the user's runtime directory if there is one, else in ``temporary``.
 
-    If the path of ``temporary`` is too long for sockets, ``/tmp`` takes its place.
+    If the path of ``temporary`` is too long for sockets, ``/tmp`` takes its place. If another user has made a directory of
+    that name there first, the user's home takes its place, until the last mesh there ends.
     """
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isdir(runtime) and len(os.fsencode(runtime)) <= LONGEST_ROOT:
         return Path(runtime) / "monarch-kernel"
-    return Path(temporary if len(os.fsencode(temporary)) <= LONGEST_ROOT else "/tmp") / f"monarch-{os.getuid()}"
+    usual = Path(temporary if len(os.fsencode(temporary)) <= LONGEST_ROOT else "/tmp") / f"monarch-{os.getuid()}"
+    home = environment.get("HOME", "")
+    other = Path(home) / ".monarch" / f"run-{os.uname().nodename[:32]}"  # machines may share the home
+    if not os.path.isabs(home) or len(os.fsencode(other)) > LONGEST_ROOT:
+        return usual
+    return other if _is_of_another_user(usual) or os.path.isdir(other) else usual
 
 
 @dataclass(frozen=True)
@@ -329,6 +335,13 @@ def span(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def _is_of_another_user(path: Path) -> bool:
+    try:
+        return os.lstat(path).st_uid != os.geteuid()
+    except OSError:
+        return False
+
+
 def _check_private(path: Path) -> None:
     try:
         _check_trusted(path)
@@ -348,7 +361,8 @@ def _check_trusted(path: Path) -> None:
         raise AttachError(f"{path} is not a directory; remove it")
     if found.st_uid != os.geteuid():
         raise AttachError(
-            f"{path} belongs to another user (uid {found.st_uid}), and is not used; it must belong to you alone"
+            f"{path} belongs to another user (uid {found.st_uid}), and is not used; set XDG_RUNTIME_DIR to a "
+            "directory that belongs to you alone, and restart the kernel"
         )
     if found.st_mode & 0o077:
         raise AttachError(

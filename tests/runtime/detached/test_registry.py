@@ -65,6 +65,45 @@ def test_the_root_is_in_the_runtime_directory_or_a_directory_of_the_user(short_p
     assert default_root({}, "/tmp") == Path(f"/tmp/monarch-{os.getuid()}")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_a_root_that_another_user_has_made_first_is_not_in_the_way(short_path: Path, kind: str) -> None:
+    temporary, user = short_path / "t", short_path / "u"
+    temporary.mkdir()
+    usual = temporary / f"monarch-{os.getuid()}"
+    environment = {"HOME": str(user)}
+    assert default_root(environment, str(temporary)) == usual
+    if kind == "directory":
+        usual.mkdir(0o777)
+    elif kind == "file":
+        usual.touch()
+    else:
+        usual.symlink_to(user)
+    os.chown(usual, 12345, 12345, follow_symlinks=False)
+    root = default_root(environment, str(temporary))
+    assert root.is_relative_to(user / ".monarch")
+    home = Home(root, "t")
+    home.create()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    (usual.rmdir if kind == "directory" else usual.unlink)()
+    assert default_root(environment, str(temporary)) == root  # there is still a mesh
+    home.remove()
+    assert default_root(environment, str(temporary)) == usual
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a directory of another user")
+def test_the_error_says_what_is_in_the_way(short_path: Path) -> None:
+    usual = short_path / f"monarch-{os.getuid()}"
+    usual.mkdir()
+    os.chown(usual, 12345, 12345)
+    root = default_root({}, str(short_path))
+    assert root == usual
+    with pytest.raises(
+        AttachError, match=r"belongs to another user \(uid 12345\), and is not used; set XDG_RUNTIME_DIR to"
+    ):
+        Home(root, "t").create()
+
+
 def test_only_the_user_can_access_the_directory(root: Path) -> None:
     home = Home(root, "t")
     old = os.umask(0)
