@@ -173,7 +173,7 @@ def _refusal(
         "the process group was not used, because a process outside of it connected to a port of gloo while the group was "
         f"formed: {', '.join(named[:_MOST_NAMED])}{more}. It could take the place of a rank. Run the cell again; if this "
         "repeats, find that process (a scanner of ports, or another user of the machine), or use a network that only your "
-        "hosts can reach"
+        "hosts can reach, without NAT between them"
     )
 
 
