@@ -20,11 +20,13 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import StoreCall, StoreOperation
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.stores import MAX_NBYTES
 
 __all__ = ["StoreClient", "is_session_store", "note_values", "serve_rendezvous", "torch_store", "values_set"]
 
@@ -136,6 +138,13 @@ class StoreClient:
         """
         import torch.distributed as dist
 
+        if (
+            nbytes := sum(map(len, values))
+        ) > MAX_NBYTES:  # refused there, too, but the transfer would stop other messages
+            raise dist.DistStoreError(
+                f"{operation} of {_named(keys)} failed: the values take {format_nbytes(nbytes)}, and the store of the process "
+                f"group may keep {format_nbytes(MAX_NBYTES)}: send large values by collectives"
+            )
         note_values(values)
         waits = operation in ("get", "wait")
         members = self._members
