@@ -36,6 +36,9 @@ class LiveComms(RemoteTab):
         if not self._handle_view_message(msg):
             await super().shell_channel_thread_main(msg)
 
+    def cell_arrived(self, id: str, content: dict[str, Any]) -> None:
+        """Called with each cell for the main shell, on the thread that serves the channel, before the main thread gets it."""
+
     def _handle_view_message(self, msg: Any) -> bool:
         """Handle a message if it comes from a view; False if it does not."""
         session, manager = cast(Any, self.session), cast(Any, self.comm_manager)
@@ -43,6 +46,8 @@ class LiveComms(RemoteTab):
             ident, parts = session.feed_identities(msg, copy=False)
             message = session.deserialize(parts, content=False, copy=False)  # see RemoteTab
             kind = message["header"]["msg_type"]
+            if kind == "execute_request" and message["header"].get("subshell_id") is None:
+                self.cell_arrived(message["header"]["msg_id"], session.unpack(message["content"]))
             if kind not in ("comm_open", "comm_msg", "comm_close"):
                 return False
             message["content"] = content = session.unpack(message["content"])

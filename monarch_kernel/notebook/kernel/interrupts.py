@@ -9,8 +9,13 @@ stack what the main thread is doing. It raises only in code that users wrote: ce
 after each cell, callbacks of widgets. So no interrupt hits the kernel itself.
 
 While the kernel handles a request and runs no such code, such as before the first statement of a cell and between two
-statements, the handler notes the interrupt. The next statement of the request then raises it. A noted interrupt is dropped when
-the request ends, so no interrupt hits a later cell (`KernelInterrupts.request`).
+statements, the handler notes the interrupt. The next statement of the request then raises it, or the callback of a comm. An
+interrupt of the code of a user that rewrites cells is also noted: IPython would not answer a cell that ends there.
+
+An interrupt that comes after the last statement of a cell, or between two cells, applies to the cell that waits for the main
+shell, if one does: "Run All" sends all cells at once, and an interrupt ends the run. It never hits a cell that arrives later.
+The thread of the shell channel records which cells wait (`KernelInterrupts.cell_arrived`). A cell that arrives while the main
+thread is idle does not count: the signal may have been sent before that cell.
 
 A cell that awaits has left the stack. The handler cancels its task, and the cell sees the cancellation as a KeyboardInterrupt
 (`_steps`). ipykernel's own handler cancels without waking the event loop, so that nothing happens until the next message. If
@@ -24,12 +29,14 @@ The handler must also run while the main thread waits in a system call; the modu
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import signal
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -55,6 +62,8 @@ _CALLERS = frozenset(
     for function in (
         InteractiveShell.run_code,
         InteractiveShell.user_expressions,
+        InteractiveShell.transform_cell,
+        InteractiveShell.transform_ast,
         IPythonKernel.do_complete,
         IPythonKernel.do_inspect,
         EventManager.trigger,
@@ -65,7 +74,8 @@ _CALLERS = frozenset(
 AGAIN_S = 0.02
 """Delay, in seconds, after which an interrupt that came while the kernel forked is repeated."""
 
-_HOOKS = EventManager.trigger.__code__
+# IPython shows or discards what the user's code raises in these, and continues.
+_CONTINUING = (EventManager.trigger.__code__, InteractiveShell.user_expressions.__code__)
 
 # Runs if an interrupt came just before the user's code or just after it: IPython reports what this raises.
 _INTERRUPTED = compile("raise KeyboardInterrupt", "<interrupted>", "exec")
@@ -76,15 +86,18 @@ class _Request:
 
     Attributes:
         in_user_code: whether the user's code runs for it now.
+        next_cells: ids of the cells that waited at an interrupt that the user's code has not raised.
     """
 
     def __init__(self) -> None:
         self.in_user_code = False
+        self.next_cells: frozenset[str] = frozenset()
         self._is_interrupted = False
 
-    def note(self) -> None:
-        """Make the user's code that runs next raise KeyboardInterrupt."""
+    def note(self, next_cells: frozenset[str] = frozenset()) -> None:
+        """Make the user's code that runs next raise KeyboardInterrupt: that of this request, or of the first of these cells."""
         self._is_interrupted = True
+        self.next_cells = next_cells
 
     def enter_user_code(self) -> None:
         """Note that the user's code starts, or resumes after a wait.
@@ -94,7 +107,7 @@ class _Request:
         """
         self.in_user_code = True  # first: from here on the signal handler raises
         if self._is_interrupted:
-            self._is_interrupted = False
+            self._is_interrupted, self.next_cells = False, frozenset()
             raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
@@ -115,14 +128,14 @@ class _Awaited(_Request):
         self._task = task
         self._loop = asyncio.get_running_loop()
 
-    def cancel(self) -> None:
+    def cancel(self, next_cells: frozenset[str] = frozenset()) -> None:
         """Cancel the task, or make its next step raise, whichever comes first; callable from any thread and signal handler."""
-        self._is_interrupted = True
+        self.note(next_cells)
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         if self._is_interrupted and not self._task.done():
-            self._is_interrupted = False
+            self._is_interrupted, self.next_cells = False, frozenset()
             self.is_cancelled = True
             self._task.cancel()
 
@@ -141,6 +154,8 @@ class KernelInterrupts:
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._request: _Request | None = None  # the request that the main thread handles
+        self._cells: dict[str, bool] = {}  # cells of the main shell that have not ended -> whether they had to wait
+        self._next_cells: frozenset[str] = frozenset()  # the first of these that starts is interrupted
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make an event loop of another thread ensure that the main thread handles SIGINT soon."""
@@ -162,14 +177,17 @@ class KernelInterrupts:
         self.interrupt_subshells()
         caller = _caller_of(frame or sys._getframe(1))  # a repeated interrupt has no frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
-        if caller is _HOOKS and request is not None:
-            request.note()  # IPython shows what a hook raises, and continues with the cell
+        waiting = frozenset(id for id, waits in list(self._cells.items()) if waits)
+        if caller in _CONTINUING and request is not None:
+            request.note(waiting)
         if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
             raise KeyboardInterrupt
         if awaited is not None:
-            awaited.cancel()
+            awaited.cancel(waiting)
         elif request is not None:
-            request.note()
+            request.note(waiting)
+        else:
+            self._next_cells = waiting
 
     def _interrupt_again(self, request: _Request | None) -> None:
         if self._request is request:
@@ -180,15 +198,32 @@ class KernelInterrupts:
         for thread in list(self._threads.values()):
             thread.interrupt()
 
+    def cell_arrived(self, id: str) -> None:
+        """Note a cell for the main shell, on the thread of the shell channel, before the main thread gets it."""
+        self._cells[id] = self._request is not None or bool(self._cells)
+
+    def cell_starts(self, id: str) -> None:
+        """Interrupt the cell that starts, in the main thread, if an interrupt came while it waited and no other code ran."""
+        if id in self._cells and self._request is not None:
+            next_cells, self._next_cells = self._next_cells, frozenset()
+            if id in next_cells:
+                self._request.note(next_cells)
+
+    def cell_ended(self, id: str) -> None:
+        """Forget a cell of the main shell, which may have been aborted before it started."""
+        self._cells.pop(id, None)
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Enclose the handling of a request by a thread of the kernel, from before the kernel reports that it is busy."""
         if threading.current_thread() is threading.main_thread():
-            outer, self._request = self._request, _Request()
+            outer, self._request = self._request, (request := _Request())
             try:
                 yield
             finally:
                 self._request = outer
+                if request.next_cells:
+                    self._next_cells = request.next_cells
             return
         ident = threading.get_ident()
         thread = self._threads[ident] = UserThread()
@@ -214,6 +249,23 @@ class KernelInterrupts:
             del self._awaited[ident]
             if thread is not None:
                 thread.cancel = None
+            elif awaited.next_cells and self._request is not None:  # the cell has ended without being interrupted
+                self._request.note(awaited.next_cells)
+
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Enclose code of the user that a request other than a cell runs; raises an interrupt that has come before."""
+        request = self._current()
+        try:
+            if request is not None:
+                request.enter_user_code()
+            yield
+        finally:
+            _leave_user_code(None, request)
+
+    def _current(self) -> _Request | UserThread | None:
+        """The request that the calling thread handles."""
+        return self._request if threading.current_thread() is threading.main_thread() else USER_THREAD.get()
 
     def guard(self, shell: InteractiveShell) -> None:
         """Make a shell run the user's code so that interrupts can reach it."""
@@ -223,9 +275,7 @@ class KernelInterrupts:
             def run(code: CodeType) -> Coroutine[Any, Any, bool]:
                 return run_code(code, *args, **kwargs)
 
-            is_main = threading.current_thread() is threading.main_thread()
-            request = self._request if is_main else USER_THREAD.get()
-            return await _steps(run, code, self._awaited.get(threading.get_ident()), request)
+            return await _steps(run, code, self._awaited.get(threading.get_ident()), self._current())
 
         vars(shell)["run_code"] = guarded
         user_expressions: Callable[[dict[str, str]], dict[str, Any]] = shell.user_expressions
@@ -244,6 +294,29 @@ class KernelInterrupts:
                 trigger(event, *args, **kwargs)
 
         vars(shell.events)["trigger"] = triggered
+        vars(shell)["transform_cell"] = self._noting(shell.transform_cell, "pass\n")
+        vars(shell)["transform_ast"] = self._noting(shell.transform_ast, ast.parse("pass"))
+
+    def _noting(self, transform: Callable[[T], T], instead: T) -> Callable[[T], T]:
+        """Make an interrupt of code that rewrites a cell apply to the cell, of which nothing runs."""
+        interrupted: weakref.WeakSet[_Request | UserThread] = weakref.WeakSet()
+
+        def transformed(cell: T) -> T:
+            request = self._current()
+            if (
+                request is not None and request in interrupted
+            ):  # ipykernel rewrites a cell twice, and must come to the same result
+                return instead
+            try:
+                return transform(cell)
+            except KeyboardInterrupt:
+                if request is None or _caller_of(sys._getframe(1)) is not None:  # the user's code calls this
+                    raise
+                interrupted.add(request)
+                request.note()
+                return instead
+
+        return transformed
 
 
 @types.coroutine

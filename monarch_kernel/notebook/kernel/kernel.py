@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from contextlib import nullcontext
 from importlib.metadata import version
 from typing import Any
 
@@ -31,6 +30,8 @@ class MonarchKernel(LiveComms):
         self._interrupts = KernelInterrupts(self._call_later)
         self._interrupts.guard(self.shell)
         self._magics.meshes.interrupt_others = self._interrupts.interrupt_subshells
+        for kind in ("comm_open", "comm_msg", "comm_close"):
+            self.shell_handlers[kind] = self._as_user_code(self.shell_handlers[kind])
 
     @property
     def banner(self) -> str:  # type: ignore[override]
@@ -47,8 +48,34 @@ class MonarchKernel(LiveComms):
 
     async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
         """Handle a request; widget messages that arrive while a cell awaits belong to the request of that cell."""
-        with nullcontext() if kwargs.get("concurrent") else self._interrupts.request():
+        if kwargs.get("concurrent"):
             await super().dispatch_shell(*args, **kwargs)
+            return
+        try:
+            with self._interrupts.request():
+                await super().dispatch_shell(*args, **kwargs)
+        finally:
+            parent: dict[str, Any] = self.get_parent("shell")  # type: ignore[no-untyped-call]
+            self._interrupts.cell_ended(parent.get("header", {}).get("msg_id", ""))
+
+    def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
+        """Interrupt a cell that starts, if an interrupt came while it waited for another one."""
+        self._interrupts.cell_starts(msg["header"]["msg_id"])
+        return super().should_handle(stream, msg, idents)  # type: ignore[no-untyped-call]
+
+    def cell_arrived(self, id: str, content: dict[str, Any]) -> None:
+        """Note a cell that may be interrupted while it waits; an interrupt is not meant for the cells that extensions send."""
+        if not content.get("silent"):
+            self._interrupts.cell_arrived(id)
+
+    def _as_user_code(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Handle messages of comms, which call the user's code."""
+
+        def handled(*args: Any) -> Any:
+            with self._interrupts.user_code():
+                return handle(*args)
+
+        return handled
 
     def _call_later(self, delay_s: float, function: Callable[[], object]) -> None:
         """Call a function on the thread of the control channel."""

@@ -160,14 +160,15 @@ from codeop import Compile
 from IPython.core.interactiveshell import InteractiveShell
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelbase import Kernel
+from monarch_kernel.notebook.kernel.interrupts import KernelInterrupts
 from monarch_kernel.notebook.kernel.kernel import MonarchKernel
 from monarch_kernel.notebook.kernel.status import SteadyStatus
 
 def strike_in(function, call=1, interrupt=lambda: signal.raise_signal(signal.SIGINT)):
-    \"\"\"Interrupt the next cell that has the mark in it, where it calls a function for the n-th time.\"\"\"
+    \"\"\"Interrupt the next request that has the mark in it, where it calls a function for the n-th time.\"\"\"
     kernel, calls, mark = get_ipython().kernel, [], "mark" + "ed"
     def trace(frame, event, argument):
-        if frame.f_code is function.__code__ and mark in kernel.get_parent("shell").get("content", {}).get("code", ""):
+        if frame.f_code is function.__code__ and mark in str(kernel.get_parent("shell").get("content")):
             calls.append(frame)
             if len(calls) == call:
                 sys.settrace(None)
@@ -201,6 +202,15 @@ def test_an_interrupt_between_busy_and_the_first_statement(notebook: Notebook, p
     assert notebook.ok(f"%remote {ran}" if "remote" in code else ran).plain in ("False", "[0-1] False")
 
 
+@pytest.mark.parametrize("call", [2, 3])
+def test_an_interrupt_while_a_magic_checks_its_cell(notebook: Notebook, call: int) -> None:
+    """The magic rewrites the code for the ranks as IPython rewrites cells, but within a statement of the user."""
+    notebook.ok(f"{TRACES}strike_in(InteractiveShell.transform_cell, {call})")
+    cell = notebook.send("%%remote\nmarked = 1").wait()
+    assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
+    assert notebook.ok("%remote 'mark' + 'ed' in globals()").plain == "[0-1] False"
+
+
 @pytest.mark.parametrize("rest", ["second = 'marked'", "import asyncio\nawait asyncio.sleep(0)\nsecond = 'marked'"])
 @pytest.mark.parametrize("place", ["Compile.__call__", "InteractiveShell.run_code"])
 def test_an_interrupt_between_two_statements(notebook: Notebook, place: str, rest: str) -> None:
@@ -218,13 +228,84 @@ def test_an_interrupt_while_an_error_is_shown_does_not_continue_the_cell(noteboo
 
 
 @pytest.mark.parametrize(
-    "place", ["InteractiveShell.user_expressions", "Kernel.finish_metadata", "Kernel._abort_queues"]
+    "place", ["InteractiveShell.user_expressions", "IPythonKernel.finish_metadata", "Kernel._abort_queues"]
 )
 def test_an_interrupt_after_the_last_statement_has_no_effect(notebook: Notebook, place: str) -> None:
     notebook.ok(f"{TRACES}strike_in({place})")
     cell = notebook.send("'marked'; 1 / 0" if "abort" in place else "'marked'").wait()
     assert cell.ename == ("ZeroDivisionError" if "abort" in place else "")
     assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+# Ends when this many cells wait for it.
+WAITED_FOR = """
+import time
+'marked'
+while len(get_ipython().kernel._interrupts._cells) <= {n}: time.sleep(0.001)
+"""
+AFTER = {
+    "post hook": "InteractiveShell.user_expressions",
+    "reply": "IPythonKernel.finish_metadata",
+    "idle": "MonarchKernel.post_handler_hook",
+    "between": "KernelInterrupts.cell_ended",
+}
+
+
+@pytest.mark.parametrize("first", ["", "import asyncio; await asyncio.sleep(0)\n"], ids=["plain", "awaits"])
+@pytest.mark.parametrize("place", AFTER.values(), ids=AFTER.keys())
+def test_an_interrupt_after_the_last_statement_ends_the_cells_that_wait(
+    notebook: Notebook, place: str, first: str
+) -> None:
+    """As "Run All" sends them; the signal comes when no statement of the first cell is left to interrupt."""
+    notebook.ok(f"{TRACES}second = third = 0\nstrike_in({place})")
+    cells = [notebook.send(code) for code in (first + WAITED_FOR.format(n=2), "second = 1", "third = 1")]
+    assert [cell.wait().reply["status"] for cell in cells] == ["ok", "error", "aborted"]
+    assert cells[1].ename == "KeyboardInterrupt"
+    assert notebook.value("second, third") == (0, 0)
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+def test_an_interrupt_between_cells_passes_over_what_extensions_send(notebook: Notebook) -> None:
+    notebook.ok(f"{TRACES}seen = []\nstrike_in(KernelInterrupts.cell_ended)")
+    first = notebook.send(WAITED_FOR.format(n=1))
+    notebook.client.execute("seen.append('silent')", silent=True, store_history=False)
+    second = notebook.send("seen.append('second')")
+    assert first.wait().ok
+    assert second.wait().ename == "KeyboardInterrupt"
+    assert notebook.value("seen") == ["silent"]
+
+
+def test_an_interrupt_of_a_failed_cell_never_hits_a_later_one(notebook: Notebook) -> None:
+    """The cell that waited is aborted, as the first one fails."""
+    notebook.ok(f"{TRACES}strike_in(KernelInterrupts.cell_ended)")
+    cells = [notebook.send(WAITED_FOR.format(n=1) + "1 / 0"), notebook.send("1")]
+    assert [cell.wait().reply["status"] for cell in cells] == ["error", "aborted"]
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
+
+
+@pytest.mark.parametrize("kind", ["input_transformers_cleanup", "ast_transformers"])
+def test_an_interrupt_of_code_that_rewrites_cells_ends_the_cell(notebook: Notebook, kind: str) -> None:
+    notebook.ok(f"""
+        result = None
+        class Transformer:
+            def __call__(self, lines):
+                if any("marked" in line for line in lines): self.loop()
+                return lines
+            def visit(self, node):
+                import ast
+                if "marked" in ast.dump(node): self.loop()
+                return node
+            def loop(self):
+                print("go", flush=True)
+                while True: pass
+        get_ipython().{kind}.append(Transformer())
+    """)
+    cell = notebook.send("%time result = 'marked'" if "input" in kind else "result = 'marked'")
+    cell.wait_for(lambda cell: "go" in cell.stdout or cell.reply)
+    notebook.interrupt()
+    assert cell.wait().ename == "KeyboardInterrupt"
+    notebook.ok(f"get_ipython().{kind}.pop();")
+    assert notebook.value("result") is None
 
 
 HOOK = """
@@ -277,6 +358,42 @@ def test_an_interrupt_of_a_callback_of_a_comm_ends_the_callback(notebook: Notebo
     notebook.interrupt()
     assert notebook.ok("x = 1\nx + 1").plain == "2"
     client.shell_channel.send(client.session.msg("comm_close", content))
+
+
+@pytest.mark.parametrize("kind", ["comm_open", "comm_msg", "comm_close"])
+def test_an_interrupt_before_the_callback_of_a_comm_ends_the_callback(notebook: Notebook, kind: str) -> None:
+    notebook.ok("""
+        seen = []
+        def opened(comm, message):
+            seen.append("comm_open")
+            comm.on_msg(lambda message: seen.append("comm_msg"))
+            comm.on_close(lambda message: seen.append("comm_close"))
+        get_ipython().kernel.comm_manager.register_target("seen", opened)
+    """)
+    notebook.ok(f"{TRACES}strike_in(MonarchKernel.should_handle)")
+    client = notebook.client
+    for each in ("comm_open", "comm_msg", "comm_close"):
+        data = {"text": "marked" if each == kind else ""}
+        content = {"comm_id": f"struck in {kind}", "data": data, "target_name": "seen"}
+        client.shell_channel.send(client.session.msg(each, content))
+    expected = ["comm_open", "comm_msg", "comm_close"]
+    assert notebook.value("seen") == ([] if kind == "comm_open" else [each for each in expected if each != kind])
+
+
+def test_an_interrupt_ends_the_target_of_a_comm(notebook: Notebook) -> None:
+    notebook.ok("""
+        def opened(comm, message):
+            print("go", flush=True)
+            while True: pass
+        get_ipython().kernel.comm_manager.register_target("loops", opened)
+    """)
+    client, said = notebook.client, list[str]()
+    notebook.on_message = lambda message: said.append(message["content"].get("text", ""))
+    content = {"comm_id": "of a loop", "data": {}, "target_name": "loops"}
+    client.shell_channel.send(client.session.msg("comm_open", content))
+    wait_until(lambda: (notebook.pump(0.02), "go\n" in said)[1], "the target to start")
+    notebook.interrupt()
+    assert notebook.ok("x = 1\nx + 1").plain == "2"
 
 
 # -- subshells
@@ -414,15 +531,20 @@ LOOPS = {
     "remote": "%%remote\nimport time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
     "subshell": "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass",
 }
-WITHIN_S = 0.015
+CAMPAIGNS = {
+    "plain": (500, 0.005),
+    "awaits": (200, 0.005),
+    "magic": (50, 0.015),
+    "remote": (100, 0.015),
+    "subshell": (100, 0.015),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("kind", "n"), [("plain", 300), ("awaits", 100), ("magic", 50), ("remote", 100), ("subshell", 100)]
-)
-def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subshell: str, kind: str, n: int) -> None:
+@pytest.mark.parametrize("kind", CAMPAIGNS)
+def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subshell: str, kind: str) -> None:
+    n, within_s = CAMPAIGNS[kind]
     rng, busy, lost = random.Random(3), set(), []
     notebook.on_message = lambda message: (
         busy.add(message["parent_header"].get("msg_id"))
@@ -434,7 +556,7 @@ def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subs
         cell = send_to(notebook, subshell, LOOPS[kind]) if kind == "subshell" else notebook.send(LOOPS[kind])
         while cell.id not in busy:
             notebook.pump(0.001)
-        until = time.monotonic() + rng.random() * WITHIN_S
+        until = time.monotonic() + rng.random() * within_s
         while time.monotonic() < until:
             pass
         notebook.interrupt()
@@ -442,4 +564,23 @@ def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subs
             lost.append((i, cell.so_far))
         following = send_to(notebook, subshell, "1 + 1") if kind == "subshell" else notebook.send("1 + 1")
         assert following.wait().plain == "2", following.text
+    assert not lost
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("short", ["x = 1", "import asyncio; await asyncio.sleep(0)"], ids=["plain", "awaits"])
+def test_no_interrupt_of_a_run_of_many_cells_is_lost(notebook: Notebook, short: str) -> None:
+    """The interrupt comes within the run's first short cells, between two of them, or in the long last one."""
+    rng, lost = random.Random(5), []
+    for i in range(200):
+        cells = [notebook.send(code) for code in (*[short] * 5, LOOPS["plain"])]
+        until = time.monotonic() + rng.random() * 0.04
+        cells[0].wait_for(lambda cell: cell.reply)
+        while time.monotonic() < until:
+            pass
+        notebook.interrupt()
+        if cells[-1].wait().ok:
+            lost.append((i, [cell.reply["status"] for cell in cells]))
+        notebook.value("1")
     assert not lost
