@@ -72,7 +72,7 @@ _PRELOAD_LIGHT = (
 def run_agent() -> None:
     """Run a host agent, configured by standard input."""
     from monarch_kernel.runtime.host.descendants import name_agent
-    from monarch_kernel.runtime.host.processes import raise_descriptor_limit
+    from monarch_kernel.runtime.host.processes import end_by_sigterm, raise_descriptor_limit
     from monarch_kernel.runtime.host.zygote import Zygote
 
     name_agent()
@@ -90,7 +90,12 @@ def run_agent() -> None:
     first = [] if config.is_idle else [make_zygote()]  # before other imports: it takes the longest
     from monarch_kernel.runtime.host.agent import HostAgent
 
-    HostAgent(config, lambda: first.pop() if first else make_zygote()).run()
+    agent = HostAgent(config, lambda: first.pop() if first else make_zygote())
+    agent.run()
+    if agent.preemption.has_begun:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        end_by_sigterm()
 
 
 def agent_config(environment: MutableMapping[str, str], read: Callable[[], bytes]) -> AgentConfig:

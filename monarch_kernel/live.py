@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -40,7 +40,9 @@ _MOST_STEPS = 1 << 62
 T = TypeVar("T", int, float, str, bool, None)
 
 
-def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int]:
+def loop(
+    steps: int | None = None, *, on_failure: str = "raise", on_preempt: Callable[[], object] | None = None
+) -> Iterator[int]:
     """Yield the steps of a loop, counted from 0, each once it may start.
 
     All ranks of a cell or call that run this line form one loop. They may be at different steps, as in any loop; but they all
@@ -50,14 +52,19 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
         steps: number of steps; None: until the loop is left or stopped.
         on_failure: ``raise``, or ``recover``: if a rank dies, the controller replaces it and runs the cell again, and the loop
             resumes from its last `snapshot`.
+        on_preempt: called by all ranks of the loop before the same step, when something sends one of them SIGTERM, as a
+            scheduler does before it takes a machine; the ranks that got it end afterwards. It may save a checkpoint, if that
+            takes no longer than the scheduler allows. Without it, such a rank ends at once.
 
     Raises:
         RuntimeError: ``on_failure`` is ``recover``, but the loop is not in a cell, or has no snapshots.
-        TypeError: ``steps`` is not an integer.
+        TypeError: ``steps`` is not an integer, or ``on_preempt`` can't be called.
         ValueError: ``steps`` is negative or more than 2**62, or ``on_failure`` is something else.
     """
     if on_failure not in ("raise", "recover"):
         raise ValueError(f"live.loop(on_failure={on_failure!r}): pass 'raise' or 'recover'")
+    if on_preempt is not None and not callable(on_preempt):
+        raise TypeError(f"live.loop(on_preempt={on_preempt!r}): pass a function without arguments")
     if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool)):
         raise TypeError(f"live.loop({steps!r}): steps must be an integer or None")
     if steps is not None and steps < 0:
@@ -68,7 +75,7 @@ def loop(steps: int | None = None, *, on_failure: str = "raise") -> Iterator[int
         )
     if PROCESS.loops is None:
         return iter(range(steps)) if steps is not None else itertools.count()
-    numbers: Iterator[int] = PROCESS.loops.begin(steps, recovers=on_failure == "recover")
+    numbers: Iterator[int] = PROCESS.loops.begin(steps, recovers=on_failure == "recover", on_preempt=on_preempt)
     return numbers
 
 

@@ -275,6 +275,45 @@ def test_the_others_do_not_wait_for_a_rank_that_dies(session: None) -> None:
     procs.stop(grace_s=0).get(LONG_S)
 
 
+PREEMPTED = """
+import pathlib, time
+from monarch_kernel import live
+at = -1
+def save():
+    pathlib.Path({folder!r}, f"rank{{rank}}-step{{at}}").touch()
+for at in live.loop(on_preempt=save):
+    time.sleep(0.002 * (1 + rank))
+"""
+
+
+def test_all_ranks_save_before_the_same_step_when_one_is_preempted(session: None, tmp_path: Path) -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
+    running.wait_step(5)
+    os.kill(procs.view().ranks[1].pid, signal.SIGTERM)
+    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks to save")
+    steps = {name.partition("-")[2] for name in os.listdir(tmp_path)}
+    assert len(steps) == 1
+    wait_until(lambda: procs.view().ranks[1].state == "dead", "the end of the rank")
+    assert "killed by SIGTERM (something asked it to end: likely a scheduler" in procs.deaths()[1].message
+    running.wait_step(running.step + 10)  # the other continues
+    running.loop.stop()
+    with pytest.raises(SupervisionError, match="killed by SIGTERM"):
+        running.future.get(LONG_S)
+    procs.stop(grace_s=0).get(LONG_S)
+
+
+def test_a_stopped_mesh_saves_nothing(session: None, tmp_path: Path) -> None:
+    """The agent sends SIGTERM, too, to end ranks that nobody needs any more."""
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
+    running.wait_step(5)
+    procs.stop(grace_s=60).get(30)  # far less than the grace
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(SupervisionError):
+        running.future.get(LONG_S)
+
+
 def test_a_rank_that_is_far_slower_reports_after_each_step(procs: ProcMesh) -> None:
     running = Running(procs, "import time\nfor step in live.loop():\n    time.sleep(1.2 if rank == 1 else 0.001)")
     running.wait_step(1)

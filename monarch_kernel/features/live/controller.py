@@ -11,7 +11,7 @@ from monarch_kernel.base.events import LoopView, MeshView
 from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopRecord
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import LoopLeft, LoopReport, LoopStarted, Preload
+from monarch_kernel.net.wire.messages import LoopLeft, LoopPreempted, LoopReport, LoopStarted, Preload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.records import RankRecord
@@ -36,7 +36,12 @@ class LoopExtension(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = LoopBook()
-        self.handlers = {LoopStarted: self._started, LoopReport: self._reported, LoopLeft: self._left}
+        self.handlers = {
+            LoopStarted: self._started,
+            LoopReport: self._reported,
+            LoopLeft: self._left,
+            LoopPreempted: self._preempted,
+        }
         self._ready_to_train: set[int] = set()  # hosts whose zygote has preloaded `FOR_TRAINING`
 
     def send(self, grants: Iterable[AddressedGrant]) -> list[Effect]:
@@ -66,6 +71,9 @@ class LoopExtension(Extension):
 
     def _reported(self, record: RankRecord, message: LoopReport, now: float) -> list[Effect]:
         return self.send(self.book.reported(record.spec.proc, message))
+
+    def _preempted(self, record: RankRecord, message: LoopPreempted, now: float) -> list[Effect]:
+        return self.send(self.book.preempted(record.spec.proc, message))
 
     def _left(self, record: RankRecord, message: LoopLeft, now: float) -> list[Effect]:
         return self.send(self.book.left(record.spec.proc, message))

@@ -11,10 +11,19 @@ from typing import Protocol
 from monarch_kernel.base.events import CurveView, KnobView, LoopView
 from monarch_kernel.features.live.curves import Curve
 from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem, text_problem
-from monarch_kernel.features.live.pace import Grant, Pace
+from monarch_kernel.features.live.pace import PREEMPTION, Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.net.wire.codec import replace
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, RankSpec
+from monarch_kernel.net.wire.messages import (
+    Knob,
+    Logged,
+    LoopGrant,
+    LoopLeft,
+    LoopPreempted,
+    LoopReport,
+    LoopStarted,
+    RankSpec,
+)
 
 __all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopRecord"]
 
@@ -111,7 +120,11 @@ class LoopRecord:
         self.curves = copy.deepcopy(other.curves)
         for curve in self.curves.values():
             curve.forget_from(step)
-        changes = [change for change in other.pace.changes if is_recovery or (change.name and change.step <= step)]
+        changes = [
+            change
+            for change in other.pace.changes
+            if change.name != PREEMPTION and (is_recovery or (change.name and change.step <= step))
+        ]
         self.pace.changes = changes
         self.pace.is_paused = is_recovery and other.pace.is_paused
 
@@ -297,6 +310,13 @@ class LoopBook:
         grant = loop.pace.progressed(proc, message.step, message.step_s)
         self._note(loop, message.logged)
         return loop.address(grant)
+
+    def preempted(self, proc: int, message: LoopPreempted) -> list[AddressedGrant]:
+        """A rank in a loop must end soon: all ranks of the loop save their work before the same step."""
+        loop = self._loops.get((message.request, message.number))
+        if loop is None or not loop.pace.is_in(proc):
+            return []
+        return loop.address(loop.pace.preempt())
 
     def left(self, proc: int, message: LoopLeft) -> list[AddressedGrant]:
         """A rank has left a loop."""

@@ -22,7 +22,10 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.net.wire.messages import Change
 
-__all__ = ["AHEAD_S", "Grant", "Pace", "StepGrant"]
+__all__ = ["AHEAD_S", "PREEMPTION", "Grant", "Pace", "StepGrant"]
+
+PREEMPTION = "\0preemption"
+"""The name of the change at whose step all ranks save their work, because one of them must end."""
 
 AHEAD_S = 0.1
 """Time for which ranks may run before the controller grants more; far longer than a message takes, also on busy machines."""
@@ -57,6 +60,7 @@ class StepGrant:
         horizon: steps below this number may start.
         values: name of a knob -> its current value, for knobs that were set.
         is_stopped: whether the loop ends before the step that was started last.
+        is_preempted: whether the rank must save its work before the step that was started last.
         is_paused: whether the controller grants no more steps for now.
     """
 
@@ -64,7 +68,7 @@ class StepGrant:
         self.horizon = 0
         self.is_paused = False
         self.values: dict[str, Any] = {}
-        self.is_stopped = False
+        self.is_stopped = self.is_preempted = False
         self._lock = threading.Lock()  # another thread receives grants
         self._step = -1
         self._coming: dict[tuple[int, str], Change] = {}
@@ -93,7 +97,9 @@ class StepGrant:
             for change in due:
                 del self._coming[change.step, change.name]
         for change in due:
-            if change.name:
+            if change.name == PREEMPTION:
+                self.is_preempted = True
+            elif change.name:
                 self.values[change.name] = change.value
             else:
                 self.is_stopped = True
@@ -231,6 +237,17 @@ class Pace:
             self.changes.append(change)
         self.horizon = max(self.horizon, change.step + 1)
         return change, self._grant(change)
+
+    def preempt(self) -> Grant:
+        """Make all ranks save their work before the same step, also while the loop is paused; several ranks may ask for it."""
+        fastest = max((step for rank, step in self._reached.items() if self.is_in(rank)), default=0)
+        for change in self.changes:
+            if change.name == PREEMPTION and change.step > fastest:  # another rank has asked for it
+                return self._grant(change)
+        change = Change(self.horizon, PREEMPTION)
+        self.changes.append(change)
+        self.horizon += 1
+        return self._grant(change)
 
     def pause(self) -> Grant:
         """Pause the loop: all ranks will stop at the current horizon. Returns the grant for all ranks."""

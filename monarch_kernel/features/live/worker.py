@@ -6,6 +6,9 @@ a step, and the logged values. Only when the controller grants no more, because 
 that waits for an answer, so that an interrupt works there, too. Logged values, also tensors, stay unread until the report: to
 read a tensor on a GPU is to wait for all of its queued work.
 
+At SIGTERM from outside, a rank whose loop has an ``on_preempt`` asks the controller for a step before which all ranks of the
+loop call it: so a checkpoint, which needs all ranks, is of one step. Then the rank ends.
+
 If a detached mesh has lost its controller, a loop that reaches the end of its grant runs freely, unless it was paused. A new
 controller learns the step of the loop from a message, and controls the loop from there.
 """
@@ -24,9 +27,19 @@ from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_prob
 from monarch_kernel.features.live.pace import Grant, StepGrant
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopGrant, LoopLeft, LoopReport, LoopStarted, Rewind
+from monarch_kernel.net.wire.messages import (
+    Knob,
+    Logged,
+    LoopGrant,
+    LoopLeft,
+    LoopPreempted,
+    LoopReport,
+    LoopStarted,
+    Rewind,
+)
 from monarch_kernel.runtime.diagnostics.stacks import LoopPlace
 from monarch_kernel.runtime.rpc.handles import PROCESS
+from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
@@ -79,6 +92,7 @@ class LoopPort(NamedTuple):
         is_cell: whether that request is a cell of a notebook.
         peak: returns the peak floating-point operations per second of the device; 0 if unknown.
         release: marks errors that this thread raises from now on as consequences of a death.
+        finish: ends the process, if SIGTERM has told it to.
     """
 
     submit: Callable[[Packed], object]
@@ -88,6 +102,7 @@ class LoopPort(NamedTuple):
     is_cell: Callable[[], bool] = lambda: False
     peak: Callable[[], float] = lambda: 0.0
     release: Callable[[], None] = release_working
+    finish: Callable[[], None] = lambda: None
 
 
 class SnapshotTaker(Protocol):
@@ -135,6 +150,7 @@ class RankLoop:
         port: connects the loop to its process.
         series: its snapshots, if any.
         recovers: whether the loop resumes automatically if a rank dies.
+        on_preempt: called before a step if a rank of the loop must end after it.
 
     Attributes:
         step: the current step; -1 before the first.
@@ -150,7 +166,9 @@ class RankLoop:
         series: SnapshotTaker | None = None,
         *,
         recovers: bool = False,
+        on_preempt: Callable[[], object] | None = None,
     ) -> None:
+        self.on_preempt = on_preempt
         self.step = -1
         self.steps = steps
         self._key = request, number
@@ -193,6 +211,11 @@ class RankLoop:
                 lease.begin(step)
                 if lease.is_stopped:
                     break
+                if lease.is_preempted:
+                    lease.is_preempted = False
+                    if self.on_preempt is not None:
+                        self.on_preempt()
+                    self._port.finish()
                 if lease.should_report(step) or time.perf_counter() > self._due:
                     self._report(step)
                 self.step = step
@@ -215,6 +238,13 @@ class RankLoop:
             waiter = self._waiter
             if waiter is not None:
                 waiter.set()
+
+    def preempt(self) -> None:
+        """Make all ranks of the loop call ``on_preempt``; only this one if there is no controller. For any thread."""
+        if self._is_left():
+            self._lease.is_preempted = True
+        else:
+            self._port.submit(pack(LoopPreempted(*self._key)))
 
     def granted(self, grant: LoopGrant) -> None:
         """Apply a grant. Called on the thread that drives the socket."""
@@ -330,7 +360,9 @@ class Loops:
         self._deaths: dict[int, str] = {}  # the rank that died while it executed a request; recent requests
         self._here = threading.local()
 
-    def begin(self, steps: int | None, *, recovers: bool = False) -> Iterator[int]:
+    def begin(
+        self, steps: int | None, *, recovers: bool = False, on_preempt: Callable[[], object] | None = None
+    ) -> Iterator[int]:
         """Start a loop in the code that this thread runs.
 
         Raises:
@@ -341,16 +373,22 @@ class Loops:
             raise RuntimeError("live.loop(on_failure='recover') works only in notebook cells, which can run again")
         if recovers and series is None:
             raise RuntimeError("live.loop(on_failure='recover') needs live.snapshot(model=model, ...) before it")
-        return self._run(steps, series, recovers)
+        return self._run(steps, series, recovers, on_preempt)
 
-    def _run(self, steps: int | None, series: SnapshotTaker | None, recovers: bool) -> Iterator[int]:
+    def _run(
+        self,
+        steps: int | None,
+        series: SnapshotTaker | None,
+        recovers: bool,
+        on_preempt: Callable[[], object] | None,
+    ) -> Iterator[int]:
         request = self._port.request()
         with self._lock:
             number = self._counts[request] = self._counts.pop(request, 0) + 1  # moves the request to the end
             while len(self._counts) > _COUNTED:
                 del self._counts[min(self._counts.keys() - {0})]
             loop = self._by_key[request, number] = RankLoop(
-                request, number, steps, self._port, series, recovers=recovers
+                request, number, steps, self._port, series, recovers=recovers, on_preempt=on_preempt
             )
             died = self._deaths.get(request)
         if died is not None:
@@ -366,6 +404,15 @@ class Loops:
                 self._ended[request] = LoopPlace(request, loop.step + 1, is_over=True)
                 while len(self._ended) > _ENDED:
                     del self._ended[min(self._ended)]
+            if on_preempt is not None and not self._port.is_cell():  # nothing else would end the process
+                self._port.finish()
+
+    def preempt(self) -> bool:
+        """The process must end soon; returns whether a loop has something to do before. Called in a signal handler."""
+        loops = [loop for loop in list(self._by_key.values()) if loop.on_preempt is not None]
+        for loop in loops:
+            later(0, loop.preempt)  # not here: the handler may have interrupted code that submits something
+        return bool(loops)
 
     @property
     def current(self) -> RankLoop | None:
@@ -473,8 +520,14 @@ def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
 def install(rank: Rank) -> None:
     """Enable live loops in the code of a rank."""
     port = LoopPort(
-        rank.driver.submit, rank.peers.wait, rank.is_detached, is_cell=lambda: rank.is_in_cell, peak=device_peak
+        rank.driver.submit,
+        rank.peers.wait,
+        rank.is_detached,
+        is_cell=lambda: rank.is_in_cell,
+        peak=device_peak,
+        finish=rank.termination.finish,
     )
     loops = PROCESS.loops = Loops(port)
     rank.at_new_controller.append(lambda open_requests: loops.controller_is_new())
+    rank.termination.hooks.append(loops.preempt)
     rank.extend({LoopGrant: loops.granted})

@@ -13,7 +13,7 @@ _MEANINGS = {
     "SIGBUS": "a memory mapping lost its file, or shared memory is full",
     "SIGFPE": "an illegal arithmetic operation in native code",
     "SIGILL": "an instruction that this processor does not have",
-    "SIGTERM": "something asked it to end",
+    "SIGTERM": "something asked it to end: likely a scheduler that preempts the job or its machine",
 }
 
 _NO_DESCRIPTORS = (

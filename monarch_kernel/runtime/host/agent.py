@@ -79,6 +79,7 @@ from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, listening_addresses
 from monarch_kernel.runtime.host.output import OutputStream
+from monarch_kernel.runtime.host.preemption import Preemption, note_stop
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
     children_of,
@@ -166,7 +167,7 @@ class HostAgent:
                 self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
             except ProcessLookupError:
                 self._end_session()
-        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        self.preemption = Preemption(self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
@@ -430,6 +431,8 @@ class HostAgent:
             rank.keeps_log = keep_logs
             if rank.pid:
                 self._descendants.note(rank)
+                if grace_s:
+                    note_stop(rank.pid)
                 signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
                 rank.kill_at = now + grace_s
 

@@ -7,6 +7,8 @@ import ctypes
 import os
 import resource
 import select
+import signal
+from typing import NoReturn
 
 from monarch_kernel.net.memory.processes import open_pidfd
 
@@ -16,6 +18,7 @@ __all__ = [
     "children_of",
     "cpu_seconds",
     "die_with_parent",
+    "end_by_sigterm",
     "group_is_alive",
     "has_children",
     "open_process",
@@ -40,6 +43,14 @@ def _prctl(option: int, value: int) -> None:
 def die_with_parent(signum: int) -> None:
     """Make the Linux kernel send this process a signal when the thread that is its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def end_by_sigterm() -> NoReturn:
+    """End this process by SIGTERM, which it has handled, so that its status tells what ended it. Call it in the main thread."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(128 + signal.SIGTERM)  # the first process of a container, which that signal does not end
 
 
 def become_subreaper() -> None:

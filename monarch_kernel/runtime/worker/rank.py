@@ -21,8 +21,9 @@ Code that ignores SIGINT gets another signal, which only this package uses. A SI
 
 The thread that drives the socket answers `GetStacks`: where the user's code is, and in which collectives it waits.
 
-SIGTERM ends the process through ``atexit``. Apart from that, user code ends the process only if it kills it. Processes that the
-user's code forks do not have these signal handlers (`monarch_kernel.net.transport.forks`).
+SIGTERM ends the process through ``atexit``, and then by that signal, so that its exit status tells what ended it: a scheduler
+that preempts a job sends it, and so does the agent. Apart from that, user code ends the process only if it kills it. Processes
+that the user's code forks do not have these signal handlers (`monarch_kernel.net.transport.forks`).
 
 A rank whose mesh may outlive the controller keeps a `ReplayLog` of its open requests, and reports it to the next controller
 (`Attach`).
@@ -81,7 +82,7 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.namespace import NameTracker
-from monarch_kernel.runtime.host.processes import await_end, die_with_parent, has_children
+from monarch_kernel.runtime.host.processes import await_end, die_with_parent, end_by_sigterm, has_children
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.worker.actor_server import ActorServer, later
@@ -92,6 +93,7 @@ from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
 from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_importing
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
+from monarch_kernel.runtime.worker.termination import Termination
 
 __all__ = ["Rank", "RankItem", "Shell"]
 
@@ -140,6 +142,7 @@ class Rank(ActorServer):
     Attributes:
         at_new_controller: Functions that a new controller makes the rank call, with the ids of the open requests.
         rewind: The snapshot to which a loop in the current cell returns.
+        termination: Handles SIGTERM.
     """
 
     def __init__(
@@ -184,8 +187,8 @@ class Rank(ActorServer):
         self._token = token
         self._replay_log = ReplayLog(spec.record) if spec.record else None
         self._epoch = 0
-        self._exiting = False
         self._insisted = 0  # the request that an interrupt also ends in an import
+        self.termination = Termination()
         self._cleans_up = False
         self._waiting_spawns: list[tuple[Spawn, Executor]] | None = [] if spec.bootstrap else None
 
@@ -230,7 +233,7 @@ class Rank(ActorServer):
         self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.signal(INTERRUPT_SIGNAL, self._on_sigint)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
+        self.termination.install()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
         self.driver.submit(pack(self.hello))
@@ -252,7 +255,7 @@ class Rank(ActorServer):
             with self.main.user_code():
                 run_bootstrap(self.spec.bootstrap)
         except BaseException as error:  # any error of the bootstrap goes to the process that waits for the mesh
-            if self._exiting:
+            if self.termination.has_begun:
                 raise
             failure = describe(error)
             text = f"{failure.message} (raised by the bootstrap of this process)"
@@ -354,8 +357,7 @@ class Rank(ActorServer):
             with CellClasses(message.cell, message.code, shell.namespace):
                 outcome = shell.run(message.code, message.cell)
             self.main.came_back(shell.last_error)
-        if self._exiting:
-            raise SystemExit(0)  # SIGTERM arrived while the cell ran; the shell has taken it for the cell's own exit
+        self.termination.end_if_put_off()  # or SIGTERM came, and the shell has taken it for the cell's own exit
         self._report_names()
         if outcome.failure is not None:
             if isinstance(shell.last_error, KeyboardInterrupt):
@@ -376,8 +378,7 @@ class Rank(ActorServer):
                 value = self._applier.call(message.payload, frames)
         except BaseException as error:  # any error of the function is its outcome
             failure = error
-        if self._exiting:
-            raise SystemExit(0)
+        self.termination.end_if_put_off()
         self._report_names()
         if failure is not None:
             self.fail(self.main, message.id, failure, failure)
@@ -526,14 +527,8 @@ class Rank(ActorServer):
             main.delivered = main.current
             raise KeyboardInterrupt
 
-    @in_forks(lambda rank: signal.SIG_DFL)
-    def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        if not self._exiting:
-            self._exiting = True
-            raise SystemExit(0)
-
     def _exit(self) -> NoReturn:
-        self._exiting = True
+        self.termination.has_begun = True
         with contextlib.suppress(BaseException):
             self.retire(self.driver.submit)
         with contextlib.suppress(BaseException):
@@ -541,4 +536,6 @@ class Rank(ActorServer):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
+        if self.termination.by_signal:
+            end_by_sigterm()
         os._exit(0)

@@ -153,6 +153,25 @@ def test_all_ranks_pause_before_the_same_step_and_resume_there(seed: int) -> Non
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("is_paused", [False, True])
+def test_ranks_save_before_the_same_step(seed: int, is_paused: bool) -> None:
+    lab = Lab(seed, [0.004, 0.01, 0.002], steps=500)
+    lab.run(lambda: lab.now > 0.5)
+    if is_paused:
+        lab.pace.pause()
+        lab.run()
+    before = lab.pace.horizon
+    first, second = lab.pace.preempt(), lab.pace.preempt()  # of two ranks
+    steps = [change.step for change in (*first.changes, *second.changes)]
+    assert steps == [before, before + is_paused]  # ranks that wait for a step count as having reached it
+    for grant in (first, second):
+        lab.tell(grant)
+    lab.pace.stop()
+    lab.run()
+    assert all(rank.lease.is_preempted for rank in lab.ranks)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("is_paused", [False, True])
 def test_a_loop_ends_at_the_same_step_on_all_ranks(seed: int, is_paused: bool) -> None:
     lab = Lab(seed, [0.004, 0.01, 0.002], steps=500)
     lab.run(lambda: lab.now > 0.5)

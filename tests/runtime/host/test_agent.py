@@ -135,6 +135,10 @@ grandchild = int(family.stdout.readline())
         ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL ("),
         ("os.abort()", "killed by SIGABRT"),
         ("ctypes.string_at(0)", "killed by SIGSEGV"),
+        (
+            "os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(1000)",
+            "killed by SIGTERM (something asked it to end: likely a",
+        ),
         ("os.execlp('sh', 'sh', '-c', 'exit 3')", "exit code 3"),
     ],
 )
@@ -483,7 +487,7 @@ def test_ranks_that_are_stopped_before_they_are_up_never_run(mortal: ProcMesh) -
     ("signum", "message"),
     [
         (signal.SIGKILL, "was killed by SIGKILL"),
-        pytest.param(signal.SIGTERM, "ended with exit code 0", marks=pytest.mark.slow),
+        (signal.SIGTERM, "was killed by SIGTERM"),
     ],
 )
 def test_ranks_end_with_the_agent_and_the_next_host_works(

@@ -19,6 +19,7 @@ __all__ = [
     "Logged",
     "LoopGrant",
     "LoopLeft",
+    "LoopPreempted",
     "LoopReport",
     "LoopStarted",
     "SkipGroupNames",
@@ -73,7 +74,10 @@ class StoreCall(Message, frozen=True):
 
 
 class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A change at the start of a step: the new value of a knob, or, if ``name`` is empty, the end of the loop."""
+    """A change at the start of a step: the new value of a knob, or, if ``name`` is empty, the end of the loop.
+
+    A name that no knob has (`features.live.pace.PREEMPTION`) makes ranks save their work.
+    """
 
     step: int
     name: str
@@ -196,3 +200,10 @@ class LoopLeft(Message, frozen=True):
     request: int
     number: int
     steps: int
+
+
+class LoopPreempted(Message, frozen=True):
+    """Report that SIGTERM ends a rank that is in a loop: all ranks of the loop save their work before the same step."""
+
+    request: int
+    number: int
