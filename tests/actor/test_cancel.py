@@ -39,8 +39,8 @@ class Sleeper(Actor):
 
     @endpoint
     def sleep(self, folder: str) -> None:
-        self.note(folder)
         try:
+            self.note(folder)  # in here, as an interrupt may come as soon as the file is there
             while True:
                 time.sleep(0.001)
         except BaseException as error:
@@ -51,8 +51,8 @@ class Sleeper(Actor):
 
     @endpoint
     def ask(self, other: Any, folder: str) -> Any:
-        self.note(folder)
         try:
+            self.note(folder)  # in here, as an interrupt may come as soon as the file is there
             return other.sleep.call_one(folder).get()
         except BaseException as error:
             self.seen.append("KeyboardInterrupt" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
@@ -60,8 +60,8 @@ class Sleeper(Actor):
 
     @endpoint
     def stubborn(self, folder: str) -> str:
-        self.note(folder)
         try:
+            self.note(folder)  # in here, as an interrupt may come as soon as the file is there
             while True:
                 time.sleep(0.001)
         except KeyboardInterrupt:
