@@ -92,7 +92,7 @@ def run_agent() -> None:
 
     agent = HostAgent(config, lambda: first.pop() if first else make_zygote())
     agent.run()
-    if agent.preemption.has_begun:
+    if agent.preemption.has_started:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         end_by_sigterm()

@@ -1,7 +1,7 @@
 """A SIGTERM from outside, such as that of a scheduler that takes the machine.
 
 The agent ends ranks by SIGTERM, too, when their mesh is no longer needed. It sends `STOP_SIGNAL` before, which ranks block and
-look for, since a handler of Python does not learn who has sent a signal (`runtime.worker.termination`).
+look for, since a handler of Python does not learn which process sent a signal (`runtime.worker.termination`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Preemption:
         end: ends the agent.
 
     Attributes:
-        has_begun: whether a SIGTERM has come.
+        has_started: whether a SIGTERM has come.
     """
 
     def __init__(self, end: Callable[[], object]) -> None:
-        self.has_begun = False
+        self.has_started = False
         self._end = end
         signal.signal(signal.SIGTERM, lambda signum, frame: self._begin())
 
     def _begin(self) -> None:
-        self.has_begun = True
+        self.has_started = True
         self._end()

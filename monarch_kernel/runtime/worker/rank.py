@@ -255,7 +255,7 @@ class Rank(ActorServer):
             with self.main.user_code():
                 run_bootstrap(self.spec.bootstrap)
         except BaseException as error:  # any error of the bootstrap goes to the process that waits for the mesh
-            if self.termination.has_begun:
+            if self.termination.has_started:
                 raise
             failure = describe(error)
             text = f"{failure.message} (raised by the bootstrap of this process)"
@@ -528,7 +528,7 @@ class Rank(ActorServer):
             raise KeyboardInterrupt
 
     def _exit(self) -> NoReturn:
-        self.termination.has_begun = True
+        self.termination.has_started = True
         with contextlib.suppress(BaseException):
             self.retire(self.driver.submit)
         with contextlib.suppress(BaseException):

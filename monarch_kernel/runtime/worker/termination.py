@@ -23,14 +23,14 @@ class Termination:
     Attributes:
         hooks: functions that learn of a signal from outside, in its handler; each returns whether the end must wait for
             `finish`.
-        has_begun: whether the process ends now.
+        has_started: whether the process ends now.
         by_signal: whether SIGTERM ends it.
         is_put_off: whether a signal has come, and the end waits for something.
     """
 
     def __init__(self) -> None:
         self.hooks: list[Callable[[], bool]] = []
-        self.has_begun = self.by_signal = self.is_put_off = False
+        self.has_started = self.by_signal = self.is_put_off = False
         self._must_end = False
 
     def install(self) -> None:
@@ -41,8 +41,8 @@ class Termination:
     def end_if_put_off(self) -> None:
         """End now, in the main thread, if a signal has come before."""
         if self.is_put_off:
-            self.has_begun = self.by_signal = True
-        if self.has_begun:
+            self.has_started = self.by_signal = True
+        if self.has_started:
             raise SystemExit(0)
 
     def finish(self) -> None:
@@ -53,12 +53,12 @@ class Termination:
 
     @in_forks(lambda termination: signal.SIG_DFL)
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
-        if self.has_begun:
+        if self.has_started:
             return
         is_from_outside = not self._must_end and signal.sigtimedwait((STOP_SIGNAL,), 0) is None
         if is_from_outside and not self.is_put_off:
             self.is_put_off = sum(hook() for hook in self.hooks) > 0  # all are called
         if is_from_outside and self.is_put_off:
             return
-        self.has_begun = self.by_signal = True
+        self.has_started = self.by_signal = True
         raise SystemExit(0)
