@@ -9,7 +9,7 @@ import { Entry, Hub } from './hub';
 import { meshIcon } from './icons';
 import { Command } from './model';
 import { tellError, tellReply } from './notices';
-import { isRemote, toggleRemote } from './toolbar';
+import { isCode, isRemote, toggleRemote } from './toolbar';
 
 export const SHOW_PANEL = 'monarch-kernel:show-panel';
 const RUN_ON_MESH = 'monarch-kernel:run-on-mesh';
@@ -71,7 +71,7 @@ export function addCommands(
     icon: meshIcon,
     isToggleable: true,
     isToggled: () => isRemote(tracker.activeCell),
-    isEnabled: () => hub.front !== null && tracker.activeCell?.model.type === 'code',
+    isEnabled: () => hub.front !== null && isCode(tracker.activeCell),
     isVisible: () => hub.front !== null,
     execute: () => toggleRemote(tracker.activeCell, hub.front)
   });

@@ -64,10 +64,15 @@ export class Hub {
 
   private watch(notebook: NotebookPanel): void {
     const { sessionContext } = notebook;
-    sessionContext.kernelChanged.connect(() => void this.attach(notebook));
-    sessionContext.statusChanged.connect((_, status) => this.follow(notebook, status));
-    notebook.context.pathChanged.connect(() => this.changedSignal.emit());
-    notebook.disposed.connect(() => this.detach(notebook));
+    // Several views of a notebook share its context, which outlives each of them: disconnect what the closed view had.
+    const receiver = {};
+    sessionContext.kernelChanged.connect(() => void this.attach(notebook), receiver);
+    sessionContext.statusChanged.connect((_, status) => this.follow(notebook, status), receiver);
+    notebook.context.pathChanged.connect(() => this.changedSignal.emit(), receiver);
+    notebook.disposed.connect(() => {
+      Signal.disconnectReceiver(receiver);
+      this.detach(notebook);
+    });
     void this.attach(notebook);
   }
 

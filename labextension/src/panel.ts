@@ -4,7 +4,7 @@ import { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import { View, mount } from '../../monarch_kernel/notebook/view/static/view.js';
-import { Entry, Hub } from './hub';
+import { Entry, HeardBy, Hub } from './hub';
 import { meshIcon } from './icons';
 
 const EMPTY = 'No open notebook uses the kernel Python (Monarch). The meshes of such a notebook appear here.';
@@ -26,18 +26,9 @@ export class MeshPanel extends Widget {
     this.host.className = 'monarch-panel-view';
     this.node.append(this.chooser, this.note, this.host);
 
-    hub.changed.connect(() => this.follow());
-    hub.linkChanged.connect((_, entry) => {
-      if (entry === this.chosen) {
-        this.view?.receive({ kind: entry.connection.link === 'open' ? 'opened' : 'closed' });
-      }
-    });
-    hub.heard.connect((_, { entry, said }) => {
-      // A hidden view need not draw frames, but still waits for replies.
-      if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
-        this.view?.receive(said);
-      }
-    });
+    hub.changed.connect(this.follow, this);
+    hub.linkChanged.connect(this.relink, this);
+    hub.heard.connect(this.hear, this);
     this.follow();
   }
 
@@ -47,8 +38,10 @@ export class MeshPanel extends Widget {
   }
 
   dispose(): void {
-    this.choose(null);
-    super.dispose();
+    if (!this.isDisposed) {
+      this.choose(null);
+      super.dispose();
+    }
   }
 
   protected onAfterShow(message: Message): void {
@@ -59,6 +52,19 @@ export class MeshPanel extends Widget {
       this.chosen.connection.say({ kind: 'hello' }); // for the history
     }
     this.draw();
+  }
+
+  private relink(_: Hub, entry: Entry): void {
+    if (entry === this.chosen) {
+      this.view?.receive({ kind: entry.connection.link === 'open' ? 'opened' : 'closed' });
+    }
+  }
+
+  private hear(_: Hub, { entry, said }: HeardBy): void {
+    // A hidden view need not draw frames, but still waits for replies.
+    if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
+      this.view?.receive(said);
+    }
   }
 
   /** Update the list of notebooks from the hub, and choose a notebook that became current. */

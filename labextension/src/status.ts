@@ -3,7 +3,7 @@
 import { ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { Hub } from './hub';
+import { HeardBy, Hub } from './hub';
 import { hasTrouble, summary } from './model';
 
 export class MeshStatus extends Widget {
@@ -15,13 +15,9 @@ export class MeshStatus extends Widget {
     this.addClass('monarch-status');
     this.node.title = 'Show the meshes of ranks';
     this.node.addEventListener('click', open);
-    hub.changed.connect(() => this.draw());
-    hub.linkChanged.connect(() => this.draw());
-    hub.heard.connect((_, { entry, said }) => {
-      if (said.kind === 'frame' && entry === hub.front) {
-        this.draw();
-      }
-    });
+    hub.changed.connect(this.draw, this);
+    hub.linkChanged.connect(this.draw, this);
+    hub.heard.connect(this.hear, this);
     this.draw();
   }
 
@@ -32,6 +28,12 @@ export class MeshStatus extends Widget {
 
   get activeChanged(): ISignal<this, void> {
     return this.activeSignal;
+  }
+
+  private hear(_: Hub, { entry, said }: HeardBy): void {
+    if (said.kind === 'frame' && entry === this.hub.front) {
+      this.draw();
+    }
   }
 
   private draw(): void {

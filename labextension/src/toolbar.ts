@@ -4,18 +4,23 @@ import { Cell } from '@jupyterlab/cells';
 import { NotebookPanel } from '@jupyterlab/notebook';
 import { Widget } from '@lumino/widgets';
 
-import { Entry, Hub } from './hub';
+import { Entry, HeardBy, Hub } from './hub';
 import { selectors } from './model';
 import { changeOf, runHere, runOn, selectorOf } from './remote';
 
 /** Whether a cell runs on ranks. */
 export function isRemote(cell: Cell | null): boolean {
-  return cell?.model.type === 'code' && selectorOf(cell.model.sharedModel.source) !== null;
+  return isCode(cell) && selectorOf(cell.model.sharedModel.source) !== null;
+}
+
+/** Whether a cell exists and has code; the cell of a closed notebook has no model. */
+export function isCode(cell: Cell | null): cell is Cell {
+  return cell !== null && !cell.isDisposed && cell.model.type === 'code';
 }
 
 /** Make a cell run on ranks, by default those of the mesh last brought up, or in the kernel again. */
 export function toggleRemote(cell: Cell | null, entry: Entry | null, selector?: string): void {
-  if (cell?.model.type === 'code') {
+  if (isCode(cell)) {
     const last = entry?.connection.frame?.meshes?.slice(-1)[0]?.name ?? '';
     rewrite(cell, text => (isRemote(cell) ? runHere(text) : runOn(text, selector ?? last)));
   }
@@ -58,35 +63,35 @@ export class RunOnMesh extends Widget {
     });
     this.node.append(this.toggle, this.ranks, this.offers);
 
-    notebook.content.activeCellChanged.connect(() => this.follow());
-    hub.changed.connect(() => this.draw());
-    hub.heard.connect((_, { entry, said }) => {
-      if (entry.notebook === notebook && said.kind === 'frame') {
-        this.offer();
-      }
-    });
+    // `Widget.dispose` disconnects slots that have `this`; a closure would stay connected to the hub, which outlives notebooks.
+    notebook.content.activeCellChanged.connect(this.follow, this);
+    hub.changed.connect(this.draw, this);
+    hub.heard.connect(this.hear, this);
     this.follow();
   }
 
-  dispose(): void {
-    this.cell?.model.contentChanged.disconnect(this.draw, this);
-    super.dispose();
+  private hear(_: Hub, { entry, said }: HeardBy): void {
+    if (entry.notebook === this.notebook && said.kind === 'frame') {
+      this.offer();
+    }
   }
 
   private follow(): void {
-    this.cell?.model.contentChanged.disconnect(this.draw, this);
+    if (this.cell && !this.cell.isDisposed) {
+      this.cell.model.contentChanged.disconnect(this.draw, this);
+    }
     this.cell = this.notebook.content.activeCell;
-    this.cell?.model.contentChanged.connect(this.draw, this);
+    if (this.cell && !this.cell.isDisposed) {
+      this.cell.model.contentChanged.connect(this.draw, this);
+    }
     this.draw();
   }
 
   private draw(): void {
     this.setHidden(this.hub.entryOf(this.notebook) === null);
-    const isCode = this.cell?.model.type === 'code';
-    const selector = isCode ? selectorOf(this.cell!.model.sharedModel.source) : null;
+    const selector = isCode(this.cell) ? selectorOf(this.cell.model.sharedModel.source) : null;
     this.toggle.setAttribute('aria-pressed', String(selector !== null));
-    this.toggle.disabled = !isCode;
-    this.ranks.disabled = !isCode;
+    this.toggle.disabled = this.ranks.disabled = !isCode(this.cell);
     if (document.activeElement !== this.ranks) {
       this.ranks.value = selector ?? this.wanted;
     }
