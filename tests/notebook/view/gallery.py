@@ -222,7 +222,7 @@ def main() -> None:
     options = parser.parse_args()
     with browser() as found:
         page = ViewPage(found)
-        for theme in ("light", "dark"):
+        for theme in ("light", "dark", *(("contrast",) if options.all is not None else ())):
             for scene in options.scenes or SCENES:
                 if options.all is None:
                     if scene in KEPT:

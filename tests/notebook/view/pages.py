@@ -44,6 +44,11 @@ THEMES = {
         "ui-font-color1": "rgba(255,255,255,.87)", "layout-color0": "#111", "layout-color1": "#212121",
         "brand-color1": "#2196f3", "warn-color0": "#f57c00", "error-color1": "#f44336",
     },
+    "contrast": {
+        **FONTS,
+        "ui-font-color1": "#fff", "layout-color0": "#111", "layout-color1": "#111", "brand-color1": "#319bf2",
+        "warn-color0": "#f57c00", "error-color1": "#f44336",
+    },
 }  # fmt: skip
 
 # JupyterLab's styles for all cell outputs.
@@ -164,7 +169,13 @@ class ViewPage:
         return [message for message in self.sent() if message["kind"] == "command"]
 
     def theme(self, name: str) -> None:
-        self.page.evaluate("name => { document.body.dataset.theme = name }", name)
+        self.page.evaluate(
+            """name => {
+            document.body.dataset.theme = name;
+            document.body.dataset.jpThemeName = name === "contrast" ? "JupyterLab Dark High Contrast" : name;
+        }""",
+            name,
+        )
 
     def resize(self, width: int) -> None:
         self.page.set_viewport_size({"width": width, "height": 700})

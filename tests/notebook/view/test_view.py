@@ -277,7 +277,7 @@ def test_a_disconnected_view_says_so_and_disables_commands(view: ViewPage) -> No
     view.settle()
     assert view.page.locator(".mk-counts").inner_text().split("\n")[0] == "2 dead"
     assert "Disconnected from the kernel." in view.page.locator(".mk-banner").inner_text()
-    assert "the kernel did not answer" in view.page.locator(".mk-replies").inner_text()
+    assert "the kernel did not answer" in view.page.locator(".mk-replies").first.inner_text()
     for name in ("Interrupt", "Heal", "Restart", "Down"):
         assert button(view, name).is_disabled()
     button(view, "Interrupt").click(force=True)
@@ -494,7 +494,7 @@ def test_knobs_have_controls_of_their_type(view: ViewPage) -> None:
     loop.get_by_label("Knob batch").fill("")
     view.page.keyboard.press("Enter")
     assert len(view.commands()) == len(expected)
-    assert loop.get_by_text("enter a number").is_visible()
+    assert loop.get_by_text("is a number. In force:").is_visible()
 
 
 @pytest.mark.slow
@@ -504,9 +504,18 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
     field.fill("2")
     field.press("Enter")
     view.reply("knob 'lr' is at least 1e-06 and at most 0.01, not 2", ok=False)
-    assert the_loop(view).get_by_text("at most 0.01, not 2").is_visible()
-    field.press("Escape")
-    assert field.input_value() == "0.0003"
+    note = the_loop(view).locator(".mk-refused-knob .mk-knob-note")
+    assert field.input_value() == "0.0003"  # although it has the focus
+    assert note.inner_text() == ("2 was refused: knob 'lr' is at least 1e-06 and at most 0.01, not 2. In force: 0.0003")
+    assert note.evaluate("node => getComputedStyle(node).color") == field.evaluate(
+        "node => getComputedStyle(node).color"
+    )
+    view.frame(turned(with_loop(), "lr", 0.005))
+    assert note.inner_text().endswith("In force: 0.005")
+    field.fill("0.001")
+    field.press("Enter")
+    view.reply("lr is 0.001 from step 7 on")
+    assert the_loop(view).locator(".mk-refused-knob").count() == 0
 
 
 @pytest.mark.slow
@@ -603,7 +612,37 @@ def test_replies_are_announced_and_can_be_dismissed(view: ViewPage) -> None:
     assert view.commands()[-1]["abort"] is True
     while view.page.locator(".mk-reply").count():
         button(view, "Dismiss", exact=False).first.click()
-    assert view.page.evaluate("document.activeElement.textContent") == "Interrupt"
+    assert view.page.evaluate("document.activeElement.textContent") == "Stacks"  # it asked for the last one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [240, 900])
+def test_the_reply_of_a_rank_opens_below_its_card_with_focus_until_escape(view: ViewPage, width: int) -> None:
+    view.resize(width)
+    view.frame(ViewState(AT, (drawn(training(8)),)))
+    button(view, "Actions for rank 5").click()
+    logs = card(view, 5).get_by_role("button", name="Logs")
+    logs.click()
+    view.reply("step 1\nstep 2")
+    reply = view.page.locator(".mk-reply")
+    here, below = card(view, 5).bounding_box(), reply.bounding_box()
+    assert 0 <= below["y"] - (here["y"] + here["height"]) < 40
+    assert reply.evaluate("node => node.contains(document.activeElement)")
+    assert re.search(r"\d:\d\d", reply.locator("time").inner_text())
+    view.page.keyboard.press("Escape")
+    assert reply.count() == 0
+    assert logs.evaluate("node => node === document.activeElement")
+    assert view.page.evaluate("document.documentElement.scrollWidth") <= width
+    view.resize(900)
+
+
+@pytest.mark.slow
+def test_lines_have_contrast_in_a_theme_of_high_contrast(view: ViewPage) -> None:
+    view.theme("contrast")
+    view.frame(with_loop())
+    for selector in (".mk-card", ".mk-button", ".mk-loop", ".mk-field"):
+        colour = view.page.locator(selector).first.evaluate("node => getComputedStyle(node).borderTopColor")
+        assert colour in ("rgb(255, 255, 255)", "rgb(49, 155, 242)"), selector
 
 
 @pytest.mark.slow

@@ -353,8 +353,12 @@ function doing(rank) {
 
 /** One rank of a small mesh. */
 class Card {
-  /** @param {number} number @param {(command: Command) => void} ask */
-  constructor(number, ask) {
+  /** @param {number} number @param {Mesh} mesh */
+  constructor(number, mesh) {
+    this.replies = new Replies(mesh);
+    const ask = (/** @type {Command} */ command) => mesh.ask(command, { ranks: [number] }, { replies: this.replies });
+    /** The replies take a separate row below that of the card. */
+    this.below = element("li", "mk-below", {}, this.replies.node);
     /** @type {RankFrame} */
     this.rank = { rank: number, state: "starting" };
     this.history = new History();
@@ -456,19 +460,21 @@ class Cards {
   draw(frame, at) {
     const ranks = frame.ranks ?? [];
     this.node.classList.toggle("mk-few", ranks.length <= FEW_CARDS);
+    mark(this.node, "data-count", String(ranks.length));
     this.node.classList.toggle("mk-dense", ranks.length > MANY_CARDS);
     for (const rank of ranks) {
       let card = this.cards.get(rank.rank);
       if (!card) {
-        card = new Card(rank.rank, (command) => this.mesh.ask(command, { ranks: [rank.rank] }));
+        card = new Card(rank.rank, this.mesh);
         this.cards.set(rank.rank, card);
-        this.node.append(card.node);
+        this.node.append(card.node, card.below);
       }
       card.draw(rank, frame, at);
     }
     for (const [number, card] of this.cards) {
       if (ranks.some((rank) => rank.rank === number)) continue;
       card.node.remove();
+      card.below.remove();
       this.cards.delete(number);
     }
   }
@@ -941,7 +947,8 @@ class Large {
     this.word = element("span", "mk-state");
     this.where = element("div", "mk-place");
     this.more = element("div", "mk-more");
-    const ask = (/** @type {Command} */ command) => () => mesh.ask(command, { ranks: [this.pinned] });
+    this.replies = new Replies(mesh);
+    const ask = (/** @type {Command} */ command) => () => mesh.ask(command, { ranks: [this.pinned] }, { replies: this.replies });
     this.pinned = 0;
     this.buttons = [button("Interrupt", ask("interrupt"), "mk-button mk-small"), button("Logs", ask("logs"), "mk-button mk-small"),
       button("Traceback", ask("traceback"), "mk-button mk-small")];
@@ -951,7 +958,7 @@ class Large {
     this.map = new HeatMap(mesh, (rank) => this.inspect(rank));
     this.attention = new Attention(mesh);
     this.node = element("div", "mk-large", {}, this.map.node,
-      element("div", "mk-side", {}, this.inspector, this.attention.node,
+      element("div", "mk-side", {}, this.inspector, this.replies.node, this.attention.node,
         element("p", "mk-hint", {}, "Arrow keys move the cursor; n and p go to the next and previous rank that failed or died.")));
   }
 
@@ -1044,7 +1051,7 @@ class Errors {
       mark(opener, "aria-expanded", String(isOpen));
       if (!isOpen) return;
       write(pre, pre.textContent || "Asking the rank …");
-      this.mesh.ask("traceback", { ranks: [rank] }, (reply) => write(pre, plain(reply.text)));
+      this.mesh.ask("traceback", { ranks: [rank] }, { onReply: (reply) => write(pre, plain(reply.text)) });
     }, "mk-button mk-small");
     mark(opener, "aria-expanded", "false");
     const node = element("li", "mk-error-row", {},
@@ -1062,7 +1069,13 @@ class Errors {
   }
 }
 
-/** The replies to commands, until the user dismisses them. */
+/** The time of day of a moment. @param {number} at */
+const timeOfDay = (at) => new Date(at * 1000).toLocaleTimeString();
+
+/** Commands whose reply is text to read, so it takes the focus. @type {Command[]} */
+const READ = ["stacks", "logs", "traceback"];
+
+/** The replies to commands of one place on the page, which they open next to, until the user dismisses them. */
 class Replies {
   /** @param {Mesh} mesh */
   constructor(mesh) {
@@ -1071,18 +1084,31 @@ class Replies {
     this.node.hidden = true;
   }
 
-  /** Adds an empty reply, and returns a function that fills it. @param {string} title @param {(() => void) | null} abort */
-  expect(title, abort) {
+  /**
+   * Adds an empty reply, and returns a function that fills it.
+   * @param {string} title @param {Command} command @param {(() => void) | null} abort
+   */
+  expect(title, command, abort) {
+    const opener = /** @type {HTMLElement | null} */ (document.activeElement);
     const word = element("span", "mk-reply-word", {}, "waiting …");
     const text = element("pre", "mk-pre", { tabindex: "0", role: "region", "aria-label": title });
     text.hidden = true;
-    const dismiss = button("Dismiss", () => this.remove(node), "mk-button mk-small mk-dismiss");
+    const time = element("time", "mk-hint");
+    const dismiss = button("Dismiss", () => this.remove(node, opener), "mk-button mk-small mk-dismiss");
     mark(dismiss, "aria-label", `Dismiss ${title}`);
-    const head = element("div", "mk-reply-head", {}, element("span", "mk-reply-title", {}, title), word, dismiss);
-    const node = element("li", "mk-reply", {}, head, text);
+    const head = element("div", "mk-reply-head", {}, element("span", "mk-reply-title", {}, title), word, time, dismiss);
+    // In JupyterLab, keys that are pressed in the reply would otherwise trigger shortcuts of the notebook.
+    const node = element("li", "mk-reply", { tabindex: "-1", "data-lm-suppress-shortcuts": "true" }, head, text);
+    node.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape" || event.defaultPrevented) return;
+      event.stopPropagation();
+      this.remove(node, opener);
+    });
     this.node.prepend(node);
     while (this.node.children.length > MAX_REPLIES) this.node.lastElementChild?.remove();
     show(this.node, true);
+    const isRead = READ.includes(command);
+    if (isRead) node.focus();
     return (/** @type {ReplyMessage} */ reply) => {
       const said = plain(reply.text).trim();
       const isLong = said.includes("\n");
@@ -1090,6 +1116,9 @@ class Replies {
       write(word, isLong ? (reply.ok ? "" : "failed") : said || (reply.ok ? "done" : "failed"));
       write(text, isLong ? said : "");
       show(text, isLong);
+      write(time, timeOfDay(this.mesh.page.kernelTime()));
+      if (isLong && document.activeElement === node) text.focus();
+      if (isRead) node.scrollIntoView({ block: "nearest" });
       if (!reply.ok && abort) {
         head.insertBefore(confirmed("Abort", "Abort its process groups?", this.mesh.announce, abort), dismiss);
       }
@@ -1097,13 +1126,16 @@ class Replies {
     };
   }
 
-  /** @param {HTMLElement} node */
-  remove(node) {
-    const next = /** @type {HTMLElement | null} */ (node.nextElementSibling ?? node.previousElementSibling);
+  /** Removes a reply; the focus returns to the button that asked for it. @param {HTMLElement} node @param {HTMLElement | null} opener */
+  remove(node, opener) {
     const isFocused = node.contains(document.activeElement);
+    const next = /** @type {HTMLElement | null} */ (node.nextElementSibling ?? node.previousElementSibling);
     node.remove();
     show(this.node, this.node.children.length > 0);
-    if (isFocused) /** @type {HTMLElement | null} */ ((next ?? this.mesh.actions).querySelector("button"))?.focus();
+    if (!isFocused) return;
+    const isThere = opener && opener.isConnected && this.mesh.node.contains(opener) && opener.offsetParent;
+    const to = isThere ? opener : (next ?? this.mesh.actions).querySelector("button");
+    /** @type {HTMLElement | null} */ (to)?.focus();
   }
 }
 
@@ -1210,6 +1242,8 @@ class Knob {
     this.kind = typeof knob.value;
     this.isHeld = this.isCancelled = false;
     this.note = element("span", "mk-knob-note", { role: "status" });
+    /** The value that was refused last, and why, until another one is set. @type {{typed: string, why: string} | null} */
+    this.refused = null;
     const label = `Knob ${knob.name}`;
     // Otherwise keys that are typed in the field would trigger notebook shortcuts.
     const keys = { "data-lm-suppress-shortcuts": "true", autocomplete: "off", spellcheck: "false" };
@@ -1281,17 +1315,38 @@ class Knob {
     if (this.kind === "boolean") this.onTurn(this.field.checked);
     else if (this.kind !== "number") this.onTurn(typed);
     else if (typed.trim() && Number.isFinite(Number(typed))) this.onTurn(Number(typed));
-    else this.say("enter a number");
+    else this.refuse(typed, `knob '${this.frame.name}' is a number`);
   }
 
   /** @param {string} text */
   say(text) {
-    write(this.note, text);
+    this.refused = null;
+    this.drawNote(text);
+  }
+
+  /** Shows the value in force in place of one that was refused, and says why. @param {string} typed @param {string} why */
+  refuse(typed, why) {
+    this.refused = { typed, why };
+    this.isHeld = false;
+    if (this.field.value === typed || this.field.validity.badInput) this.field.value = this.shown;
+    this.left = null;
+    this.draw(this.frame);
+  }
+
+  /** @param {string} [text] */
+  drawNote(text) {
+    this.node.classList.toggle("mk-refused-knob", this.refused !== null);
+    if (this.refused) {
+      const { typed, why } = this.refused;
+      text = `${typed ? `${typed} was refused` : "refused"}: ${why}. In force: ${this.shown || "none"}`;
+    }
+    if (text !== undefined) write(this.note, text);
   }
 
   /** Shows the value of the knob, except in a control that the user is changing. @param {KnobFrame} knob */
   draw(knob) {
     this.frame = knob;
+    if (this.refused) this.drawNote();
     if (this.isHeld) return;
     const value = this.shown;
     if (this.kind === "boolean") this.field.checked = knob.value === true;
@@ -1389,7 +1444,8 @@ class Loop {
     let knob = this.knobs.get(frame.name);
     if (!knob) {
       const made = new Knob(frame, (value) => this.ask("set", { knob: frame.name, value }, (reply) => {
-        made.say(reply.ok ? reply.text.replace(/^.* (from step [\d,]+) on$/, "$1") : reply.text);
+        if (reply.ok) made.say(reply.text.replace(/^.* (from step [\d,]+) on$/, "$1"));
+        else made.refuse(String(value), reply.text);
         this.mesh.announce(reply.text);
       }));
       this.knobs.set(frame.name, (knob = made));
@@ -1461,8 +1517,8 @@ class Mesh {
       element("header", "mk-head", {},
         element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
         this.actions),
-      element("div", "mk-summary", {}, this.countList, this.traffic.node),
-      this.loopList, this.notes, this.replies.node, this.errors.node, this.body);
+      this.replies.node, element("div", "mk-summary", {}, this.countList, this.traffic.node),
+      this.loopList, this.notes, this.errors.node, this.body);
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -1581,12 +1637,14 @@ class Mesh {
 
   /**
    * @param {Command} command @param {{ranks?: number[], abort?: boolean}} [more]
-   * @param {(reply: ReplyMessage) => void} [onReply] shows the reply; by default it appears in the list of replies
+   * @param {{replies?: Replies, onReply?: (reply: ReplyMessage) => void}} [to]
+   *   the list that shows the reply, by default that of the mesh, or what takes it
    */
-  ask(command, more = {}, onReply) {
+  ask(command, more = {}, to = {}) {
+    const { replies = this.replies, onReply } = to;
     const title = TITLES[command] + (more.ranks ? ` of rank ${more.ranks.join(", ")}` : "") + (more.abort ? ", aborting" : "");
-    const abort = command === "interrupt" && !more.abort ? () => this.ask(command, { ...more, abort: true }) : null;
-    const show = onReply ?? this.replies.expect(title, abort);
+    const abort = command === "interrupt" && !more.abort ? () => this.ask(command, { ...more, abort: true }, to) : null;
+    const show = onReply ?? replies.expect(title, command, abort);
     const counts = ["heal", "restart", "down"].includes(command);
     this.underWay += Number(counts);
     this.page.ask({ command, mesh: this.name, ...more }, (reply) => {
@@ -1652,6 +1710,11 @@ class Page {
 
   get isOpen() {
     return this.link === "open";
+  }
+
+  /** The time now, by the clock of the kernel. */
+  kernelTime() {
+    return this.now() + (this.ahead ?? 0);
   }
 
   sayPresence() {
