@@ -85,6 +85,8 @@ class RankWidgets:
             if model is not None:
                 model.forget()
             return
+        if message.kind != "comm_msg":
+            return
         there.send(message.data, message.metadata, buffers)
         if model is not None and message.data.get("method") in ("update", "echo_update"):
             _note(model, message)
