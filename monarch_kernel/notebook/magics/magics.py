@@ -31,6 +31,7 @@ from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.integrations import integrations
+from monarch_kernel.notebook.magics.mesh_views import MeshViewFormats
 from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
@@ -61,6 +62,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, temporary_directory())))
         self.transformer = CellTransformer(shell)
+        self.view_formats = MeshViewFormats(shell)
         self.compat = CompatMagics(shell, self.meshes)
         self.unhandled = UnhandledFailures(shell, self.meshes)
         self.failures = Failures(shell, self.meshes, self.unhandled)
@@ -290,6 +292,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     matcher = make_matcher(magics.meshes, magics.names)
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
+    magics.view_formats.install()
     magics.compat.register()
     for integration in integrations():
         integration.install(magics.meshes)
@@ -312,6 +315,7 @@ def unload(shell: InteractiveShell) -> None:
     delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
+    magics.view_formats.remove()
     magics.compat.remove()
     for integration in integrations():
         integration.remove(magics.meshes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,13 @@ def test_the_table_follows_a_cell_in_place(notebook: Notebook, tmp_path: Path) -
 
 
 # -- values
+
+
+def test_a_view_is_shown_as_the_table_of_its_mesh(notebook: Notebook) -> None:
+    (shown,) = notebook.ok("t.view()").shown
+    assert re.match(r"t: gpus=2, 2 ranks \(2 idle\), local, up for \S+ s\nrank +state", shown["text/plain"])
+    assert "<table" in shown["text/html"]
+    assert notebook.value("len(t.view().ranks)") == 2
 
 
 def test_push_and_pull(notebook: Notebook) -> None:
