@@ -79,7 +79,7 @@ from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog, log_bytes
 from monarch_kernel.runtime.host.network import interface_to, listening_addresses
 from monarch_kernel.runtime.host.output import OutputStream
-from monarch_kernel.runtime.host.preemption import Preemption, note_stop
+from monarch_kernel.runtime.host.preemption import Preemption
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
     children_of,
@@ -431,10 +431,7 @@ class HostAgent:
             rank.keeps_log = keep_logs
             if rank.pid:
                 self._descendants.note(rank)
-                if grace_s:
-                    note_stop(rank.pid)
-                signal_rank(rank.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
-                rank.kill_at = now + grace_s
+                rank.stop(grace_s, now)
 
     def _ended(self, rank: RankProcess) -> None:
         status = rank.collect()
@@ -525,9 +522,7 @@ class HostAgent:
         self._keeper.do_what_is_due(now)
         self._output.follow_late()
         for rank in self._ranks.values():
-            if rank.kill_at is not None and now >= rank.kill_at:
-                signal_rank(rank.pid, signal.SIGKILL)
-                rank.kill_at = None
+            rank.kill_if_due(now)
         zygote = self._zygote.pid if self._zygote is not None else 0
         if self._descendants.is_ending and self._descendants.end_left(now, self._ranks.values(), zygote):
             self._zygote_knows_groups = False

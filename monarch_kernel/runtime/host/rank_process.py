@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.output import OutputStream
+from monarch_kernel.runtime.host.preemption import note_stop
+from monarch_kernel.runtime.host.processes import signal_rank
 from monarch_kernel.runtime.host.segments import remove_segments
 
 __all__ = ["RankProcess"]
@@ -52,6 +55,19 @@ class RankProcess:
     def forked(self, pid: int) -> None:
         """Note the process that the zygote has forked."""
         self.pid, self.pidfd, self.forked_at = pid, os.pidfd_open(pid), time.time()
+
+    def stop(self, grace_s: float, now: float) -> None:
+        """Make the process end: by SIGTERM, and by SIGKILL after ``grace_s``; or at once, if that is 0."""
+        if grace_s:
+            note_stop(self.pid)
+        signal_rank(self.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
+        self.kill_at = now + grace_s
+
+    def kill_if_due(self, now: float) -> None:
+        """Send SIGKILL if the process was stopped and has had its time."""
+        if self.kill_at is not None and now >= self.kill_at:
+            signal_rank(self.pid, signal.SIGKILL)
+            self.kill_at = None
 
     def collect(self) -> tuple[int, int] | None:
         """Collect the exit code and the signal of the process; None while the agent can't, or the process has not ended.
