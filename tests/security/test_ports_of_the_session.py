@@ -42,7 +42,8 @@ for path in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[ProcMesh]:
-    """A rank on each of two hosts, both of which are this machine."""
+    """A rank on each of two hosts, both of which are this machine, in a separate session: that of other tests may listen, too."""
+    shutdown_context().get(LONG_S)
     session = current_session()
     serve_ranks(session)
     numbers = session.add_hosts(LocalLauncher(session.directory), 2, is_light=True, lost_after_s=10.0)

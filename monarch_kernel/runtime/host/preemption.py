@@ -11,10 +11,18 @@ import os
 import signal
 from collections.abc import Callable
 
-__all__ = ["STOP_SIGNAL", "Preemption", "note_stop"]
+__all__ = ["STOP_SIGNAL", "Preemption", "block_stop_signal", "note_stop"]
 
 STOP_SIGNAL = signal.SIGRTMIN + 6
 """Tells a rank that the SIGTERM that follows is from its agent."""
+
+
+def block_stop_signal() -> None:
+    """Keep the signal for a thread that looks for it, in all threads that start from here on, and in forks.
+
+    Call it before the first thread starts: a thread that does not block the signal would take it, and the process would end.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (STOP_SIGNAL,))
 
 
 def note_stop(pid: int) -> None:

@@ -31,6 +31,7 @@ from monarch_kernel.launch.base import module_command
 from monarch_kernel.net.wire.config import ForkReport, ForkRequest, OrphanGroups, Preloads
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.descendants import kill_marked, mark_rank
+from monarch_kernel.runtime.host.preemption import block_stop_signal
 
 __all__ = ["HUGE_PAGES", "Zygote", "serve"]
 
@@ -143,6 +144,7 @@ def serve(fd: int) -> None:
     entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
     take_log(LogFileHandler(os.dup(2)))  # also for the forks, in which descriptor 2 belongs to the user's code
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    block_stop_signal()
     _load(preload)
     module, function = entry.split(":")
     run: _Run = getattr(importlib.import_module(module), function)

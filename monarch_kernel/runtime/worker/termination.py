@@ -34,8 +34,7 @@ class Termination:
         self._must_end = False
 
     def install(self) -> None:
-        """Handle SIGTERM from now on; call this in the main thread, before the others start."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (STOP_SIGNAL,))
+        """Handle SIGTERM from now on; call this in the main thread, in which `block_stop_signal` has been called."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def end_if_put_off(self) -> None:
