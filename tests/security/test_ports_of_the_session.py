@@ -42,7 +42,7 @@ for path in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[ProcMesh]:
-    """A rank on each of two hosts, both of which are this machine, in a separate session: that of other tests may listen, too."""
+    """A rank on each of two hosts, both of which are this machine, in a separate session: others may listen, too."""
     shutdown_context().get(LONG_S)
     session = current_session()
     serve_ranks(session)
