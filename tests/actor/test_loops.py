@@ -286,17 +286,47 @@ for at in live.loop(on_preempt=save):
 """
 
 
+def preempt(procs: ProcMesh, rank: int) -> None:
+    """Send SIGTERM to a rank, as a scheduler does."""
+    wait_until(lambda: procs.view().ranks[rank].pid, "the rank to be up")  # 0 would be the process group of pytest
+    os.kill(procs.view().ranks[rank].pid, signal.SIGTERM)
+
+
 def test_all_ranks_save_before_the_same_step_when_one_is_preempted(session: None, tmp_path: Path) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
     running.wait_step(5)
-    os.kill(procs.view().ranks[1].pid, signal.SIGTERM)
+    preempt(procs, 1)
     wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks to save")
     steps = {name.partition("-")[2] for name in os.listdir(tmp_path)}
     assert len(steps) == 1
     wait_until(lambda: procs.view().ranks[1].state == "dead", "the end of the rank")
     assert "killed by SIGTERM (something asked it to end: likely a scheduler" in procs.deaths()[1].message
     running.wait_step(running.step + 10)  # the other continues
+    running.loop.stop()
+    with pytest.raises(SupervisionError, match="killed by SIGTERM"):
+        running.future.get(LONG_S)
+    procs.stop(grace_s=0).get(LONG_S)
+
+
+FAILS_TO_SAVE = """
+from monarch_kernel import live
+def save():
+    if rank == 1:
+        raise ValueError("the disk is full")
+for at in live.loop(on_preempt=save):
+    pass
+"""
+
+
+def test_an_error_of_the_save_is_in_the_last_lines_of_the_rank_that_ends(session: None) -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
+    running = Running(procs, FAILS_TO_SAVE)
+    running.wait_step(5)
+    preempt(procs, 1)
+    wait_until(lambda: procs.view().ranks[1].state == "dead", "the end of the rank")
+    last = procs.deaths()[1].last_lines
+    assert "on_preempt failed, so the work of this rank was not saved: ValueError('the disk is full')" in last
     running.loop.stop()
     with pytest.raises(SupervisionError, match="killed by SIGTERM"):
         running.future.get(LONG_S)

@@ -16,8 +16,10 @@ controller learns the step of the loop from a message, and controls the loop fro
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
@@ -92,7 +94,8 @@ class LoopPort(NamedTuple):
         is_cell: whether that request is a cell of a notebook.
         peak: returns the peak floating-point operations per second of the device; 0 if unknown.
         release: marks errors that this thread raises from now on as consequences of a death.
-        finish: ends the process, if SIGTERM has told it to.
+        is_ending: whether SIGTERM has told the process to end.
+        finish: ends the process in this case.
     """
 
     submit: Callable[[Packed], object]
@@ -102,6 +105,7 @@ class LoopPort(NamedTuple):
     is_cell: Callable[[], bool] = lambda: False
     peak: Callable[[], float] = lambda: 0.0
     release: Callable[[], None] = release_working
+    is_ending: Callable[[], bool] = lambda: False
     finish: Callable[[], None] = lambda: None
 
 
@@ -213,9 +217,7 @@ class RankLoop:
                     break
                 if lease.is_preempted:
                     lease.is_preempted = False
-                    if self.on_preempt is not None:
-                        self.on_preempt()
-                    self._port.finish()
+                    self._save_work()
                 if lease.should_report(step) or time.perf_counter() > self._due:
                     self._report(step)
                 self.step = step
@@ -238,6 +240,18 @@ class RankLoop:
             waiter = self._waiter
             if waiter is not None:
                 waiter.set()
+
+    def _save_work(self) -> None:
+        """Call ``on_preempt``, and print its error where the process ends: it is lost with the code that it ends."""
+        try:
+            if self.on_preempt is not None:
+                self.on_preempt()
+        except Exception as error:
+            if self._port.is_ending():
+                print(f"on_preempt failed, so the work of this rank was not saved: {error!r}", file=sys.stderr)
+                traceback.print_exc()
+            raise
+        self._port.finish()
 
     def preempt(self) -> None:
         """Make all ranks of the loop call ``on_preempt``; only this one if there is no controller. For any thread."""
@@ -525,6 +539,7 @@ def install(rank: Rank) -> None:
         rank.is_detached,
         is_cell=lambda: rank.is_in_cell,
         peak=device_peak,
+        is_ending=lambda: rank.termination.is_put_off,
         finish=rank.termination.finish,
     )
     loops = PROCESS.loops = Loops(port)
