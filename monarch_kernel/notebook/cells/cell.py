@@ -390,7 +390,7 @@ class RemoteCell:
             late = format_ranks(rank.rank for rank in busy if rank.state == "running")
             self._fail(
                 LaunchError(
-                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, {late} are still busy; "
+                    f"{name}: the process group did not form within {_GROUP_TIMEOUT_S:g} s, still busy: {late}; "
                     f"%mesh interrupt {name} interrupts them, %mesh down {name} ends them"
                 )
             )

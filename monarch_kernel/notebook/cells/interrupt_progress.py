@@ -197,10 +197,10 @@ class MeshInterruptProgress(InterruptProgress):
         working = [rank for rank in self._pending if works(view.ranks[rank], answers.get(rank))]
         if not working:
             return f"{name}: nothing runs on {format_ranks(self._pending)}"
-        verb, them = ("works", "it") if len(working) == 1 else ("work", "them")
+        them = "it" if len(working) == 1 else "them"
         head = (
-            f"{name}: nothing was interrupted, because the notebook waits for nothing there; actors on "
-            f"{format_ranks(working)} {verb} for other callers, or after a broadcast (%mesh restart {name} replaces {them})"
+            f"{name}: nothing was interrupted, because the notebook waits for nothing there; actors work for other callers, or "
+            f"after a broadcast, on {format_ranks(working)} (%mesh restart {name} replaces {them})"
         )
         return "\n".join([head, *(f"    {line}" for line in doing_lines(view, answers, working))])
 
