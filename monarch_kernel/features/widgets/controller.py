@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from monarch_kernel.errors import MeshDownError
 from monarch_kernel.features.widgets.messages import CommReceived, CommSent
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.controller.effects import Effect
@@ -58,6 +60,16 @@ def send_to_rank(
     metadata: Mapping[str, Any],
     buffers: Sequence[Any] = (),
 ) -> None:
-    """Send a message of the page to a comm of a rank, which handles it between two cells; for any thread."""
-    message = CommReceived(kind, comm, dict(data), dict(metadata), tuple(bytes(buffer) for buffer in buffers))
-    runtime.tell([proc], pack(message))
+    """Send a message of the page to a comm of a rank, which handles it between two cells; for any thread.
+
+    It is a request, so that views show that the rank runs a callback, and an interrupt of the mesh ends it.
+    """
+    parts = tuple(bytes(buffer) for buffer in buffers)
+    with contextlib.suppress(MeshDownError):  # the widget stays in the page
+        runtime.request(
+            [proc],
+            lambda id: pack(CommReceived(id, kind, comm, dict(data), dict(metadata), parts)),
+            "a widget's callback",
+            lambda answers: None,
+            quiet=True,
+        )

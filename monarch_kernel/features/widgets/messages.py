@@ -25,8 +25,9 @@ class CommSent(Message, frozen=True):
 
 
 class CommReceived(Message, frozen=True):
-    """The page sends something to a rank: a ``comm_msg`` or a ``comm_close``."""
+    """The page sends something to a rank: a ``comm_msg`` or a ``comm_close``. Answered when the callbacks have run."""
 
+    id: int
     kind: str
     comm: str
     data: dict[str, Any]

@@ -79,7 +79,14 @@ class Comms:
                 self._rank.driver.submit(pack(message))
 
     def _received(self, message: CommReceived, _: Sequence[Frame]) -> None:
-        """Deliver a message of the page; an error of a callback is printed, as no request fails with it."""
+        """Deliver a message of the page; an error of a callback is printed, as in a kernel."""
+        self._deliver(message)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        self._rank.reply(message.id, output=True)
+
+    def _deliver(self, message: CommReceived) -> None:
         manager: Any = comm.get_comm_manager()
         there = manager.comms.get(message.comm)
         if there is None:  # the rank has closed it meanwhile
@@ -97,12 +104,13 @@ class Comms:
                     manager.comm_close(None, None, delivered)
                 else:
                     there.handle_msg(delivered)
+        except SystemExit as error:
+            if self._rank.termination.has_started:
+                raise
+            print(f"SystemExit: {error.code} (a callback cannot end its rank; use %mesh down)", file=sys.stderr)
         except (Exception, KeyboardInterrupt):
             traceback.print_exc()
         _print_kept_errors()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
 
 
 def _print_kept_errors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +44,7 @@ class RankWidgets:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._open: dict[int, dict[str, _Open]] = {}  # by process and id
+        self._dead: deque[BaseComm] = deque()
 
     @staticmethod
     def follow(runtime: Runtime) -> None:
@@ -64,7 +66,11 @@ class RankWidgets:
             if model is not None and model.can_be_disabled:
                 there.send({"method": "update", "state": {"disabled": True}, "buffer_paths": []})
             there._closed = True  # to close it would remove the widget from the page
-            comm.get_comm_manager().unregister_comm(there)
+            there.on_msg(None)
+            there.on_close(None)
+            self._dead.append(there)  # it stays known: the page may still send something
+            while len(self._dead) > MAX_COMMS:
+                comm.get_comm_manager().unregister_comm(self._dead.popleft())
             if model is not None:
                 model.forget()
 

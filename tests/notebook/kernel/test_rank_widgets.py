@@ -177,6 +177,33 @@ display(box)
     assert notebook.ok("%%remote t[0]\nbox.value").plain.endswith("True")
 
 
+STUCK = """%%remote t[0]
+import time
+stuck = ipywidgets.Button(description="stuck")
+stuck.on_click(lambda button: print("begins", flush=True) or time.sleep(1000))
+leaves = ipywidgets.Button(description="leaves")
+leaves.on_click(lambda button: exit(3))
+display(stuck, leaves)
+"""
+
+
+def test_a_callback_is_shown_and_can_be_interrupted(notebook: Notebook, models: Models) -> None:
+    cell = notebook.ok(STUCK)
+    models.press(cell.widgets[0])
+    cell.wait_for(lambda cell: "begins" in cell.stdout)
+    assert "a widget's callback" in notebook.ok("%mesh show t").shown[-1]["text/plain"]
+    assert "t: interrupted a widget's callback" in notebook.ok("%mesh interrupt t[0]").stdout
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+    assert "KeyboardInterrupt" in cell.stderr
+
+
+def test_a_callback_can_not_end_its_rank(notebook: Notebook, models: Models) -> None:
+    cell = notebook.ok(STUCK)
+    models.press(cell.widgets[1])
+    cell.wait_for(lambda cell: "SystemExit: 3 (a callback cannot end its rank; use %mesh down)" in cell.stderr)
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+
+
 def test_bars_of_tqdm_notebook_are_merged(notebook: Notebook, models: Models) -> None:
     before = set(models.states)
     cell = notebook.ok("%%remote\nfrom tqdm.notebook import tqdm, trange\nfor _ in tqdm(range(7), desc='steps'): pass")

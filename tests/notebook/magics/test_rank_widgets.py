@@ -40,7 +40,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, Any]]
 
 @pytest.fixture
 def widgets(sent: list[Any]) -> RankWidgets:
-    runtime: Any = SimpleNamespace(tell=lambda procs, packed: None)
+    runtime: Any = SimpleNamespace(request=lambda *args, **options: None)
     return RankWidgets(runtime)
 
 
@@ -91,12 +91,17 @@ def test_a_broken_message_harms_nothing(widgets: RankWidgets, sent: list[Any], b
     assert sent[-1] == ("comm_msg", "a", {"method": "update", "state": {"value": 3}})
 
 
-def test_the_comms_of_a_rank_that_has_ended_stay_in_the_page(widgets: RankWidgets, sent: list[Any]) -> None:
-    widgets.comm_sent(PROC, opened("a"))
+def test_the_comms_of_a_rank_that_has_ended_stay_in_the_page(
+    widgets: RankWidgets, sent: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_widgets, "MAX_COMMS", 2)
+    for id in "ab":
+        widgets.comm_sent(PROC, opened(id))
     widgets.rank_lost(PROC)
+    widgets.comm_sent(OTHER, opened("c"))
     widgets.rank_lost(OTHER)
-    assert [kind for kind, _, _ in sent] == ["comm_open"]
-    assert not comm.get_comm_manager().comms
+    assert [kind for kind, _, _ in sent] == ["comm_open"] * 3
+    assert list(comm.get_comm_manager().comms) == ["b", "c"]  # a message to these is no error
 
 
 def test_a_message_of_an_unknown_kind_is_dropped(widgets: RankWidgets, sent: list[Any]) -> None:
