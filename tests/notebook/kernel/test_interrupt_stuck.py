@@ -328,7 +328,10 @@ def test_interrupt_leaves_calls_that_the_notebook_does_not_wait_for(notebook: No
     )
     until(notebook, "%mesh stacks t", lambda said: "time.sleep(2)" in said)
     said = notebook.ok("%mesh interrupt t").stdout
-    assert "t: nothing was interrupted, because the notebook waits for nothing there; actors on [1] work" in said
+    assert (
+        "t: nothing was interrupted, because the notebook waits for nothing there; actors work for other callers"
+        in said
+    )
     assert "[1] actor naps: notebook cell [" in said
     notebook.ok("naps.stop().get()")
     assert notebook.ok("%mesh interrupt t").stdout == "t: nothing runs on [0-1]\n"
