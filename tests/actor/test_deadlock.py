@@ -347,7 +347,7 @@ def test_long_calls_are_not_a_deadlock(spawn: Any, tmp_path: Path) -> None:
     slow.get(LONG_S)
 
 
-@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+@pytest.mark.parametrize("pause_s", [0.0, pytest.param(0.5, marks=pytest.mark.slow)])
 def test_an_actor_that_catches_the_error_can_go_on(spawn: Any, pause_s: float) -> None:
     """The future stays valid. As long as there is a cycle, its actors get the error in turn.
 

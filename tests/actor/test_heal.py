@@ -540,6 +540,7 @@ def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[...
 # -- a separate session: last, because it ends the session that modules share
 
 
+@pytest.mark.slow
 def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     counter: Any = procs.spawn("counter", RestoringCounter)

@@ -64,6 +64,7 @@ def listening(session: None, by_value: None) -> None:
     hosts.shutdown().get(LONG_S)
 
 
+@pytest.mark.slow
 def test_the_death_of_a_host_ends_its_ranks_only(bar: Bar) -> None:
     launcher = RecordingLauncher()
     hosts = hosts_of(launcher, 2, lost_after_s=2.5)  # on a busy machine, the other host may be silent for a second

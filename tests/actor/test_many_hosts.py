@@ -96,6 +96,7 @@ def at(mesh: Any, host: int, gpu: int = 0) -> Any:
     return mesh.slice(hosts=host, gpus=gpu)
 
 
+@pytest.mark.slow
 def test_ranks_are_numbered_across_hosts_and_each_host_has_an_agent(counters: Any) -> None:
     found = counters.where.call().get(LONG_S).values()
     assert [rank for rank, _ in found] == list(range(6))

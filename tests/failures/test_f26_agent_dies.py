@@ -40,6 +40,7 @@ def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
     return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
 
 
+@pytest.mark.slow
 def test_ranks_of_different_hosts_have_different_agents(machines: Machines, bring_up: BringUp) -> None:
     mesh = bring_up(3)
     agents = [host_of(machines, mesh, host) for host in range(3)]
@@ -150,6 +151,7 @@ def test_a_stopped_host_can_be_replaced_at_once(machines: Machines, bring_up: Br
     wait_until(lambda: not any(map(is_alive, below)), "the engine to end the returned host")
 
 
+@pytest.mark.slow
 def test_heal_does_not_wait_for_a_slow_return_of_hosts(
     machines: Machines, bring_up: BringUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:

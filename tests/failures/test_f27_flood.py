@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from monarch_kernel.notebook.output.folding import OutputFolder
 from tests.failures.cells import Cells
 from tests.support.waiting import LONG_S
@@ -20,6 +22,7 @@ def test_the_first_and_the_last_lines_are_shown_and_the_rest_counted() -> None:
     assert "lines left out here (rank 1: 198," in note
 
 
+@pytest.mark.slow
 def test_the_other_rank_answers_meanwhile(cells: Cells) -> None:
     flood = cells.mesh.run_cell("if rank == 1:\n    for i in range(200_000): print('x' * 80)\n'end'", want_value=True)
     assert cells.mesh.slice(gpus=0).run("rank").get(LONG_S).item() == 0

@@ -111,7 +111,10 @@ def test_traffic_is_replayed_to_a_third_process(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["to the controller", "to the agent"])
-@pytest.mark.parametrize("what", ["the last message", "the handshake", "all", "noise"])
+@pytest.mark.parametrize(
+    "what",
+    ["the handshake", "all", *(pytest.param(each, marks=pytest.mark.slow) for each in ("the last message", "noise"))],
+)
 def test_traffic_is_replayed_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
     """CURVE uses each message number once: a receiver of a repeated one disconnects, and lost messages are sent again."""
     asked, answered = (bytes(said) for said in mesh.proxy.recorded[-1])

@@ -41,9 +41,15 @@ for path in sys.argv[1:]:
 
 
 @pytest.fixture(scope="module")
-def mesh() -> Iterator[ProcMesh]:
-    """A rank on each of two hosts, both of which are this machine, in a separate session: others may listen, too."""
+def others() -> set[tuple[str, int]]:
+    """Where servers of other tests listen, such as JupyterLab."""
     shutdown_context().get(LONG_S)
+    return listeners()
+
+
+@pytest.fixture(scope="module")
+def mesh(others: set[tuple[str, int]]) -> Iterator[ProcMesh]:
+    """A rank on each of two hosts, both of which are this machine."""
     session = current_session()
     serve_ranks(session)
     numbers = session.add_hosts(LocalLauncher(session.directory), 2, is_light=True, lost_after_s=10.0)
@@ -64,16 +70,18 @@ def listeners() -> set[tuple[str, int]]:
     }
 
 
-def test_a_mesh_of_this_machine_listens_at_no_interface_that_others_reach(mesh: ProcMesh) -> None:
-    found = listeners()
+def test_a_mesh_of_this_machine_listens_at_no_interface_that_others_reach(
+    mesh: ProcMesh, others: set[tuple[str, int]]
+) -> None:
+    found = listeners() - others
     assert len(found) == 3  # the controller, and the two agents that behave like other hosts
     assert {address for address, _ in found} == {"127.0.0.1"}
     ranks = "import os; os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME']"
     assert mesh.run(ranks).get(LONG_S).values() == (("lo", "=lo"),) * 2
 
 
-def test_a_stranger_without_keys_is_disconnected(mesh: ProcMesh) -> None:
-    ports = sorted(port for _, port in listeners())
+def test_a_stranger_without_keys_is_disconnected(mesh: ProcMesh, others: set[tuple[str, int]]) -> None:
+    ports = sorted(port for _, port in listeners() - others)
     assert run_as_nobody(KNOCK, *ports).split() == ["closed"] * len(ports)
     assert mesh.run("rank").get(LONG_S).values() == (0, 1)
 

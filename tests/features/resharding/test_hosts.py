@@ -60,6 +60,7 @@ def apart(session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
     hosts.shutdown().get(LONG_S)
 
 
+@pytest.mark.slow
 def test_parts_are_scattered_resharded_and_gathered(apart: tuple[ProcMesh, ProcMesh]) -> None:
     far, near = apart
     far.scatter("x", WHOLE, dim=1)
@@ -75,6 +76,7 @@ def test_parts_are_scattered_resharded_and_gathered(apart: tuple[ProcMesh, ProcM
     assert run(far, N_LENT) + run(near, N_LENT) == (0,) * 6
 
 
+@pytest.mark.slow
 def test_a_model_is_read_from_the_nearest_source(apart: tuple[ProcMesh, ProcMesh]) -> None:
     far, near = apart
     run(far, "model = make(rank // 2)")

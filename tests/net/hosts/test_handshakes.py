@@ -262,6 +262,7 @@ def test_descriptors_of_other_files_are_never_shut_down(door: Door) -> None:
         assert theirs.recv(1) == far.recv(1) == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", [60_000], indirect=True)
 def test_a_peer_that_gives_up_during_a_pause_is_not_counted_as_refused(door: Door) -> None:
     """It may have the keys: this process was stopped, or its interpreter blocked."""

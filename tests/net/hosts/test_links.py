@@ -244,6 +244,7 @@ def test_a_reconnected_host_is_recognised(ends: Callable[..., End]) -> None:
     assert controller.links.refused == 0
 
 
+@pytest.mark.slow
 def test_a_lost_peer_is_dialled_often_then_seldom_and_found_when_it_returns(
     ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch, bar: Bar
 ) -> None:

@@ -250,6 +250,7 @@ def test_a_rank_that_dies_at_the_prompt_ends_it(new_notebook: Callable[..., Note
     notebook.close()  # the fixture checks that nothing is left
 
 
+@pytest.mark.slow
 def test_a_timeout_pauses_at_the_prompt(notebook: Notebook) -> None:
     cell = send(notebook, "%%remote t[1] --timeout 3\nimport time\nbreakpoint()\ntime.sleep(0.5)\n'whole'")
     cell.prompt()

@@ -227,6 +227,7 @@ def test_an_error_that_one_rank_has_read_is_raised_on_all_by_the_next_call(two: 
     assert "NotADirectoryError" in said
 
 
+@pytest.mark.slow
 def test_an_error_that_nothing_reads_is_shown_when_the_process_ends(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = (
@@ -257,7 +258,7 @@ def own(two: Ranks) -> Iterator[Ranks]:
     ranks.close()
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_save_whose_group_is_formed_again_is_abandoned(own: Ranks, tmp_path: Path, late: int) -> None:
     path, next_one = tmp_path / "a", tmp_path / "b"
     own.run(f"checkpoint.save({str(path)!r}, model=net(), step=1)")
@@ -304,6 +305,7 @@ def test_another_failure_is_reported_after_the_group_is_formed_again(own: Ranks,
         assert f"{path} was not saved: NotADirectoryError: " in said
 
 
+@pytest.mark.slow
 def test_a_group_that_fails_and_still_exists_is_an_error_of_the_next_call(own: Ranks, tmp_path: Path) -> None:
     own.run(
         "write = its.write\n"
@@ -351,7 +353,9 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("call", OTHERS)
+@pytest.mark.parametrize(
+    "call", [*list(OTHERS)[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in list(OTHERS)[2:])]
+)
 def test_ranks_that_name_different_things_are_refused(own: Ranks, tmp_path: Path, call: str) -> None:
     for error, said in own.run(f"told({call.format(at=tmp_path)})"):
         assert error == "CheckpointError"
@@ -491,6 +495,7 @@ def test_an_export_to_a_full_disk_is_reported(small_disk: Path, tmp_path: Path) 
     assert [each.name for each in small_disk.iterdir()] == ["x"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_last_good_one(session: None, tmp_path: Path) -> None:
     ranks = Ranks(2, PRELUDE)
     path = tmp_path / "a"

@@ -385,5 +385,6 @@ def test_a_forward_that_depends_on_values_is_probed_on_real_tensors(ranks: Ranks
     assert "note: the model was not probed: on tensors without values its forward fails: " in said
 
 
+@pytest.mark.slow
 def test_a_model_with_fewer_rows_than_ranks(four: Ranks) -> None:
     four.run("trains_as_one(lambda: Net(width=2), strategy='fsdp')")

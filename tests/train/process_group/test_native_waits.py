@@ -122,7 +122,8 @@ DESCRIBED = {
 }
 
 
-SLOW = ("gradients of DDP",)  # imports torch._dynamo in each rank, which takes 4 s
+# These import FSDP, or torch._dynamo, in each rank, which takes 4 s.
+SLOW = ("parameters of FSDP", "gradients of DDP")
 
 
 @pytest.mark.parametrize(
