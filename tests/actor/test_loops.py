@@ -334,7 +334,7 @@ def test_an_error_of_the_save_is_in_the_last_lines_of_the_rank_that_ends(session
 
 
 def test_a_stopped_mesh_saves_nothing(session: None, tmp_path: Path) -> None:
-    """The agent sends SIGTERM, too, to end ranks that nobody needs any more."""
+    """The agent sends SIGTERM, too, to end ranks that are not needed any more."""
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
     running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
     running.wait_step(5)

@@ -1,4 +1,4 @@
-"""F32: a rank receives what nobody sends, or under another tag; the line has the pair, both tags and both lines."""
+"""F32: a rank receives what no rank sends, or sends under another tag; the line has the pair, both tags and both lines."""
 
 from __future__ import annotations
 
