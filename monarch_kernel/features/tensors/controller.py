@@ -1,0 +1,56 @@
+"""The controller's part of distributed tensors: reports of ranks, and their ends, go to the stream of operations."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from monarch_kernel.errors import Failure
+from monarch_kernel.features.tensors.messages import OpsDone
+from monarch_kernel.runtime.controller.effects import Effect
+from monarch_kernel.runtime.controller.extensions import Core, Extension, register
+from monarch_kernel.runtime.controller.process_records import RankRecord
+
+__all__ = ["StreamListener", "TensorExtension"]
+
+
+class StreamListener(Protocol):
+    """The stream of operations of a session. Its methods run on the I/O thread, so they are quick."""
+
+    def ops_done(self, proc: int, target: int, count: int) -> None:
+        """Handle a report of a rank."""
+
+    def rank_lost(self, proc: int, death: Failure) -> None:
+        """Handle the end of a rank, and with it of all tensors that it has held."""
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+
+
+@register
+class TensorExtension(Extension):
+    """Passes what happens on ranks to the stream of operations.
+
+    Attributes:
+        listener: The stream; None until the session has distributed tensors.
+    """
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.listener: StreamListener | None = None
+        self.handlers = {OpsDone: self._done}
+
+    def process_lost(self, proc: int) -> list[Effect]:
+        death = self.core.ranks[proc].death
+        if self.listener is not None:
+            self.listener.rank_lost(proc, death or Failure("lost", "RankDied", "it has ended"))
+        return []
+
+    def tick(self, now: float) -> list[Effect]:
+        if self.listener is not None:
+            self.listener.tick()
+        return []
+
+    def _done(self, record: RankRecord, message: OpsDone, now: float) -> list[Effect]:
+        if self.listener is not None:
+            self.listener.ops_done(record.spec.proc, message.target, message.count)
+        return []

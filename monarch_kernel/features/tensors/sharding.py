@@ -1,0 +1,92 @@
+"""Sharded tensors on a rank: DTensors of torch, on device meshes of the ranks of a mesh.
+
+The device mesh has the names and sizes of the axes of the mesh. The ranks make it when they first need it; then all of them
+must have the process group.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+__all__ = ["sharded_ops"]
+
+
+def sharded_ops() -> dict[str, Callable[..., Any]]:
+    """The operations of this package on sharded tensors, by name."""
+    meshes = _DeviceMeshes()
+    return {
+        "monarch::shard": meshes.shard,
+        "monarch::from_local": meshes.from_local,
+        "monarch::filled": meshes.filled,
+        "monarch::redistribute": lambda tensor, placements: tensor.redistribute(placements=_placements(placements)),
+        "monarch::local": lambda tensor: tensor.to_local(),
+        "monarch::full": lambda tensor: tensor.full_tensor(),
+    }
+
+
+class _DeviceMeshes:
+    """The device meshes of this process, for the process group that it has now."""
+
+    def __init__(self) -> None:
+        self._world: Any = None
+        self._known: dict[Any, Any] = {}
+
+    def get(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
+        """Return the device mesh of all ranks with these axes."""
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if not dist.is_initialized():
+            raise RuntimeError("the ranks have no process group: a cell has destroyed it, or it was aborted")
+        if dist.group.WORLD is not self._world:  # it was formed again
+            self._world = dist.group.WORLD
+            self._known.clear()
+        key = (*sizes, *names)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
+        return found
+
+    def shard(self, tensor: Any, sizes: Sequence[int], names: Sequence[str], placements: Sequence[str]) -> Any:
+        """Keep this rank's part of a tensor that all ranks have."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        mesh = self.get(sizes, names)
+        made = distribute_tensor(tensor, mesh, _placements(placements), src_data_rank=None)
+        part = made.to_local()
+        if part.untyped_storage().nbytes() <= part.numel() * part.element_size() and part is not tensor:
+            return made
+        return DTensor.from_local(
+            part.clone(), mesh, made.placements, run_check=False, shape=made.shape, stride=made.stride()
+        )
+
+    def from_local(self, part: Any, sizes: Sequence[int], names: Sequence[str], placements: Sequence[str]) -> Any:
+        """Make the parts of all ranks one tensor."""
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(part, self.get(sizes, names), _placements(placements), run_check=False)
+
+    def filled(
+        self, value: float, shape: Sequence[int], dtype: Any, sizes: Sequence[int], names: Sequence[str],
+        placements: Sequence[str],
+    ) -> Any:  # fmt: skip
+        """Make a tensor of equal elements; no rank has all of it."""
+        from torch.distributed.tensor import full
+
+        mesh = self.get(sizes, names)
+        return full(tuple(shape), value, dtype=dtype, device_mesh=mesh, placements=_placements(placements))
+
+
+def _placements(texts: Sequence[str]) -> tuple[Any, ...]:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    made: list[Any] = []
+    for text in texts:
+        match = re.fullmatch(r"S\((-?\d+)\)|P\((\w+)\)|R", text)
+        if match is None:
+            raise ValueError(f"unknown placement {text!r}")
+        shard, partial = match.groups()
+        made.append(Shard(int(shard)) if shard else Partial(partial) if partial else Replicate())
+    return tuple(made)

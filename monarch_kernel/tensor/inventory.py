@@ -1,0 +1,140 @@
+"""Which distributed tensors a program has: by the lines that made them, and by the names of its variables.
+
+Nothing is counted while tensors are made. The objects of the process are searched when the program asks, or an error needs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.tensor.distributed_tensor import DistributedTensor
+
+__all__ = ["Holding", "Holdings", "holdings_of", "names_of", "tensors_on"]
+
+_SHOWN = 6
+
+_VIEWS = frozenset(
+    f"torch.{name}"
+    for name in (
+        "alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "squeeze", "t",
+        "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as_real", "view_as_complex",
+    )
+)  # fmt: skip
+"""Operations whose results have the memory of another tensor."""
+
+
+class Device(Protocol):
+    """The ranks that hold tensors (`issue.Device`)."""
+
+    lines: Any
+
+
+class Holding(NamedTuple):
+    """Tensors that one line of the program has made.
+
+    Attributes:
+        line: The line; empty if it is not known.
+        tensors: The number of tensors.
+        nbytes: Their bytes on each rank; views share the memory of another tensor and have none.
+    """
+
+    line: str
+    tensors: int
+    nbytes: int
+
+
+class Holdings(tuple[Holding, ...]):
+    """What a program holds, by line; the largest first."""
+
+    def __repr__(self) -> str:
+        count, nbytes = sum(each.tensors for each in self), sum(each.nbytes for each in self)
+        lines = [f"{format_nbytes(nbytes)} in {_plural(count)} on each rank"]
+        lines += [
+            f"  {format_nbytes(each.nbytes)} in {_plural(each.tensors)}: {each.line or 'an earlier line'}"
+            for each in self[:_SHOWN]
+        ]
+        if (rest := self[_SHOWN:]) != ():
+            lines.append(f"  {format_nbytes(sum(each.nbytes for each in rest))} by {len(rest)} other lines")
+        return "\n".join(lines)
+
+
+def _plural(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count:,} tensors"
+
+
+def tensors_on(device: Any) -> list[DistributedTensor]:
+    """The distributed tensors that this process has on a device."""
+    return [
+        each
+        for each in gc.get_objects()
+        if type(each) is DistributedTensor and "_part" in each.__dict__ and each._part.device is device
+    ]
+
+
+def holdings_of(device: Device) -> Holdings:
+    """List the tensors on a device by the lines that made them."""
+    found: dict[str, list[int]] = {}
+    lines = device.lines
+    for part in {each._part.id: (each._part.op, each) for each in tensors_on(device)}.values():
+        op, tensor = part
+        line = "put there by the program" if op < 0 else lines.describe(op)
+        counted = found.setdefault(line, [0, 0])
+        counted[0] += 1
+        if lines.name_of(op) not in _VIEWS:
+            counted[1] += math.prod(tensor.shape) * tensor.dtype.itemsize
+    holdings = [Holding(line, count, nbytes) for line, (count, nbytes) in found.items()]
+    return Holdings(sorted(holdings, key=lambda each: (-each.nbytes, -each.tensors)))
+
+
+def names_of(device: Any, namespace: Mapping[str, Any] | None = None) -> str:
+    """Name the variables that have tensors on a device: ``model (12), x and 3 others``."""
+    tensors = {each._part.id for each in tensors_on(device)}
+    named: dict[str, int] = {}
+    rest = set(tensors)
+    for name, value in (_namespace() if namespace is None else namespace).items():
+        if name.startswith("_"):
+            continue
+        found = {each._part.id for each in _in(value) if each._part.device is device}
+        if found:
+            named[name] = len(found)
+            rest -= found
+    shown = [name if count == 1 else f"{name} ({count})" for name, count in list(named.items())[:_SHOWN]]
+    if more := len(named) - _SHOWN:
+        shown += [f"{more} other variables"] * (more > 0)
+    if rest:
+        shown.append(f"{len(rest)} that no variable refers to directly")
+    return f"{_plural(len(tensors))}: {', '.join(shown)}" if shown else _plural(0)
+
+
+def _namespace() -> dict[str, Any]:
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    found: dict[str, Any] = shell.user_ns if shell is not None else sys.modules["__main__"].__dict__
+    return dict(found)
+
+
+def _in(value: Any, depth: int = 3) -> Iterator[DistributedTensor]:
+    """Yield the distributed tensors in a value of a user."""
+    if isinstance(value, DistributedTensor):
+        yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from _each((*value.parameters(), *value.buffers()), 1)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _each([each for state in value.state.values() for each in state.values()], 1)
+    elif isinstance(value, Mapping):
+        yield from _each(value.values(), depth - 1)
+    elif isinstance(value, (list, tuple)):
+        yield from _each(value, depth - 1)
+
+
+def _each(values: Iterable[Any], depth: int) -> Iterator[DistributedTensor]:
+    if depth > 0:
+        for value in values:
+            yield from _in(value, depth)

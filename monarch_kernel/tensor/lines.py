@@ -1,0 +1,114 @@
+"""Remembers which line of the program issued each of the last operations.
+
+To look up a line number costs microseconds, and walking up the stack costs more. So the issuing thread keeps only the code
+object and the offset of the instruction in it, of the innermost frame of the user's code. Both are decoded when an error needs
+them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
+from monarch_kernel.runtime.diagnostics.source_names import short_file
+
+__all__ = ["SIZE", "Lines", "Place", "describe_place", "user_place"]
+
+SIZE = 1 << 16
+"""Number of operations whose lines are known."""
+
+_MAX_DEPTH = 60
+_MAX_KNOWN = 20_000
+_NO_PLACE = (None, 0)
+
+Place = tuple[CodeType | None, int]
+"""A code object, and the offset of an instruction in it."""
+
+_is_of_user: dict[CodeType, bool] = {}
+
+
+def user_place(frame: FrameType | None) -> Place:
+    """Find the innermost frame of the user's code, from a frame outward."""
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            break
+        code = frame.f_code
+        known = _is_of_user.get(code)
+        if known is None:
+            known = _learn(code, frame)
+        if known:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return _NO_PLACE
+
+
+def _learn(code: CodeType, frame: FrameType) -> bool:
+    if len(_is_of_user) >= _MAX_KNOWN:  # cells that run often with new code must not fill the memory
+        _is_of_user.clear()
+    known = _is_of_user[code] = not is_machinery(code.co_filename) and is_user(frame)
+    return known
+
+
+class Lines:
+    """The lines and the names of the last operations of a session."""
+
+    def __init__(self) -> None:
+        self.ring: list[tuple[int, str, CodeType | None, int] | None] = [None] * SIZE
+        self._kept: dict[int, tuple[int, str, CodeType | None, int]] = {}
+
+    def keep(self, op: int) -> None:
+        """Keep the line of an operation that ranks repeat."""
+        known = self._known(op)
+        if known is not None:
+            self._kept[op] = known
+
+    def _known(self, op: int) -> tuple[int, str, CodeType | None, int] | None:
+        known = self.ring[op & (SIZE - 1)] if op >= 0 else None
+        return known if known is not None and known[0] == op else self._kept.get(op)
+
+    def name_of(self, op: int) -> str:
+        """The name of an operation; empty if it is too long ago."""
+        known = self._known(op)
+        return "" if known is None else known[1]
+
+    def describe(self, op: int) -> str:
+        """Say where an operation was issued: ``cell [7], line 1: y = f(x)``; empty if that is not known."""
+        known = self._known(op)
+        return "" if known is None else describe_place((known[2], known[3]))
+
+
+def describe_place(place: Place) -> str:
+    """Describe a place in the user's code: ``cell [7], line 1: y = f(x)``; empty if there is none."""
+    code, offset = place
+    if code is None:
+        return ""
+    line = _line_of(code, offset)
+    source = linecache.getline(code.co_filename, line).strip()
+    function = "" if code.co_name == "<module>" else f", in {code.co_name}"
+    return f"{_file_name(code.co_filename)}, line {line}{function}" + (f": {source}" if source else "")
+
+
+def _line_of(code: CodeType, offset: int) -> int:
+    if sys.version_info >= (3, 11):
+        line, *_ = next(itertools.islice(code.co_positions(), offset // 2, None), (None,))
+        return line or code.co_firstlineno
+    found = [line for start, end, line in code.co_lines() if start <= offset < end and line]
+    return found[0] if found else code.co_firstlineno
+
+
+def _file_name(file: str) -> str:
+    """Name a file as the user knows it: a cell of the notebook by its number."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    named = (
+        shell.compile.format_code_name(file)
+        if shell is not None and hasattr(shell.compile, "format_code_name")
+        else None
+    )
+    number = re.fullmatch(r"In ?\[(\d+)\]", named[1]) if named else None
+    return f"cell [{number[1]}]" if number else short_file(file)

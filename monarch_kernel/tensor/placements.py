@@ -1,0 +1,219 @@
+"""Sharded tensors: one logical tensor whose parts the ranks of a mesh have, as torch's DTensor.
+
+Each rank holds a DTensor on a device mesh with the axes of the mesh, and torch's rules say how results are placed. The program
+keeps the shape of the whole, and a placement for each axis. When an operation is done for the first time with such shapes and
+placements, the program waits for a rank to say how the result is placed; later ones wait for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.errors import TensorError
+from monarch_kernel.features.tensors.functions import MAX_RESULTS
+from monarch_kernel.tensor.distributed_tensor import DistributedTensor
+from monarch_kernel.tensor.issue import Device
+from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result
+from monarch_kernel.tensor.reading import described_result
+from monarch_kernel.tensor.reductions import form_group
+
+__all__ = ["distribute", "filled", "from_local", "local", "redistribute", "shard", "spelled"]
+
+_LEAF = pytree.tree_flatten(0)[1]
+
+
+def shard(device: Device, tensor: torch.Tensor, placements: Mapping[str, Any]) -> DistributedTensor:
+    """Place a plain tensor on the ranks of a device; axes without a placement replicate it."""
+    texts = _texts(device.mesh, placements, (), tensor.dim())
+    if any(text.startswith("P") for text in texts):
+        raise TensorError("a tensor of this process can't be placed as Partial: each rank would add all of it")
+    whole = device.put(tensor)
+    return _do(device, "monarch::shard", "mesh.shard()", [*_about(device.mesh), _strings(texts)], whole)
+
+
+def filled(
+    device: Device, value: float, shape: Sequence[int], dtype: torch.dtype, placements: Mapping[str, Any]
+) -> DistributedTensor:
+    """Make a tensor of equal elements, of which each rank makes its part."""
+    texts = _texts(device.mesh, placements, (), len(shape))
+    if any(text.startswith("P") for text in texts):
+        raise TensorError("a new tensor can't be Partial: place it as Replicate() or Shard(...)")
+    numbers = ["list", [["value", int(size)] for size in shape]]
+    args = [["value", value], numbers, ["dtype", str(dtype).removeprefix("torch.")]]
+    return _do(device, "monarch::filled", "a new tensor", [*args, *_about(device.mesh), _strings(texts)])
+
+
+def from_local(device: Device, tensor: DistributedTensor, placements: Mapping[str, Any]) -> DistributedTensor:
+    """Make the parts that ranks have one tensor."""
+    if tensor._part.device is not device:
+        raise TensorError(
+            f"from_local() takes a tensor on {device.mesh.name} {dict(device.mesh.extent)}, with all its ranks"
+        )
+    if LAYOUTS.of(tensor).placements:
+        raise TensorError("from_local() takes a tensor of which each rank has its own; this one is sharded already")
+    texts = _texts(device.mesh, placements, (), tensor.dim())
+    _refuse_gradient(tensor, "from_local()")
+    return _do(device, "monarch::from_local", "from_local()", [*_about(device.mesh), _strings(texts)], tensor)
+
+
+def local(tensor: DistributedTensor) -> DistributedTensor:
+    """The parts of a sharded tensor, as a tensor of which each rank has its own."""
+    _check_sharded(tensor, "local()")
+    _refuse_gradient(tensor, "local()")
+    return _do(_device_of(tensor), "monarch::local", "local()", [], tensor)
+
+
+def full(tensor: DistributedTensor) -> DistributedTensor:
+    """The whole of a sharded tensor, on each rank."""
+    _check_sharded(tensor, "full_tensor()")
+    return _do(_device_of(tensor), "monarch::full", "full_tensor()", [], tensor.detach())  # type: ignore[arg-type]
+
+
+def redistribute(tensor: DistributedTensor, placements: Mapping[str, Any]) -> DistributedTensor:
+    """Place a sharded tensor in another way; axes that are not named keep their placements."""
+    _check_sharded(tensor, "redistribute()")
+    before = LAYOUTS.of(tensor).placements
+    texts = _texts(tensor.mesh, placements, before, tensor.dim())
+    made: DistributedTensor = _Redistribute.apply(tensor, texts)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Redistribute(torch.autograd.Function):
+    """Gradients are placed as the tensor was; those of a partial tensor are replicated."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any, texts: tuple[str, ...]) -> Any:
+        ctx.before = tuple("R" if text.startswith("P") else text for text in LAYOUTS.of(tensor).placements)
+        return _place(tensor, texts)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _place(gradients[0], ctx.before), None
+
+
+def _place(tensor: DistributedTensor, texts: Sequence[str]) -> DistributedTensor:
+    return _do(_device_of(tensor), "monarch::redistribute", "redistribute()", [_strings(texts)], tensor)
+
+
+def distribute(device: Device, module: torch.nn.Module, plan: Mapping[str, Mapping[str, Any]]) -> torch.nn.Module:
+    """Place the parameters and buffers of a module; those that no pattern of the plan names are replicated."""
+    unused = set(plan)
+    for prefix, child in module.named_modules():
+        for name, tensor in [*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)]:
+            if isinstance(tensor, DistributedTensor):
+                raise TensorError(f"{prefix}.{name} is on ranks already")
+            path = f"{prefix}.{name}" if prefix else name
+            patterns = [pattern for pattern in plan if _matches(pattern, path, prefix)]
+            unused -= set(patterns)
+            placed = shard(device, tensor.detach(), plan[patterns[0]] if patterns else {})
+            if isinstance(tensor, torch.nn.Parameter):
+                setattr(child, name, torch.nn.Parameter(placed, tensor.requires_grad))
+            else:
+                child._buffers[name] = placed
+    if unused:
+        raise TensorError(f"no parameter of the module matches {', '.join(map(repr, sorted(unused)))} of the plan")
+    return module
+
+
+def _matches(pattern: str, path: str, prefix: str) -> bool:
+    expression = re.escape(pattern).replace(r"\*", ".*")
+    return any(re.fullmatch(expression, name) for name in (path, prefix))
+
+
+# -- placements as text
+
+
+def spelled(placements: Sequence[str], axes: Iterable[str]) -> str:
+    """Write placements as users do: ``dp=Shard(0), tp=Partial(sum)``."""
+    return ", ".join(f"{axis}={spelled_one(text)}" for axis, text in zip(axes, placements))
+
+
+def spelled_one(text: str) -> str:
+    """Write one placement as users do."""
+    words = {"S": "Shard", "P": "Partial", "R": "Replicate()"}
+    return words["R"] if text == "R" else re.sub(r"^([SP])(?=\()", lambda match: words[match[1]], text)
+
+
+def _texts(mesh: ProcMesh, placements: Mapping[str, Any], before: Sequence[str], n_dims: int) -> tuple[str, ...]:
+    """Return the placement along each axis, as text.
+
+    Raises:
+        KeyError: The mesh has no such axis.
+        TensorError: It is no placement, or of a dimension that the tensor lacks.
+    """
+    for axis in placements:
+        mesh.size(axis)
+    texts = []
+    for place, axis in enumerate(mesh.extent):
+        text = str(placements[axis]) if axis in placements else before[place] if before else "R"
+        if re.fullmatch(r"S\(-?\d+\)|P\(\w+\)|R", text) is None:
+            raise TensorError(f"{axis}={text!r} is no placement: use Shard(dim), Replicate() or Partial()")
+        if text.startswith("S"):
+            dim = int(text[2:-1])
+            if not -n_dims <= dim < n_dims:
+                raise TensorError(f"{axis}=Shard({dim}) is not possible: the tensor has {n_dims} dimensions")
+            text = f"S({dim % n_dims})"
+        texts.append(text)
+    return tuple(texts)
+
+
+# -- operations
+
+
+def _device_of(tensor: DistributedTensor) -> Device:
+    device: Device = tensor._part.device  # type: ignore[assignment]
+    return device
+
+
+def _check_sharded(tensor: DistributedTensor, what: str) -> None:
+    if not LAYOUTS.of(tensor).placements:
+        raise TensorError(
+            f"{what} is for sharded tensors; each rank has its own of this one: use reduce() or fetch_shard()"
+        )
+
+
+def _refuse_gradient(tensor: DistributedTensor, what: str) -> None:
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        raise TensorError(f"{what} has no gradient: use x.detach(), or call it in torch.no_grad()")
+
+
+def _about(mesh: ProcMesh) -> list[Any]:
+    """Arguments that say which device mesh is meant, after the ranks have their process group.
+
+    Raises:
+        TensorError: It is a part of the mesh.
+    """
+    if len(mesh) != len(mesh.whole):
+        raise TensorError(f"sharded tensors need all ranks of a mesh, and {mesh!r} is a part: use the whole mesh")
+    form_group(mesh.whole)
+    return [["list", [["value", size] for size in mesh.extent.values()]], _strings(tuple(mesh.extent))]
+
+
+def _strings(texts: Sequence[str]) -> list[Any]:
+    return ["list", [["value", text] for text in texts]]
+
+
+def _do(device: Device, name: str, title: str, args: list[Any], *tensors: DistributedTensor) -> DistributedTensor:
+    """Do an operation of this package; the ranks say how the result is placed when it is done for the first time."""
+    key = (name, repr(args), *[tensor._part.layout for tensor in tensors])
+    ids = [tensor._part.id for tensor in tensors]
+    entry = device.entries.get(key)
+    if entry is not None and entry.single is not None:
+        return device.new(entry.single, *device.record_here(entry, ids))
+    templates = [*[["tensor"] for _ in tensors], *args]
+    entry = device.define(key, name, title, Outcome(None, _LEAF), templates, {}, [], is_learned=True)
+    first, op = device.record_here(entry, ids)
+    try:
+        _, (found,) = described_result(device, first, title)
+    except BaseException:
+        device.frees.extend(range(first, first + MAX_RESULTS))
+        raise
+    layout = LAYOUTS.make(*found)
+    device.define(key, name, title, Outcome((Result(layout),), _LEAF), templates, {}, [])
+    return device.new(layout, first, op)

@@ -1,0 +1,55 @@
+"""What a program holds, by line and by name; on a rank in this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from monarch_kernel.errors import Failure, SupervisionError
+from monarch_kernel.tensor import TensorError, inspect
+from monarch_kernel.tensor.inventory import holdings_of, names_of
+from tests.tensor.in_process import InProcess
+
+
+def test_tensors_are_listed_by_line_and_views_have_no_memory(active: InProcess) -> None:
+    large = torch.zeros(1000)
+    small = [torch.ones(2) for _ in range(3)]
+    view = large.view(10, 100)
+    listed = holdings_of(active.device)
+    assert [(each.tensors, each.nbytes) for each in listed] == [(1, 4000), (3, 24), (1, 0)]
+    assert "large = torch.zeros(1000)" in listed[0].line
+    assert repr(listed).splitlines()[0].endswith("in 5 tensors on each rank")
+    del small, view
+
+
+def test_the_names_of_variables_that_hold_tensors(active: InProcess) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.ones(1, 2)
+    model(x).sum().backward()
+    optimizer.step()
+    found = names_of(
+        active.device, {"model": model, "opt": optimizer, "x": x, "_": x, "n": 3, "batch": {"x": [x, x + 1]}}
+    )
+    assert "model (2), opt (2), x, batch (2)" in found
+    assert found.endswith("2 that no variable refers to directly")  # gradients
+
+
+def test_the_error_about_a_dead_rank_names_what_is_lost(active: InProcess) -> None:
+    x = torch.ones(2)
+    active.stream.rank_lost(0, Failure("lost", "RankDied", "killed by SIGKILL"))
+    with pytest.raises(
+        SupervisionError, match="its parts are lost of 1 tensor: 1 that no variable refers to directly; replace it"
+    ):
+        x + 1
+
+
+def test_an_error_about_memory_lists_what_the_program_holds(active: InProcess) -> None:
+    held = torch.zeros(1000)
+    lost = torch.empty(1 << 50)
+    with pytest.raises(
+        TensorError, match=r"(?s)allocate memory.*the program holds .* in 2 tensors on each rank.*held = torch"
+    ):
+        inspect(lost)
+    del held

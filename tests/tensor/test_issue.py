@@ -1,0 +1,446 @@
+"""Operations on distributed tensors, on ranks in this process: results, errors, mixing with plain tensors, and what is sent."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from monarch_kernel.features.tensors.messages import DefineOp, RunOps
+from monarch_kernel.features.tensors.stream import MAX_OPS
+from monarch_kernel.net.wire.codec import dump, load
+from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, inspect, no_mesh
+from monarch_kernel.tensor import issue as issue_module
+from monarch_kernel.tensor.on_mesh import activated, get_active_mesh
+from tests.tensor.in_process import InProcess
+
+
+def count(session: InProcess, kind: type) -> int:
+    return sum(isinstance(message, kind) for message in session.messages)
+
+
+# -- where tensors are made
+
+
+def test_new_tensors_are_distributed_in_the_context_only(one: InProcess) -> None:
+    with activated(one.device):
+        x = torch.ones(3, 4)
+        with no_mesh.activate():
+            assert type(torch.ones(1)) is torch.Tensor
+            assert get_active_mesh() is None
+        assert get_active_mesh() is one.mesh
+    assert type(x) is DistributedTensor
+    assert type(torch.ones(1)) is torch.Tensor
+    assert get_active_mesh() is None
+    assert inspect((x * 2).sum()).item() == 24
+
+
+def test_the_innermost_context_counts(one: InProcess) -> None:
+    other = InProcess(1)
+    with activated(one.device):
+        with activated(other.device):
+            x = torch.zeros(1)
+        y = torch.zeros(1)
+    assert x.mesh is other.mesh
+    assert y.mesh is one.mesh
+
+
+def test_an_error_leaves_the_context(one: InProcess) -> None:
+    with pytest.raises(ZeroDivisionError), activated(one.device):
+        raise ZeroDivisionError
+    assert get_active_mesh() is None
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_data_becomes_a_tensor_of_the_ranks_and_a_number_stays(active: InProcess) -> None:
+    assert inspect(torch.tensor([1.0, 2.0])).tolist() == [1, 2]
+    assert type(torch.tensor(2.0)) is torch.Tensor
+    assert type(torch.empty(2, device="meta")) is torch.Tensor
+
+
+# -- results
+
+
+def test_tensors_can_be_unpickled_in_the_context(active: InProcess) -> None:
+    with no_mesh.activate():
+        plain = [torch.arange(100_000.0), torch.ones(2, 3).t()[1:], torch.ones(2, dtype=torch.complex64).conj()]
+        data, saved = pickle.dumps(plain), io.BytesIO()
+        torch.save(plain, saved)
+    saved.seek(0)
+    payload, frames = dump(plain)
+    for loaded in (pickle.loads(data), torch.load(saved), load(payload, frames)):
+        assert [type(each) for each in loaded] == [torch.Tensor] * 3
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded, plain))
+    assert torch.equal(inspect(torch.arange(100_000.0)), plain[0])
+
+
+def test_operations_follow_their_tensors(active: InProcess) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    with no_mesh.activate():
+        assert inspect(x @ x.T).tolist() == [[5, 14], [14, 50]]
+        assert inspect(x[1]).tolist() == [3, 4, 5]
+
+
+def test_results_of_several_tensors_keep_their_structure(active: InProcess) -> None:
+    x = torch.arange(6.0)
+    first, second = x.split(4)
+    assert (inspect(first).tolist(), inspect(second).tolist()) == ([0, 1, 2, 3], [4, 5])
+    values, indices = x.sort(descending=True)
+    assert inspect({"v": values[:2], "i": [indices[:2]]}) == {"v": pytest.approx([5, 4]), "i": [pytest.approx([5, 4])]}
+
+
+def test_numbers_travel_in_records_and_do_not_make_entries(active: InProcess) -> None:
+    x = torch.zeros(2, dtype=torch.float64)
+    for i in range(20):
+        x.add_(0.5 * i)
+        x = x + 2**40
+    assert inspect(x).tolist() == [20 * 2.0**40 + 95] * 2
+    assert count(active, DefineOp) == 3
+
+
+def test_equal_numbers_of_other_kinds_differ(active: InProcess) -> None:
+    assert [str(inspect(torch.full((1,), value))[0]) for value in (0.0, -0.0, True, 1, 1.0)] == [
+        "tensor(0.)",
+        "tensor(-0.)",
+        "tensor(True)",
+        "tensor(1)",
+        "tensor(1.)",
+    ]
+    assert inspect(torch.full((1,), float("nan"))).isnan().all()
+
+
+def test_a_number_of_this_process_mixes_in_with_its_dtype(active: InProcess) -> None:
+    x = torch.ones(2, dtype=torch.int32)
+    with no_mesh.activate():
+        half, three = torch.tensor(0.5, dtype=torch.float64), torch.tensor(3)
+    assert inspect(x * half).dtype == torch.float64
+    assert inspect(x * three).tolist() == [3, 3]
+    assert inspect(x * three).dtype == torch.int32
+
+
+def test_the_default_dtype_of_the_program_counts(active: InProcess) -> None:
+    x = torch.arange(3)
+    assert inspect(x / 2).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert inspect(x / 2).dtype == inspect(torch.ones(1)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_many_operations_travel_in_few_messages() -> None:
+    session = InProcess(1, is_held=True)
+    with activated(session.device):
+        x = torch.zeros(1)
+        for _ in range(4 * MAX_OPS):
+            x = x + 1
+    assert inspect(x).item() == 4 * MAX_OPS
+    assert count(session, RunOps) == 5
+
+
+# -- mutation and views
+
+
+def test_writes_through_views_reach_the_base(active: InProcess) -> None:
+    x = torch.zeros(2, 3)
+    x.view(6)[4] = 7
+    x[0].add_(1)
+    assert inspect(x).tolist() == [[1, 1, 1], [0, 7, 0]]
+
+
+def test_an_operation_in_place_returns_its_argument(active: InProcess) -> None:
+    x = torch.zeros(2)
+    assert x.add_(1) is x
+    out = torch.empty(2)
+    assert torch.add(x, x, out=out) is out
+    assert inspect(out).tolist() == [2, 2]
+
+
+def test_an_operation_in_place_may_change_the_shape(active: InProcess) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    assert x.t_() is x
+    assert (x.shape, x.stride()) == ((3, 2), (1, 3))
+    assert x.unsqueeze_(0).shape == (1, 3, 2)
+    assert inspect(x.squeeze_() * 1).tolist() == [[0, 3], [1, 4], [2, 5]]
+    part = torch.arange(6.0)[2:].view(2, 2).transpose_(0, 1)
+    assert part.storage_offset() == 2
+    assert inspect(part[0]).tolist() == [2, 4]
+    w = torch.ones(3, requires_grad=True)
+    (torch.ones(3, 2).t() @ w).unsqueeze(0).squeeze_(0).sum().backward()
+    (w @ torch.ones(3, 2)).sum().backward()  # it squeezes its result
+    assert inspect(w.grad).tolist() == [4, 4, 4]
+
+
+def test_a_change_of_size_in_place_is_refused(active: InProcess) -> None:
+    x = torch.zeros(2, 3)
+    with pytest.raises(TensorError, match=r"would change the size .* from \(2, 3\) to \(7,\)"):
+        x.resize_(7)
+    assert x.shape == (2, 3)
+
+
+def test_statistics_of_batch_norm_change_and_the_result_is_new(active: InProcess) -> None:
+    norm, x = nn.BatchNorm1d(3), torch.arange(6.0).view(2, 3)
+    assert inspect(norm(x)).shape == (2, 3)
+    assert inspect(norm.running_mean).tolist() == pytest.approx([0.15, 0.25, 0.35])
+
+
+def test_data_of_a_tensor_can_be_replaced_by_one_of_its_shape(active: InProcess) -> None:
+    weight = nn.Parameter(torch.zeros(2))
+    weight.data = torch.ones(2)
+    assert inspect(weight).tolist() == [1, 1]
+    assert weight.requires_grad
+    with pytest.raises(TensorError, match=r"x is \(2,\) float32 and y is \(3,\) float32"):
+        weight.data = torch.ones(3)
+    with no_mesh.activate(), pytest.raises(TensorError, match=r"mesh\.put"):
+        weight.data = torch.ones(2)
+
+
+def test_views_that_conjugate_and_negate_are_views(active: InProcess) -> None:
+    x = torch.tensor([1 + 2j, 3 - 1j])
+    conjugate = x.conj()
+    assert conjugate.is_conj()
+    assert inspect(conjugate.imag).tolist() == [-2, 1]
+    conjugate.mul_(1j)
+    assert inspect(x).tolist() == [2 - 1j, -1 - 3j]
+    assert inspect(conjugate @ x).item() == 15
+    assert inspect(torch.fft.hfft(x.real)).shape == (2,)
+
+
+# -- autograd
+
+
+def test_gradients_are_those_of_plain_tensors(active: InProcess) -> None:
+    p = torch.ones(4, requires_grad=True)
+    q = p * 2
+    q.view(2, 2).mul_(3)
+    q.sum().backward()
+    assert p.grad is not None
+    assert inspect(p.grad).tolist() == [6, 6, 6, 6]
+
+
+def test_a_stale_saved_tensor_is_detected(active: InProcess) -> None:
+    p = torch.ones(2, requires_grad=True)
+    q = p.exp()
+    q.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        q.sum().backward()
+
+
+# -- numbers and shapes that depend on values
+
+
+def test_a_number_is_fetched(active: InProcess) -> None:
+    x = torch.arange(4.0)
+    assert (x.sum().item(), int(x[2]), float(x[1]), bool(x[0] == 0), torch.equal(x, x + 0)) == (6, 2, 1, True, True)
+    assert f"{x.mean():.2f}" == "1.50"
+    del x
+    assert_nothing_is_held(active)
+
+
+def test_ranks_must_agree_on_a_number(ranks: InProcess) -> None:
+    with pytest.raises(TensorError, match=r"item\(\) returns another value on other ranks of t: \[0\] 0; \[1\] 1\n"):
+        ranks.index().item()
+    assert (ranks.index() * float("nan")).isnan().item()
+    assert math.isnan((ranks.index() * float("nan")).item())
+
+
+def test_shapes_that_depend_on_values_are_fetched(active: InProcess) -> None:
+    x = torch.tensor([3.0, 0.0, 3.0])
+    assert x.nonzero().shape == (2, 1)
+    assert inspect(x[x > 0]).tolist() == [3, 3]
+    values, counts = x.unique(return_counts=True)
+    assert inspect([values, counts]) == [pytest.approx([0, 3]), pytest.approx([1, 2])]
+
+
+def test_ranks_must_agree_on_a_shape(ranks: InProcess) -> None:
+    match = r"torch\.nonzero returns another shape on other ranks of t: \[0\] \[\(0, 1\)\]; \[1\] \[\(1, 1\)\]"
+    with pytest.raises(TensorError, match=match):
+        ranks.index().view(1).nonzero()
+
+
+# -- errors at the user's line, before anything is sent
+
+
+def test_a_wrong_shape_raises_at_once_and_sends_nothing(one: InProcess) -> None:
+    with activated(one.device):
+        x = torch.ones(3, 4)
+    before = len(one.messages)
+    with pytest.raises(TensorError, match=r"must have same reduction dim, .*\n  of \(3, 4\) float32, \(3, 4\) float32"):
+        x @ x
+    with pytest.raises(TensorError, match="broadcastable"):
+        x + x[:, :3]  # the view is sent
+    assert count(one, RunOps) - sum(isinstance(message, RunOps) for message in one.messages[:before]) == 1
+
+
+def test_errors_have_the_types_of_plain_tensors(active: InProcess) -> None:
+    x = torch.ones(3)
+    with pytest.raises(IndexError):
+        x[5]
+    with pytest.raises(RuntimeError):
+        x.view(2)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda x, y: x + y, lambda x, y: torch.stack([x, y]), lambda x, y: torch.add(x, other=y)]
+)
+def test_a_plain_tensor_is_refused(active: InProcess, use: object) -> None:
+    x = torch.ones(2)
+    with no_mesh.activate():
+        y = torch.ones(2)
+        with pytest.raises(TensorError, match=r"a tensor of this process, \(2,\) float32 on cpu, .* mesh\.put\(x\)"):
+            use(x, y)  # type: ignore[operator]
+
+
+def test_plain_tensors_that_torch_makes_for_an_operation_are_put(active: InProcess) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    with no_mesh.activate():
+        assert inspect(x[[1, 0, 1], [0, 1, 2]]).tolist() == [3, 1, 5]
+        assert inspect(x[:, np.array([2, 0])]).tolist() == [[2, 0], [5, 3]]
+        assert inspect(x.quantile(0.5)).item() == 2.5
+        assert torch.linalg.matrix_rank(x).item() == 2
+        x[[0]] = 7.0
+        assert inspect(x[0]).tolist() == [7, 7, 7]
+
+
+def test_tensors_of_two_meshes_are_refused(one: InProcess) -> None:
+    other = InProcess(2)
+    with activated(one.device):
+        x = torch.ones(2)
+    with activated(other.device):
+        y = torch.ones(2)
+    with pytest.raises(TensorError, match=r"t \{'r': 1\} and t \{'r': 2\}: take the part on the smaller mesh"):
+        x + y
+
+
+def test_what_needs_memory_here_is_refused_with_the_way_out(active: InProcess) -> None:
+    x = torch.ones(2)
+    for use in (x.numpy, x.tolist, lambda: np.asarray(x), x.data_ptr, lambda: pickle.dumps(x)):
+        with pytest.raises(TensorError, match="on the ranks|fetch_shard"):
+            use()
+    with pytest.raises(TensorError, match="a generator of this process"):
+        torch.rand(2, generator=torch.Generator())
+    with pytest.raises(TensorError, match="strided"):
+        x.to_sparse()
+    with pytest.raises(TensorError, match="leave the device out"):
+        x.to("meta")
+    with pytest.raises(TypeError, match=r"fetch_shard\(\) takes distributed tensors, not a int"):
+        fetch_shard(1)
+
+
+def test_a_copy_is_a_separate_tensor(active: InProcess) -> None:
+    linear = nn.Linear(2, 2)
+    same = copy.deepcopy(linear)
+    with torch.no_grad():
+        linear.weight.zero_()
+    assert inspect(same.weight).abs().sum() > 0
+    assert isinstance(same.weight, nn.Parameter)
+    assert same.weight.requires_grad
+
+
+# -- failures on ranks
+
+
+def test_a_failure_names_its_line_and_loses_only_what_depends_on_it(active: InProcess) -> None:
+    x = torch.ones(2, 2)
+    lost = torch.linalg.cholesky(-x) * 2
+    fine = x + 1
+    lost_too = fine.clone()
+    lost_too.mul_(lost)
+    with pytest.raises(TensorError) as caught:
+        inspect(lost)
+    text = str(caught.value)
+    assert text.startswith("torch.linalg.cholesky failed on rank [0] of t; issued in ")
+    assert "test_issue.py, line" in text
+    assert "lost = torch.linalg.cholesky(-x) * 2" in text
+    assert "not positive-definite" in text
+    assert list(caught.value.reports) == [0]
+    with pytest.raises(TensorError, match="cholesky failed"):
+        inspect(lost_too)
+    with pytest.raises(TensorError, match="cholesky failed"):
+        lost.sum().item()
+    assert inspect(fine).tolist() == [[2, 2], [2, 2]]
+
+
+def test_a_failed_write_poisons_all_views(active: InProcess) -> None:
+    x = torch.ones(4)
+    view, other = x[:2], torch.ones(4)
+    x.mul_(torch.linalg.inv(torch.zeros(4, 4))[0])
+    for lost in (x, view):
+        with pytest.raises(TensorError, match=r"torch\.linalg\.inv failed"):
+            inspect(lost)
+    assert inspect(other).tolist() == [1, 1, 1, 1]
+
+
+# -- lifetime
+
+
+def assert_nothing_is_held(session: InProcess) -> None:
+    gc.collect()
+    session.stream.free_dropped()
+    session.go()
+    assert [interpreter.memory() for interpreter in session.interpreters.values()] == [(0, 0)] * len(
+        session.interpreters
+    )
+
+
+def test_ranks_drop_what_python_drops(one: InProcess) -> None:
+    with activated(one.device):
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(16, 4)
+    for _ in range(3):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert loss.item() >= 0
+    assert one.interpreters[0].memory().tensors < 40
+    del model, optimizer, x, loss
+    assert_nothing_is_held(one)
+
+
+def test_a_tensor_that_is_dropped_in_an_open_batch_is_used_first() -> None:
+    session = InProcess(1, is_held=True)
+    with activated(session.device):
+        x = torch.ones(3)
+        y = x + 1
+        del x
+        z = y * 2
+        del y
+    assert inspect(z).tolist() == [4, 4, 4]
+    del z
+    assert_nothing_is_held(session)
+
+
+def test_entries_are_forgotten_when_there_are_too_many(active: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issue_module, "MAX_ENTRIES", 5)
+    x = torch.zeros(8)
+    for start in range(20):
+        x = x + torch.full((8,), start)
+        assert x[start % 8 :].shape == (8 - start % 8,)
+    assert inspect(x).tolist() == [190.0] * 8
+    assert len(active.device.entries) <= 5
+
+
+# -- what a person sees
+
+
+def test_the_repr_says_where_a_tensor_comes_from_without_waiting(one: InProcess) -> None:
+    with activated(one.device):
+        x = torch.rand(3, 4, requires_grad=True)
+    before = len(one.messages)
+    first, second = repr(x).splitlines()
+    assert first == (
+        "DistributedTensor(shape=(3, 4), dtype=float32, device=cpu, mesh=t {'r': 1}, one per rank, requires_grad=True)"
+    )
+    assert second.startswith("  made by torch.rand in ")
+    assert "x = torch.rand(3, 4, requires_grad=True); values: show(x) or fetch_shard(x).result()" in second
+    assert len(one.messages) == before
+    assert str(x) == f"{x}" == repr(x)
