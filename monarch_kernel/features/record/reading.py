@@ -1,0 +1,284 @@
+"""Reads a record, also one that is being written, or that ends in the middle."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.errors import RecordError
+from monarch_kernel.features.record.redaction import Redaction
+from monarch_kernel.features.record.tables import FILE, VERSION, Cell, Check, Event, Knob, Loop, Metric, Table
+
+__all__ = ["RecordReader", "ranks_of"]
+
+_DIGEST = 8
+
+
+class RecordReader:
+    """What a record holds, as tables. Each table is read once; `reload` forgets them.
+
+    Args:
+        folder: the folder of the record, or its file.
+
+    Attributes:
+        path: the file.
+        damage: what could not be read; empty if all is well.
+
+    Raises:
+        RecordError: there is no record, it is no record, or a newer version has written it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        path = Path(folder).expanduser().absolute()
+        self.path = path if path.name == FILE else path / FILE
+        self.damage: list[str] = []
+        if not self.path.is_file():
+            raise RecordError(f"{path} holds no record: there is no {FILE}")
+        self._connection = self._open()
+        try:
+            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            tables = {
+                name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
+        except sqlite3.Error as error:
+            raise RecordError(
+                f"{self.path} can't be read: {error}; it is no record, or its first page is lost"
+            ) from None
+        if version > VERSION:
+            raise RecordError(
+                f"{self.path} was written by a newer version of monarch_kernel (its schema is {version}, this version reads "
+                f"{VERSION}): update monarch_kernel to read it"
+            )
+        if not {"run", "cell", "loop"} <= tables:
+            raise RecordError(f"{self.path} is a file of SQLite, but no record")
+
+    def __repr__(self) -> str:
+        return f"<record {self.folder}: {len(self.cells):,} cells, {len(self.loops):,} loops>"
+
+    def __enter__(self) -> RecordReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the record."""
+        return self.path.parent
+
+    def close(self) -> None:
+        """Close the file; what was read stays."""
+        self._connection.close()
+
+    def reload(self) -> None:
+        """Read again, such as a record that is being written."""
+        for name in ("run", "cells", "loops", "knobs", "metrics", "events", "checks", "batches", "sources", "files"):
+            self.__dict__.pop(name, None)
+
+    def _open(self) -> sqlite3.Connection:
+        uri = f"file:{str(self.path).replace('%', '%25').replace('?', '%3f').replace('#', '%23')}"
+        error: sqlite3.Error | None = None
+        for options in ("mode=ro", "mode=ro&immutable=1"):  # the second: where no -shm file can be made
+            try:
+                connection = sqlite3.connect(f"{uri}?{options}", uri=True, check_same_thread=False)
+                connection.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
+                connection.execute("PRAGMA user_version").fetchone()
+            except sqlite3.Error as problem:
+                error = problem
+            else:
+                return connection
+        raise RecordError(f"{self.path} can't be read: {error}; it is no record, or its first page is lost") from None
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Read rows up to the first that is damaged."""
+        rows: list[tuple[Any, ...]] = []
+        try:
+            for row in self._connection.execute(query, values):
+                rows.append(row)
+        except sqlite3.Error as error:
+            text = f"{self.path}: a part can't be read ({error}); what comes before it can"
+            if text not in self.damage:
+                self.damage.append(text)
+        return rows
+
+    # -- tables
+
+    @cached_property
+    def run(self) -> dict[str, str]:
+        """What is known of where it ran: versions, packages, the commit, variables."""
+        return dict(self._rows("SELECT key, value FROM run"))
+
+    @cached_property
+    def cells(self) -> Table[Cell]:
+        """The cells, in the order in which they started."""
+        rows = self._rows(f"SELECT {', '.join(Cell._fields)} FROM cell ORDER BY id")
+        return Table(Cell, [Cell(*row) for row in rows])
+
+    @cached_property
+    def loops(self) -> Table[Loop]:
+        """The live loops, in the order in which they started."""
+        cells = dict(self._rows("SELECT request, cell FROM request"))
+        rows = self._rows("SELECT id, request, number, mesh, steps, reached FROM loop ORDER BY id")
+        return Table(Loop, [Loop(row[0], cells.get(row[1], 0), *row[2:]) for row in rows])
+
+    @cached_property
+    def knobs(self) -> Table[Knob]:
+        """The values of knobs, with the step from which each holds."""
+        rows = self._rows(
+            "SELECT loop, step, name, value, is_default FROM knob ORDER BY loop, step, is_default DESC, name"
+        )
+        return Table(Knob, [Knob(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows])
+
+    @cached_property
+    def metrics(self) -> Table[Metric]:
+        """What ranks logged, by loop, name and step."""
+        return Table(Metric, [_metric(*row) for row in self._rows(_METRICS)])
+
+    @cached_property
+    def events(self) -> Table[Event]:
+        """What happened: deaths, heals, interrupts, stops, rollbacks."""
+        rows = self._rows(f"SELECT {', '.join(Event._fields)} FROM event ORDER BY id")
+        return Table(Event, [Event(*row) for row in rows])
+
+    @cached_property
+    def checks(self) -> Table[Check]:
+        """Digests of parameters and random generators, for each rank."""
+        rows = self._rows('SELECT loop, step, kind, digests FROM "check" ORDER BY loop, step, kind')
+        return Table(Check, [Check(row[0], row[1], row[2], _split(row[3])) for row in rows])
+
+    @cached_property
+    def batches(self) -> Table[Check]:
+        """Digests of the batches of each step, for each rank."""
+        rows = self._rows("SELECT loop, step, digests FROM data ORDER BY loop, step")
+        return Table(Check, [Check(row[0], row[1], "batch", _split(row[2])) for row in rows])
+
+    @cached_property
+    def sources(self) -> list[tuple[int, str]]:
+        """The loop, and a description of each DataLoader that it read."""
+        return [(loop, text) for loop, text in self._rows("SELECT loop, text FROM source ORDER BY loop, text")]
+
+    @cached_property
+    def files(self) -> dict[str, tuple[str, str | None]]:
+        """Path of each module of the user -> the hash and the text of its last version."""
+        return {path: (hashed, text) for path, hashed, text in self._rows("SELECT path, hash, text FROM file")}
+
+    def states(self, cell: int) -> dict[int, dict[str, bytes]]:
+        """Return rank -> library -> the state of its random generator before a cell."""
+        found: dict[int, dict[str, bytes]] = {}
+        query = "SELECT rank, library, data FROM seed JOIN state USING (digest) WHERE cell = ?"
+        for rank, library, data in self._rows(query, cell):
+            found.setdefault(rank, {})[library] = zlib.decompress(data)
+        return found
+
+    # -- what follows from them
+
+    @property
+    def nbytes(self) -> int:
+        """The size on the disk."""
+        return sum(path.stat().st_size for path in self.folder.glob(f"{FILE}*"))
+
+    def cell(self, id: int) -> Cell | None:
+        """Return a cell by its id."""
+        return next((cell for cell in self.cells if cell.id == id), None)
+
+    def number_of(self, cell: int) -> int:
+        """Return the number that the notebook showed for a cell."""
+        found = self.cell(cell)
+        return cell if found is None else found.number
+
+    def meshes(self) -> dict[str, int]:
+        """Return the meshes that ran cells, and how many ranks each had."""
+        found: dict[str, int] = {}
+        for cell in self.cells:
+            if cell.mesh:
+                found[cell.mesh] = max(found.get(cell.mesh, 0), max(ranks_of(cell.ranks), default=-1) + 1)
+        return found
+
+    def redact(self, pattern: str) -> int:
+        """Remove what matches a regular expression from the record; returns how many texts have changed.
+
+        Raises:
+            RecordError: the pattern is not valid, or the record can't be written.
+        """
+        redaction = Redaction()
+        redaction.check(pattern)
+        redaction.add(pattern)
+        try:
+            connection = sqlite3.connect(self.path, isolation_level=None)
+            try:
+                connection.execute("PRAGMA secure_delete=ON")
+                changed = redaction.apply(connection)
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise RecordError(f"{self.path} can't be changed: {error}") from None
+        self.reload()
+        return changed
+
+    def text(self) -> str:
+        """Describe the record: where it ran, its cells, loops, knobs, metrics and events."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        run = self.run
+        versions = [f"Python {run.get('python', '?')}"]
+        versions += [f"torch {run['package:torch']}"] if "package:torch" in run else []
+        commit = run.get("git_commit", "")[:12]
+        changed = " with changes" if run.get("git_diff") else ""
+        yield f"{self.folder}: {', '.join(versions)}{f', commit {commit}{changed}' if commit else ''}"
+        if "ended" not in run:
+            yield "  the record has no end: it is being written, or its kernel was killed"
+        for cell in self.cells:
+            where = f"on {cell.mesh}[{cell.ranks}]" if cell.mesh else "in the kernel"
+            took = f", {cell.ended - cell.started:.1f} s" if cell.ended is not None else ""
+            why = f"; {cell.unreplayable}" if cell.unreplayable else ""
+            first = next((line for line in cell.code.splitlines() if line.strip()), "")
+            yield f"  cell [{cell.number}] {where}: {cell.outcome or 'no end'}{took}{why}  | {first.strip()[:60]}"
+        last: dict[tuple[int, str], Metric] = {(each.loop, each.name): each for each in self.metrics}
+        for loop in self.loops:
+            steps = "" if loop.steps is None else f" of {loop.steps:,}"
+            values = ", ".join(f"{name} {each.mean:.6g}" for (of, name), each in last.items() if of == loop.id)
+            head = f"  loop {loop.id} of cell [{self.number_of(loop.cell)}]: {loop.reached:,}{steps} steps"
+            yield f"{head}; {values}" if values else head
+        for knob in self.knobs:
+            if not knob.is_default:
+                yield f"  step {knob.step:,} of loop {knob.loop}: {knob.name} = {knob.value!r}"
+        for event in self.events:
+            rank = "" if event.rank is None else f"[{event.rank}]"
+            yield f"  {event.kind} {event.mesh}{rank}: {event.text}".rstrip(": ")
+        yield from self.damage
+
+
+_METRICS = (
+    "SELECT loop, name.name, step, mean, least, most, ranks, size FROM metric JOIN name ON name.id = metric.name "
+    "ORDER BY loop, name.name, step"
+)
+
+
+def _metric(
+    loop: int, name: str, step: int, mean: float | None, least: float | None, most: float | None, ranks: int, size: int
+) -> Metric:
+    value = math.nan if mean is None else mean
+    return Metric(
+        loop, name, step, value, value if least is None else least, value if most is None else most, ranks, size
+    )
+
+
+def _split(digests: bytes) -> tuple[bytes, ...]:
+    return tuple(digests[at : at + _DIGEST] for at in range(0, len(digests), _DIGEST))
+
+
+def ranks_of(text: str) -> list[int]:
+    """Return the ranks of a text such as ``0-2,5``."""
+    ranks: list[int] = []
+    for part in filter(None, text.strip("[]").split(",")):
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks

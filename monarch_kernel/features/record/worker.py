@@ -1,0 +1,268 @@
+"""The rank's part of run records: digests of batches, parameters and random generators.
+
+While no record runs, a step costs one comparison. Digests of batches are made where a DataLoader returns them, of tensors on
+the CPU; tensors on other devices are left out, because to read them is to wait for the work that is queued there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from monarch_kernel.features.record.files import FileBook
+from monarch_kernel.features.record.messages import Noted, NoteState, SetRecording, StateNoted, Step
+from monarch_kernel.features.replicas.digests import mixed
+from monarch_kernel.features.replicas.worker import modules_in
+from monarch_kernel.features.watch.loader import on_batch
+from monarch_kernel.net.wire.codec import Frame, pack
+from monarch_kernel.runtime.rpc.handles import PROCESS
+from monarch_kernel.runtime.worker.extensions import register
+from monarch_kernel.runtime.worker.rank import Rank
+
+__all__ = ["RankRecorder", "digest_of", "generator_states", "parameters_digest", "restore_generators"]
+
+_log = logging.getLogger(__name__)
+
+_PLAIN = 64 << 10  # bytes of a tensor that are hashed as they are
+_MAX_DEPTH = 8
+_MAX_ITEMS = 10_000
+_MOST_SHARE = 0.005
+"""Hashes of the parameters take at most this share of the time; a loop with short steps hashes them less often."""
+
+
+def digest_of(value: Any) -> bytes:
+    """Return a digest of 8 bytes of a batch: tensors on the CPU, arrays, numbers and texts, also nested."""
+    hashed = blake2b(digest_size=8)
+    _add(hashed.update, value, 0)
+    return hashed.digest()
+
+
+def _add(update: Any, value: Any, depth: int) -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if value.device.type != "cpu":
+            update(value.device.type.encode())
+        elif (
+            value.is_contiguous()
+            and value.nbytes <= _PLAIN
+            and value.layout is torch.strided
+            and not value.is_quantized
+        ):
+            update(value.detach().view(torch.uint8).numpy() if value.ndim else repr(value.item()).encode())
+        else:
+            found = mixed(value)
+            update(found if isinstance(found, bytes) else found.to_bytes(8, "little"))
+    elif isinstance(value, (str, int, float, bool, type(None))):
+        update(f"{type(value).__name__}:{value!r}".encode("utf-8", "backslashreplace"))
+    elif isinstance(value, bytes):
+        update(value)
+    elif depth >= _MAX_DEPTH:
+        update(type(value).__name__.encode())
+    elif isinstance(value, Mapping):
+        update(b"{")
+        for key, item in list(value.items())[:_MAX_ITEMS]:
+            _add(update, key, depth + 1)
+            _add(update, item, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        update(b"[")
+        for item in value[:_MAX_ITEMS]:
+            _add(update, item, depth + 1)
+    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        update(f"{value.dtype}{value.shape}".encode())
+        update(value.tobytes() if value.dtype != object else repr(value.shape).encode())
+    else:
+        update(type(value).__qualname__.encode())
+        if hasattr(value, "__dict__"):
+            _add(update, vars(value), depth + 1)
+
+
+def generator_states() -> dict[str, bytes]:
+    """Return the state of each global random generator of this process, by library.
+
+    Those of Python and NumPy are JSON: a record may come from another person, so nothing in it is unpickled.
+    """
+    states = {"python": json.dumps(random.getstate()).encode()}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        state = numpy.random.get_state()
+        if isinstance(state, tuple):  # else the program has set a generator of another kind
+            name, keys, *rest = state
+            states["numpy"] = json.dumps([name, keys.tolist(), *rest]).encode()
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+    return states
+
+
+def restore_generators(states: Mapping[str, bytes]) -> None:
+    """Put the states of `generator_states` back."""
+    if "python" in states:
+        version, internal, gauss = json.loads(states["python"])
+        random.setstate((version, tuple(internal), gauss))
+    if "numpy" in states:
+        import numpy
+
+        name, keys, *rest = json.loads(states["numpy"])
+        numpy.random.set_state((name, numpy.array(keys, dtype=numpy.uint32), *rest))
+    if "torch" in states or "cuda" in states:
+        import torch
+
+        if "torch" in states:
+            torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
+
+
+def parameters_digest(modules: Mapping[str, Any]) -> bytes:
+    """Return a digest of the parameters and buffers that this rank holds of some modules."""
+    hashed = blake2b(digest_size=8)
+    for name, module in sorted(modules.items()):
+        for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, the part of this rank
+            if local.device.type == "meta":
+                continue
+            hashed.update(f"{name}.{path}{local.dtype}{tuple(local.shape)}".encode())
+            found = mixed(local.detach()) if local.numel() else 0
+            hashed.update(found if isinstance(found, bytes) else found.to_bytes(8, "little"))
+    return hashed.digest()
+
+
+@register
+class RankRecorder:
+    """Notes what a record needs of the loops and cells of this rank.
+
+    Attributes:
+        is_on: whether a record runs.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.is_on = False
+        self._rank = rank
+        self._every = 100
+        self._files: FileBook | None = None
+        self._sent: set[bytes] = set()  # digests of states
+        self._sources: set[int] = set()
+        self._lock = threading.Lock()
+        self._new_sources: list[str] = []
+        self._steps: dict[tuple[int, int], dict[int, dict[str, bytes]]] = {}
+        self._strides: dict[tuple[int, int], int] = {}
+        self._costs: dict[tuple[int, int], tuple[float, float]] = {}  # when the loop was first seen; seconds of hashing
+        on_batch.append(self._on_batch)
+        if PROCESS.loops is not None:
+            PROCESS.loops.recorder = self
+        rank.extend({SetRecording: self._set})
+        rank.extend({NoteState: self._note_state}, on_main=True)
+
+    # -- messages of the controller
+
+    def _set(self, message: SetRecording, _: Sequence[Frame]) -> None:
+        self._every = max(1, message.every)
+        if message.is_on and not self.is_on:
+            self._sent.clear()  # another record has none of them
+            self._files = None
+        self.is_on = message.is_on
+
+    def _note_state(self, message: NoteState, _: Sequence[Frame]) -> None:
+        try:
+            states = generator_states()
+            digests = {name: blake2b(state, digest_size=8).digest() for name, state in states.items()}
+            new = {name: state for name, state in states.items() if digests[name] not in self._sent}
+            self._sent.update(digests[name] for name in new)
+            self._rank.driver.submit(pack(StateNoted(message.cell, digests, new, self._new_files())))
+        except Exception:  # the record is not worth a failed cell
+            _log.exception("the state of the random generators could not be noted")
+
+    def _new_files(self) -> dict[str, str]:
+        if self._files is None:
+            self._files = FileBook()
+        return self._files.news()
+
+    # -- the loop, on its thread
+
+    def before(self, key: tuple[int, int], step: int) -> None:
+        """A step of a loop is about to start: hash parameters and generators, if it is time."""
+        stride = self._strides.get(key, self._every)
+        if step % stride == 0 and self.is_on:
+            self._check(key, step)
+
+    def report(self, key: tuple[int, int], step: int, *, is_last: bool) -> None:
+        """Send what was noted of a loop; at its end with a last hash of the parameters."""
+        if is_last:
+            self._check(key, step)
+            self._strides.pop(key, None)
+            self._costs.pop(key, None)
+        with self._lock:
+            noted = self._steps.pop(key, {})
+            sources, self._new_sources = self._new_sources, []
+        try:
+            files = self._new_files() if is_last else {}
+        except Exception:
+            files = {}
+        if noted or sources or files:
+            steps = tuple(Step(number, digests) for number, digests in sorted(noted.items()))
+            self._rank.driver.submit(pack(Noted(*key, steps, tuple(sources), tuple(files.items()))))
+
+    def _check(self, key: tuple[int, int], step: int) -> None:
+        began = time.perf_counter()
+        try:
+            namespace, hidden = self._rank.namespace
+            if modules := modules_in(namespace, hidden):
+                self._note(key, step, "parameters", parameters_digest(modules))
+            states = generator_states()
+            self._note(key, step, "generators", digest_of(sorted(states.items())))
+        except Exception:  # the user's objects may do anything, and the loop goes on
+            _log.exception("the parameters could not be hashed")
+        now = time.perf_counter()
+        since, spent = self._costs.get(key, (began, 0.0))
+        spent += now - began
+        self._costs[key] = since, spent
+        if step and spent > _MOST_SHARE * (now - since) + 0.05:
+            self._strides[key] = self._strides.get(key, self._every) * 2  # a multiple, so that two runs can be compared
+
+    def _on_batch(self, iterator: Any, batch: Any) -> None:
+        if not self.is_on or PROCESS.loops is None or (loop := PROCESS.loops.current) is None:
+            return
+        try:
+            digest = digest_of(batch)
+            if id(iterator) not in self._sources:
+                self._sources.add(id(iterator))
+                with self._lock:
+                    self._new_sources.append(_source_text(iterator))
+        except Exception:
+            _log.exception("a batch could not be hashed")
+            return
+        self._note(loop.key, max(0, loop.step), "batch", digest)
+
+    def _note(self, key: tuple[int, int], step: int, kind: str, digest: bytes) -> None:
+        with self._lock:
+            digests = self._steps.setdefault(key, {}).setdefault(step, {})
+            if kind == "batch" and kind in digests:  # several batches in one step
+                digest = blake2b(digests[kind] + digest, digest_size=8).digest()
+            digests[kind] = digest
+
+
+def _source_text(iterator: Any) -> str:
+    """Describe where the batches of an iterator of a DataLoader come from."""
+    dataset = getattr(iterator, "_dataset", None)
+    sampler = getattr(iterator, "_index_sampler", None)
+    parts = [type(dataset).__name__]
+    try:
+        parts.append(f"{len(dataset):,} rows")  # type: ignore[arg-type]
+    except Exception:  # a stream
+        pass
+    if isinstance(fingerprint := getattr(dataset, "_fingerprint", None), str):
+        parts.append(f"fingerprint {fingerprint}")
+    if (inner := getattr(sampler, "sampler", None)) is not None:
+        parts.append(type(inner).__name__)
+    if isinstance(size := getattr(sampler, "batch_size", None), int):
+        parts.append(f"batches of {size}")
+    return ", ".join(parts)
