@@ -1,0 +1,234 @@
+"""Jobs: what they have in common, and those of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from monarch_kernel.actor import HostMesh, allocate, this_host
+from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.local import LocalLauncher
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "JobState",
+    "JobTrait",
+    "LocalJob",
+    "MeshAdminConfig",
+    "ProcessJob",
+    "Request",
+    "TelemetryConfig",
+    "checked",
+    "given",
+    "hosts_from_config",
+]
+
+DEFAULT_TIMEOUT_S = 600.0
+"""How long hosts may take to come up, unless the job says otherwise, in seconds."""
+
+Request = tuple[Callable[[], Launcher], int]
+"""What makes the launcher of a mesh, and the number of its hosts."""
+
+
+J = TypeVar("J", bound="JobTrait")
+
+
+@dataclass(frozen=True)
+class TelemetryConfig:
+    """Options of Monarch's dashboard, which have no effect."""
+
+    retention_secs: int = 3600
+    include_dashboard: bool = False
+    dashboard_port: int = 8265
+    snapshot_interval_secs: float = 30.0
+
+
+@dataclass(frozen=True)
+class MeshAdminConfig:
+    """Options of Monarch's server for administration, which have no effect."""
+
+    admin_addr: str | None = None
+
+
+class JobState:
+    """The meshes of hosts of a job, as attributes.
+
+    Args:
+        hosts: the meshes by their names.
+    """
+
+    def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
+        self._hosts = dict(hosts)
+
+    def __getattr__(self, name: str) -> HostMesh:
+        hosts = self.__dict__.get("_hosts", {})
+        if name not in hosts:
+            raise AttributeError(f"the job has no mesh {name!r}; it has {', '.join(hosts) or 'none'}")
+        found: HostMesh = hosts[name]
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._hosts})
+
+    def __repr__(self) -> str:
+        return f"JobState({', '.join(f'{name}: {len(mesh)}' for name, mesh in self._hosts.items())})"
+
+
+class JobTrait:
+    """Base of jobs.
+
+    A subclass of the user has `_create`, `_state`, `can_run` and `_kill`, as in Monarch. Those of this package have
+    `_launchers`.
+    """
+
+    _has_hosts = False
+    _held: JobState | None = None
+    _timeout_s = DEFAULT_TIMEOUT_S
+
+    def _launchers(self) -> Mapping[str, Request]:
+        """Return what brings up each mesh."""
+        raise NotImplementedError(f"{type(self).__name__} must define _state(), which returns a JobState")
+
+    def _create(self, client_script: str | None) -> None:
+        """Request the hosts.
+
+        Raises:
+            NotImplementedError: a script is given: a program runs where it was started.
+        """
+        if client_script is not None:
+            raise NotImplementedError(
+                "apply(client_script=...) runs a program on the cluster: submit the program itself, such as with sbatch, and "
+                "call state() in it"
+            )
+        hosts: dict[str, HostMesh] = {}
+        self._held = JobState(hosts)
+        try:
+            for name, (make, count) in self._launchers().items():
+                hosts[name] = allocate(make(), count, timeout_s=self._timeout_s)
+                self._held = JobState(hosts)
+        except BaseException:
+            self._kill()
+            self._held = None
+            raise
+
+    def _state(self) -> JobState:
+        """Return the meshes that `_create` has requested."""
+        return self._held or JobState({})
+
+    def _kill(self) -> None:
+        """Give the hosts back."""
+        if self._held is not None:
+            for name in vars(self._held)["_hosts"]:
+                getattr(self._held, name).shutdown().get()
+
+    def enable_telemetry(self: J, config: TelemetryConfig | None = None, **options: Any) -> J:
+        """Return the job; Monarch's dashboard is not started."""
+        return self
+
+    def enable_admin(self: J, config: MeshAdminConfig | None = None, **options: Any) -> J:
+        """Return the job; Monarch's server for administration is not started."""
+        return self
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Request the hosts, unless they have been requested.
+
+        Args:
+            client_script: a program to run on the hosts; jobs of this package have no such thing.
+        """
+        if not self._has_hosts:
+            self._create(client_script)
+            self._has_hosts = True
+
+    def state(self, cached_path: str | None = None) -> JobState:
+        """Return the hosts; the first call requests them, and they may still come up.
+
+        Args:
+            cached_path: accepted for code of Monarch, without an effect.
+        """
+        self.apply()
+        return self._state()
+
+    @property
+    def active(self) -> bool:
+        """Whether the hosts have been requested, and not been given back."""
+        return self._has_hosts
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether the hosts of this job fit another one."""
+        return self.active and spec is self
+
+    def kill(self) -> None:
+        """End all processes on the hosts, and give the hosts back."""
+        if self._has_hosts:
+            self._kill()
+        self._held, self._has_hosts = None, False
+
+
+def checked(meshes: Mapping[str, int]) -> dict[str, int]:
+    """Check that each mesh has hosts.
+
+    Raises:
+        ValueError: a number is not an integer of at least 1.
+    """
+    for name, count in meshes.items():
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"mesh {name!r} must have at least one host, not {count!r}")
+    return dict(meshes)
+
+
+class ProcessJob(JobTrait):
+    """Hosts that are all this machine, for tests.
+
+    Args:
+        meshes: name -> number of hosts.
+        env: variables of their agents and processes, in addition to those of this program.
+    """
+
+    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+        self._counts = checked(meshes)
+        self._env = dict(env or {})
+
+    def _launchers(self) -> Mapping[str, Request]:
+        return {name: (self._launcher, count) for name, count in self._counts.items()}
+
+    def _launcher(self) -> Launcher:
+        launcher = LocalLauncher()
+        launcher.environment = {**os.environ, **self._env}
+        return launcher
+
+
+class LocalJob(JobTrait):
+    """This machine itself, under each name.
+
+    Args:
+        hosts: the names.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        self._names = tuple(hosts)
+
+    def _create(self, client_script: str | None) -> None:
+        if client_script is not None:
+            super()._create(client_script)
+        self._held = JobState({name: this_host() for name in self._names})
+
+    def _kill(self) -> None:
+        """Leave this machine as it is."""
+
+    def __repr__(self) -> str:
+        return f"LocalJob({self._names!r})"
+
+
+def hosts_from_config(name: str) -> HostMesh:
+    """Return two hosts that are this machine.
+
+    Monarch has the name for a configuration of a project, which it does not read yet; its examples use it.
+    """
+    return cast(HostMesh, getattr(ProcessJob({name: 2}).state(), name))
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that have a value."""
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,336 @@
+"""``import monarch`` imports this package where it was asked for, and says what it lacks."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.integrations.monarch import PATH, workers
+from monarch_kernel.integrations.monarch import actor as alias
+from monarch_kernel.integrations.monarch.config import (
+    configure,
+    configured,
+    get_global_config,
+    parametrize_config,
+    parametrize_config_pointwise,
+)
+from monarch_kernel.integrations.monarch.ndslice import NDSlice, Shape
+from monarch_kernel.integrations.monarch.network import AddrType, get_ipaddr, get_sockaddr
+from monarch_kernel.integrations.monarch.telemetry import TracingForwarder
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(code: str, *path: str | Path, cwd: Path | None = None) -> str:
+    """Run a program, and return what it prints."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*path, ROOT]))}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def torchmonarch(tmp_path: Path) -> Path:
+    """A directory with another package of the name."""
+    (tmp_path / "monarch").mkdir()
+    (tmp_path / "monarch" / "__init__.py").write_text("real = True\n")
+    (tmp_path / "monarch" / "actor.py").write_text("real = True\n")
+    return tmp_path
+
+
+def test_modules_are_the_same_however_they_are_imported() -> None:
+    said = run(
+        "import monarch, monarch.actor, monarch.rdma, monarch.spmd, monarch.job, monarch.config, monarch.tools\n"
+        "import monarch_kernel.actor as ours, monarch_kernel.integrations.monarch.actor as alias\n"
+        "from monarch.actor import Actor\n"
+        "assert monarch.actor is alias and Actor is ours.Actor and monarch.actor.ProcMesh is ours.ProcMesh\n"
+        "hook = lambda failure: None\n"
+        "monarch.actor.unhandled_fault_hook = hook\n"
+        "assert ours.unhandled_fault_hook is hook is monarch.actor.unhandled_fault_hook\n"
+        "print(monarch.Extent(['a'], [2]), 'torch' in __import__('sys').modules)\n",
+        PATH,
+    )
+    assert said == "{a: 2} False\n"
+
+
+def test_the_alias_does_not_shadow_another_package_unless_asked(torchmonarch: Path) -> None:
+    said = run(
+        "import monarch_kernel.compat as compat\n"
+        "try: compat.install()\n"
+        "except ImportError as error: print('shadow=True' in str(error))\n"
+        "import monarch.actor\n"
+        "print(monarch.actor.real)\n"
+        "try: compat.install()\n"
+        "except ImportError as error: print('shadow=True' in str(error))\n"
+        "compat.install(shadow=True)\n"
+        "import monarch.actor\n"
+        "print(hasattr(monarch.actor, 'real'), monarch.actor.this_host.__module__)\n",
+        torchmonarch,
+    )
+    assert said.split() == ["True", "True", "True", "False", "monarch_kernel.actor.host_mesh"]
+
+
+def test_install_twice_and_beside_the_directory_on_the_path() -> None:
+    said = run(
+        "import sys, monarch_kernel.compat as compat\n"
+        "compat.install(); finders = len(sys.meta_path); compat.install()\n"
+        "import monarch.actor\n"
+        "print(len(sys.meta_path) == finders, monarch is compat.sys.modules['monarch'])\n",
+        PATH,
+    )
+    assert said == "True True\n"
+
+
+def test_nothing_is_installed_by_an_import() -> None:
+    assert importlib.util.find_spec("monarch") is None
+
+
+def test_a_name_that_is_missing_on_purpose_says_why_and_what_to_use() -> None:
+    said = run(
+        "import monarch, monarch.job, monarch.tools, pickle\n"
+        "try: from monarch import grad_generator\n"
+        "except ImportError as error: print(error)\n"
+        "try: from monarch.actor import RemoteAllocator\n"
+        "except NotImplementedError as error: print(error)\n"
+        "try: from monarch.job import SkyPilotJob\n"
+        "except ImportError as error: print(error)\n"
+        "try: monarch.tools.commands\n"
+        "except AttributeError as error: print(error)\n"
+        "try: monarch.no_such_name\n"
+        "except AttributeError as error: print(error)\n"
+        "print(hasattr(monarch, 'Pipe'), getattr(monarch, 'random', None))\n",
+        PATH,
+    )
+    lines = said.splitlines()
+    for line, word in zip(
+        lines, ["%%remote", "allocate() with a launcher", "SshLauncher", "SlurmJob", "no attribute 'no_such_name'"]
+    ):
+        assert word in line
+    assert lines[5:] == ["False None"]
+
+
+def test_libraries_import_public_names_from_private_modules() -> None:
+    said = run(
+        "import monarch\n"
+        "from monarch._src.actor.host_mesh import this_host\n"
+        "from monarch._src.actor import actor_mesh\n"
+        "from monarch._rust_bindings.monarch_hyperactor.supervision import MeshFailure, SupervisionError\n"
+        "from monarch._rust_bindings.monarch_hyperactor.shape import Extent, Slice\n"
+        "from monarch._src.job.kubernetes import ImageSpec\n"
+        "import monarch.actor as public\n"
+        "assert this_host is public.this_host and actor_mesh.Channel is public.Channel and Extent is monarch.Extent\n"
+        "assert SupervisionError is public.SupervisionError and Slice is monarch.NDSlice\n"
+        "assert monarch.configure is monarch.config.configure and monarch.ActorFuture is monarch.Future\n"
+        "try: from monarch._src.actor.actor_mesh import _client_context\n"
+        "except ImportError as error: print(error)\n"
+        "try: from monarch._src.spmd.host_mesh import host_mesh_from_store\n"
+        "except ImportError as error: print(error)\n"
+        "for name in ('monarch._src.no_such_module', 'monarch.no_such_module'):\n"
+        "    try: __import__(name)\n"
+        "    except ImportError as error: print(error)\n",
+        PATH,
+    )
+    for line, words in zip(
+        said.splitlines(),
+        ["_client_context is private in Monarch", "pass the mesh itself", "No module named", "No module named"],
+        strict=True,
+    ):
+        assert words in line
+
+
+PROGRAM = """
+import os, sys
+import helper
+from monarch.actor import Actor, ActorError, SupervisionError, current_actor_name, endpoint, this_host
+import monarch.actor
+monarch.actor.unhandled_fault_hook = lambda failure: None
+
+class Local(Actor):
+    @endpoint
+    def look(self):
+        import monarch.actor
+        return "torch" in sys.modules, os.environ.get("CUDA_VISIBLE_DEVICES"), current_actor_name()
+    @endpoint
+    def leave(self):
+        raise SystemExit(3)
+
+os.environ["CUDA_VISIBLE_DEVICES"] = "4,5"
+procs = this_host().spawn_procs({"gpus": 2}, bootstrap=helper.boot)
+print(procs.spawn("h", helper.Helper).text.call_one().get() if len(procs) == 1 else "")
+print(procs.spawn("h", helper.Helper).text.call().get().values())
+looks = procs.spawn("look", Local)
+print(looks.look.call().get().values())
+try: looks.slice(gpus=0).leave.call_one().get()
+except Exception as error: print(type(error).__name__, isinstance(error, RuntimeError))
+procs.stop().get()
+monarch.actor.shutdown_context().get()
+"""
+HELPER = """
+from monarch.actor import Actor, endpoint
+from monarch.rdma import RDMABuffer
+import os
+def boot():
+    import monarch.rdma
+    os.environ["BOOTED"] = monarch.rdma.get_rdma_backend()
+class Helper(Actor):
+    @endpoint
+    def text(self):
+        buffer = RDMABuffer(bytearray(4))
+        return os.environ["BOOTED"], buffer.size(), buffer.drop().get()
+"""
+
+
+def test_ranks_import_the_alias_before_the_users_code(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(HELPER)
+    lines = run(PROGRAM, PATH, tmp_path).splitlines()
+    assert lines[1] == "(('tcp', 4, None), ('tcp', 4, None))"
+    assert lines[2] == "((False, '4,5', \"look{'gpus': 0/2}\"), (False, '4,5', \"look{'gpus': 1/2}\"))"
+    assert lines[3] == "SupervisionError True"
+
+
+def test_options_of_the_runtime_are_checked_and_kept() -> None:
+    for options, error in [
+        ({"nope": 1}, ValueError),
+        ({"message_delivery_timeout": "abc"}, TypeError),
+        ({"message_delivery_timeout": "30"}, TypeError),
+        ({"message_delivery_timeout": ""}, TypeError),
+        ({"message_delivery_timeout": 7}, TypeError),
+        ({"tail_log_lines": True}, TypeError),
+        ({"tail_log_lines": -1}, ValueError),
+        ({"enable_log_forwarding": "yes"}, TypeError),
+        ({"message_latency_sampling_rate": "0.5"}, TypeError),
+        ({"default_transport": 42}, TypeError),
+        ({"default_transport": "carrier pigeon"}, ValueError),
+        ({"default_encoding": "json"}, TypeError),
+        ({"rdma_max_nics_per_buffer": 0}, ValueError),
+    ]:
+        with pytest.raises(error):
+            configure(tail_log_lines=5, **options) if "tail_log_lines" not in options else configure(**options)
+    before = get_global_config()
+    with configured(message_delivery_timeout="90s", tail_log_lines=7, default_transport="tcp") as inside:
+        assert (inside["message_delivery_timeout"], inside["tail_log_lines"]) == ("1m 30s", 7)
+        assert inside["default_transport"] == alias.ChannelTransport.TcpWithHostname
+        assert get_global_config() == inside
+    assert get_global_config() == before
+    for text, kept in [("1h30m", "1h 30m"), ("2 days 3sec", "2days 3s"), ("0s", "0s"), ("1500 ms", "1s 500ms")]:
+        with configured(host_spawn_ready_timeout=text) as inside:
+            assert inside["host_spawn_ready_timeout"] == kept
+
+
+@parametrize_config(tail_log_lines=[1, 2], prefix_with_rank=[True, False])
+def test_a_test_runs_with_each_combination_of_options(request: pytest.FixtureRequest) -> None:
+    options = get_global_config()
+    assert (
+        f"tail_log_lines={options['tail_log_lines']}-prefix_with_rank={options['prefix_with_rank']}"
+        in request.node.name
+    )
+
+
+def test_options_that_vary_together_have_equally_many_values() -> None:
+    @parametrize_config_pointwise(tail_log_lines=[1, 2], read_log_buffer=[3, 4])
+    async def look() -> None: ...
+
+    (mark,) = look.pytestmark
+    assert mark.args[1] == [
+        {"tail_log_lines": 1, "read_log_buffer": 3},
+        {"tail_log_lines": 2, "read_log_buffer": 4},
+    ]
+    with pytest.raises(ValueError, match="equally many values"):
+        parametrize_config_pointwise(tail_log_lines=[1, 2], read_log_buffer=[3])
+    with pytest.raises(ValueError, match="at least one option"):
+        parametrize_config()
+
+
+def test_slices_and_shapes() -> None:
+    whole = NDSlice.new_row_major([2, 3])
+    assert (list(whole), whole.strides, whole[4], whole[-1], len(whole)) == ([0, 1, 2, 3, 4, 5], [3, 1], 4, 5, 6)
+    shape = Shape(["a", "b"], NDSlice(offset=1, sizes=[2, 2], strides=[4, 1]))
+    assert (shape.ranks(), str(shape), shape.coordinates(6)) == ([1, 2, 5, 6], "{a=2, b=2}", {"a": 1, "b": 1})
+    assert shape.at("a", 1).ranks() == [5, 6]
+    assert shape.select("b", slice(1, 2)).ranks() == [2, 6]
+    assert pickle.loads(pickle.dumps(shape)) == shape
+    assert dict(shape.extent) == {"a": 2, "b": 2}
+    with pytest.raises(IndexError):
+        whole.nditem([2, 0])
+    with pytest.raises(ValueError, match="strides"):
+        NDSlice(offset=0, sizes=[2], strides=[])
+    with pytest.raises(KeyError, match="'c'"):
+        shape.at("c", 0)
+    assert NDSlice.from_list([3, 5, 7]) == NDSlice(offset=3, sizes=[3], strides=[2])
+    assert (NDSlice.from_list([4]).get(0), whole.index(4), shape.index(a=1, b=0)) == (4, 4, 5)
+    for ranks in ([], [1, 0], [0, 1, 3]):
+        with pytest.raises(ValueError, match="evenly spaced"):
+            NDSlice.from_list(ranks)
+    with pytest.raises(IndexError, match="from 0"):
+        whole.get(-1)
+    with pytest.raises(KeyError, match="a, b"):
+        shape.index(a=0)
+    assert alias.ValueMesh(shape, "wxyz").item(a=1, b=0) == "y"
+    assert alias.ValueMesh.from_indexed(shape, enumerate("wxyz")).slice(a=0).values() == ("w", "x")
+
+
+def test_identifiers_have_names_and_numbers() -> None:
+    for text, label, number in [("service", "service", None), ("<2a>", None, 42), ("service<2a>", "service", 42)]:
+        uid = alias.Uid.from_string(text)
+        assert (str(uid), uid.label, uid.instance_value) == (text, label, number)
+        assert uid.is_instance is not uid.is_singleton
+        assert str(alias.ProcId.from_string(text)) == text
+    assert alias.Uid.instance("x") != alias.Uid.instance("x")
+    assert alias.Uid.singleton("x") == alias.Uid.from_string("x")
+    assert alias.Uid.instance_from_value(42) == alias.Uid.from_string("<2a>")
+    assert alias.Uid.anonymous().label is None
+    for text in ("", "a<b", "<xyz>"):
+        with pytest.raises(ValueError, match="no identifier"):
+            alias.Uid.from_string(text)
+
+
+def test_spans_and_meters_work_without_a_set_up() -> None:
+    @alias.traced
+    def plain(x: int) -> int:
+        return x
+
+    @alias.traced(name="other")
+    async def later(x: int) -> int:
+        return x
+
+    with alias.span("block", {"rank": 1}):
+        assert plain(3) == 3
+    alias.get_meter().create_counter("calls").add(1)
+    assert later.__name__ == "later"
+    logger = logging.Logger("of the test")
+    logger.addHandler(TracingForwarder())
+    logger.warning("in no span")
+
+
+def test_addresses_of_hosts() -> None:
+    assert get_ipaddr("localhost", 80, AddrType.IPv4) == "127.0.0.1"
+    assert get_sockaddr("127.0.0.1", 80) == "127.0.0.1:80"
+    with pytest.raises(RuntimeError, match="no address of the kind IPv4"):
+        get_ipaddr("no.such.host.invalid", 80, AddrType.IPv4)
+
+
+def test_addresses_of_workers_stay_on_this_machine() -> None:
+    place = (socket.AF_INET, ("127.0.0.1", 4444))
+    for address in (
+        "tcp://127.0.0.1:4444",
+        "service<2Mu>@tcp://localhost:4444",
+        "tcp://127.0.0.1:4444@tcp://0.0.0.0:4444",
+    ):
+        assert workers.place_of(address) == place
+    assert workers.place_of("id@ipc:///tmp/a@b") == (socket.AF_UNIX, "/tmp/a@b")
+    assert workers.place_of("ipc://@name") == (socket.AF_UNIX, "\0name")
+    for address in ("tcp://10.0.0.1:26600", "tcp://*:1", "ipc://relative", "metatls://host:1", ""):
+        with pytest.raises(ValueError, match="SshLauncher"):
+            alias.attach_to_workers(workers=[address])
+    with pytest.raises(ValueError, match="trust_all_connections"):
+        alias.attach_to_workers(ca="/etc/ca.pem", workers=["ipc:///tmp/w"])
+    with pytest.raises(ValueError, match="addresses"):
+        alias.attach_to_workers(workers=[])
