@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import stat
 import tempfile
 
-__all__ = ["LONGEST_ROOT", "make_session_directory", "session_roots", "temporary_directory"]
+__all__ = ["LONGEST_ROOT", "is_replaceable", "make_session_directory", "session_roots", "temporary_directory"]
 
 _PREFIX = "monarch-"
 LONGEST_ROOT = 107 - len("/monarch-12345678") - len("/R1000000+100.connections")
@@ -25,9 +26,28 @@ def temporary_directory() -> str:
 
 
 def session_roots() -> list[str]:
-    """Return the directories in which a session may have its own, the best first: those whose path is short enough."""
+    """Return the directories in which a session may have its own, the best first: those whose path is short enough.
+
+    Directories in which other users can replace that of a session come last. They are still used if nothing else is there: in a
+    container, such a directory may be the only one that can be written.
+    """
     candidates = [temporary_directory(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp", "/var/tmp"]
-    return [path for path in dict.fromkeys(candidates) if path and len(os.fsencode(path)) <= LONGEST_ROOT]
+    fitting = [path for path in dict.fromkeys(candidates) if path and len(os.fsencode(path)) <= LONGEST_ROOT]
+    return sorted(fitting, key=is_replaceable)
+
+
+def is_replaceable(root: str) -> bool:
+    """Whether other users can replace what this user makes in a directory; then sockets there may be theirs.
+
+    They can if it belongs to one of them, or if they may write to it and it lacks the sticky bit, which ``/tmp`` has.
+    """
+    try:
+        found = os.stat(root)
+    except OSError:  # it can't be used either
+        return False
+    of_others = stat.S_IWOTH if found.st_gid == os.getegid() else stat.S_IWOTH | stat.S_IWGRP
+    is_shared = bool(found.st_mode & of_others) and not found.st_mode & stat.S_ISVTX
+    return is_shared or found.st_uid not in (0, os.geteuid())
 
 
 def make_session_directory() -> str:

@@ -14,6 +14,7 @@ __all__ = [
     "HostsView",
     "KeptError",
     "KnobView",
+    "LoopState",
     "LoopView",
     "MeshView",
     "OutputEvent",
@@ -25,6 +26,7 @@ __all__ = [
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
 HostState = Literal["starting", "up", "lost", "released"]
+LoopState = Literal["running", "pausing", "paused", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ class RankView(NamedTuple):
         gpu_nbytes: memory of its GPU in use, by any process, at the last reading.
         gpu_total_nbytes: total memory of this GPU; 0 if there is no GPU, or nothing is known.
         gpu_percent: percentage of the time in which something ran on the GPU.
+        failed_s: how long ago the last error was, in seconds; 0 without an error.
+        late_s: how long after the first rank it has arrived at collectives lately, as a median, in seconds.
+        last: in how many of these collectives it was the last rank.
+        collectives: how many they are: those of the last seconds in which ranks have waited long; 0 if that is not known.
     """
 
     rank: int
@@ -109,6 +115,10 @@ class RankView(NamedTuple):
     gpu_nbytes: int = 0
     gpu_total_nbytes: int = 0
     gpu_percent: float = 0.0
+    failed_s: float = 0.0
+    late_s: float = 0.0
+    last: int = 0
+    collectives: int = 0
 
 
 class KnobView(NamedTuple):
@@ -128,12 +138,16 @@ class CurvePoint(NamedTuple):
         mean: the mean over steps and ranks; nan if no value was a number.
         least: the least value of a rank; for a rank that reports only means, the mean over its steps.
         most: the greatest value of a rank, likewise.
+        least_rank: the rank that has logged the least value; -1 if no value was a number.
+        most_rank: the rank that has logged the greatest value, likewise.
     """
 
     step: int
     mean: float
     least: float
     most: float
+    least_rank: int = -1
+    most_rank: int = -1
 
 
 class CurveView(NamedTuple):
@@ -162,16 +176,19 @@ class LoopView(NamedTuple):
             key: request and number, which distinguish loops.
             mesh: name of the mesh of its ranks.
             where: the cell or call in which it runs, such as ``cell [5]``.
-            step: the step of the slowest rank; for a loop that is over, the number of steps started.
+            step: the step of the slowest rank, counted from 0; for a loop that is over, how many steps were started. A rank
+                that fails does not set it back.
             steps: how many there are; None if it has no end.
-            state: ``running``, ``paused`` (then all ranks wait before the same step, or will) or ``over``.
-            age_s: how long ago it started.
-            step_s: seconds that a step takes the slowest rank.
+            state: ``running``, ``pausing`` (ranks still run up to the step before which all will wait), ``paused`` or ``over``.
+            age_s: how long ago it started; for a loop that is over, how long it took.
+            step_s: seconds that a step takes the slowest rank, without pauses.
             knobs: that can be turned.
             curves: what is logged.
             per_s: ``samples``, ``tokens`` and ``flops`` that all ranks together do in a second, if they are logged.
             mfu: model FLOP utilisation: these ``flops`` as a part of what the devices can do; None if that is not known.
             refused: why the last name that a rank has reported, and that is not kept, is not; empty if all are kept.
+            left_s: seconds that the remaining steps take, without pauses; None if that is not known.
+            loader: flat rank and the share of its steps in which it waits for a DataLoader; of the ranks that use one.
     """
 
     key: tuple[int, int]
@@ -179,7 +196,7 @@ class LoopView(NamedTuple):
     where: str
     step: int
     steps: int | None
-    state: Literal["running", "paused", "over"]
+    state: LoopState
     age_s: float
     step_s: float = 0.0
     knobs: tuple[KnobView, ...] = ()
@@ -187,6 +204,22 @@ class LoopView(NamedTuple):
     per_s: tuple[tuple[str, float], ...] = ()
     mfu: float | None = None
     refused: str = ""
+    left_s: float | None = None
+    loader: tuple[tuple[int, float], ...] = ()
+
+
+class WaitView(NamedTuple):
+    """A wait in a collective that lasts, or something else that a watch reports, which has no ranks.
+
+    Attributes:
+        text: one line that describes it.
+        ranks: the ranks that wait.
+        missing: the ranks that they wait for.
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +235,9 @@ class MeshView:
         lost_hosts: its lost hosts, by name.
         refused_connections: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
         loops: the loops that its ranks run, without the points of their curves; if they run none, the last one.
-        waits: waits in collectives that last, a line for each.
+        waits: waits in collectives that last, and what the watch of live loops reports.
+        links: what its links can carry in each direction, such as ``eth0 12 GiB/s``; empty if no speed is known.
+        record: the run record that is being written, with its size; empty if there is none.
     """
 
     name: str
@@ -213,7 +248,9 @@ class MeshView:
     lost_hosts: tuple[HostView, ...] = ()
     refused_connections: tuple[tuple[str, int], ...] = ()
     loops: tuple[LoopView, ...] = ()
-    waits: tuple[str, ...] = ()
+    waits: tuple[WaitView, ...] = ()
+    links: str = ""
+    record: str = ""
 
 
 @dataclass(frozen=True, slots=True)

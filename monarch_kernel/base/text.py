@@ -41,12 +41,15 @@ _TABLE_STYLE = (
     "border-collapse:collapse;font-variant-numeric:tabular-nums;"
     "color:var(--jp-ui-font-color1, inherit);background:transparent;margin:0.25em 0"
 )
+# A long caption would otherwise move the columns apart.
 _CAPTION_STYLE = (
-    "caption-side:top;text-align:left;white-space:nowrap;padding:0.25em 0;color:var(--jp-ui-font-color1, inherit)"
+    "caption-side:top;text-align:left;white-space:nowrap;max-width:0;padding:0.25em 0;"
+    "color:var(--jp-ui-font-color1, inherit)"
 )
 _CELL_STYLE = (
     "padding:0.2em 1em 0.2em 0;text-align:{align};vertical-align:top;white-space:{wrap};background:transparent"
 )
+_LINE_STYLE = "color:var(--jp-ui-font-color1, inherit);font-size:var(--jp-ui-font-size1, inherit);padding:0.2em 0"
 _RULE = "border-bottom:1px solid var(--jp-border-color2, rgba(128, 128, 128, 0.4))"
 
 
@@ -165,13 +168,11 @@ def html_table(
                     cells.append(f'<th scope="row" style="{style};font-weight:inherit">{content}</th>')
             rows.append(f"<tr>{''.join(cells)}</tr>")
         rows.append("</tbody>")
-        if below:
-            span = f'colspan="{len(columns)}" style="{_cell_style(False, wrap=True)}"'
-            feet = "".join(f"<tr><td {span}>{escape(plain(line))}</td></tr>" for line in below)
-            rows.append(f"<tfoot>{feet}</tfoot>")
+    # In a row of the table, a long line would move the columns apart.
+    lines = "".join(f'<div style="{_LINE_STYLE}">{escape(plain(line))}</div>' for line in below)
     return (
         f'<table style="{_TABLE_STYLE}"><caption style="{_CAPTION_STYLE}">'
-        f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>"
+        f"<strong>{name}</strong>{colon}{more}</caption>{''.join(rows)}</table>{lines}"
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["may_vary", "steady_line", "steady_message"]
+__all__ = ["may_vary", "steady_line", "steady_message", "without_gloo_place"]
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,16}\b")
 _PORT = re.compile(r"(\[[0-9a-fA-F.:]+\]):\d{2,5}\b")  # as gloo writes the address of a peer
@@ -45,15 +45,17 @@ def steady_message(text: str, rank: int | None, pid: int = 0) -> str:
 _COLOR = r"(?:\x1b\[[0-9;]*m)*"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 _MAY_VARY = re.compile(r"\d:\d\d:\d\d|\bat 0x|\(pid=|^\[[Rr]ank", re.MULTILINE)
-_OWN_RANK = re.compile(r"^\[[Rr]ank ?(\d+)\]")
+_OWN_RANK = re.compile(r"^\[[Rr]ank ?(\d{1,9})\]")
 # A time counts at the start of a line, after the name of a level, or with its date among the first words.
 _STAMP = re.compile(
     rf"^({_COLOR}[\[(<]?{_COLOR}(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[\]: |-]+)?{_COLOR}){_CLOCK}(?![\d:])"
     rf"|^(.{{0,60}}?)\b\d{{4}}[-/]\d\d[-/]\d\d[T ,]{{1,2}}{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?![\d:])"
     rf"|^((?:\[[Rr]ank…\]:? ?)?\[?[DIWEF])\d{{4}} {_CLOCK}(?: +\d+)?"
 )
+_PID_AFTER_STAMP = re.compile(rf"^(\W*{_COLOR}\W*)\d{{2,7}}(?=\W+(?:DEBUG|INFO|WARN|WARNING|ERROR|CRITICAL|FATAL)\b)")
 _LETTER = re.compile(r"[^\W\d_]")
 _OBJECT = re.compile(r"\bat 0x[0-9a-fA-F]{6,16}\b")
+_MEMORY_OF_LOG = re.compile(r"\b\d+(?:\.\d+)?(?= ?[KMGT]i?B\b)|(?<=percent = )\d+(?:\.\d+)?(?=%)")
 _PID_OF_LINE = re.compile(r"\(pid=\d+\)")
 
 
@@ -63,7 +65,10 @@ def may_vary(text: str) -> bool:
 
 
 def steady_line(line: str, rank: int) -> str:
-    """Return a line of output without its time stamp, its prefix with its own rank, addresses of objects, and ``(pid=17)``.
+    """Return a line of output without its time stamp, its prefix with its own rank, addresses of objects, and process ids.
+
+    A process id is a number in ``(pid=17)``, or between a time stamp and the name of a level. In a line with a time stamp,
+    which a library has logged, figures of memory (``1.5 GiB``) are replaced, too; others are printed to be compared.
 
     All other numbers stay, also those that look like a time or a process id elsewhere in a line: a rank may print them as its
     result. A line that is nothing but a time stays, too.
@@ -72,8 +77,9 @@ def steady_line(line: str, rank: int) -> str:
     steady = f"[rank…]{line[own.end() :]}" if own is not None and int(own[1]) == rank else line
     stamp = _STAMP.match(steady)
     if stamp is not None:
-        rest = steady[stamp.end() :]
+        rest = _PID_AFTER_STAMP.sub(r"\1…", steady[stamp.end() :])
         if _LETTER.search(rest):
+            rest = _MEMORY_OF_LOG.sub("…", rest) if "B" in rest else rest
             steady = f"{stamp[1] or stamp[2] or stamp[3] or ''}…{rest}"
             if steady.startswith("[rank…]") or stamp[3] is not None:  # of torch's own log
                 steady = re.sub(rf"\b([Rr]ank ){rank}\b", r"\1…", steady)
@@ -82,3 +88,13 @@ def steady_line(line: str, rank: int) -> str:
     if " 0x" in steady:
         steady = _OBJECT.sub("at 0x…", steady)
     return _PID_OF_LINE.sub("(pid=…)", steady) if "(pid=" in steady else steady
+
+
+_GLOO_PLACE = re.compile(
+    r"\[\S{0,300}\.cc:\d{1,6}\] ?| \[[0-9a-f.:%]{1,60}\]:\d{1,5}(?:\.[^\n]{0,300}GLHF[^\n]{0,20})?"
+)
+
+
+def without_gloo_place(text: str) -> str:
+    """Remove from the error of a connection what is for developers of gloo: its line of C++, the address, and its advice."""
+    return _GLOO_PLACE.sub("", text)

@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from monarch_kernel.base import directories
 from monarch_kernel.base.directories import LONGEST_ROOT, make_session_directory, session_roots, temporary_directory
 from monarch_kernel.net.transport.base import host_peer, rank_peer
 from monarch_kernel.runtime.detached.registry import default_root
+from tests.support.stranger import NOBODY, run_as_nobody
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,61 @@ def test_the_temporary_directory_is_used_if_its_path_is_short(monkeypatch: pytes
 def test_detached_meshes_have_a_short_path_too() -> None:
     long = "/" + "x" * LONGEST_ROOT
     assert default_root({}, long) == Path(f"/tmp/monarch-{os.getuid()}")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A directory that all users can reach."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:
+        os.chmod(root, 0o755)
+        yield Path(root)
+
+
+RENAME = """
+try:
+    os.rename(sys.argv[1], sys.argv[1] + "-theirs")
+except PermissionError:
+    print("refused")
+else:
+    os.mkdir(sys.argv[1])
+    print("replaced")
+"""
+
+
+def test_no_other_user_can_replace_the_directory_of_a_session(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    root.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    directory = make_session_directory()
+    try:
+        assert run_as_nobody(RENAME, directory) == "refused\n"
+    finally:
+        os.rmdir(directory)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o775, 0o1777, 0o1775])
+def test_a_directory_of_the_user_or_with_the_sticky_bit_comes_first(
+    monkeypatch: pytest.MonkeyPatch, root: Path, mode: int
+) -> None:
+    root.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    assert session_roots()[0] == str(root)
+    assert default_root({}, str(root)).parent == root
+    assert default_root({"XDG_RUNTIME_DIR": str(root)}, "/tmp") == root / "monarch-kernel"
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode"), [(-1, -1, 0o777), (-1, NOBODY, 0o775), (NOBODY, -1, 0o1777), (NOBODY, -1, 0o700)]
+)
+def test_a_directory_in_which_others_replace_files_comes_last(
+    monkeypatch: pytest.MonkeyPatch, root: Path, uid: int, gid: int, mode: int
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a directory to another user")
+    os.chown(root, uid, gid)
+    root.chmod(mode)
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    assert session_roots() == ["/tmp", "/var/tmp", str(root)]
+    assert default_root({"XDG_RUNTIME_DIR": str(root)}, str(root)) == Path(f"/tmp/monarch-{os.getuid()}")
 
 
 def test_the_longest_socket_fits_in_the_longest_directory() -> None:

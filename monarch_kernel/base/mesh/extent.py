@@ -6,10 +6,27 @@ last axis varies fastest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
+from typing import TypeVar, cast
 
 __all__ = ["Extent", "Point", "as_index", "as_size", "list_axes", "quote"]
+
+
+T = TypeVar("T")
+
+
+class Listed(list[T]):
+    """A list that is also equal to a tuple of the same items, and can be hashed as that."""
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, tuple)) else NotImplemented
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+    def __reduce__(self) -> tuple[type[list[T]], tuple[tuple[T, ...]]]:
+        return (list, (tuple(self),))
 
 
 class Extent(Mapping[str, int]):
@@ -19,7 +36,8 @@ class Extent(Mapping[str, int]):
     has one element.
 
     Args:
-        sizes: axis -> size, or pairs of axis and size.
+        sizes: axis -> size, or pairs of axis and size; or the names of the axes, if ``of`` has their sizes.
+        of: the sizes of these axes.
 
     Raises:
         ValueError: an axis is not an identifier or is named twice, or a size is not an int of at least 1.
@@ -30,8 +48,20 @@ class Extent(Mapping[str, int]):
     nelements: int
     """The number of points."""
 
-    def __init__(self, sizes: Mapping[str, int] | Iterable[tuple[str, int]] = ()) -> None:
-        pairs = list(sizes.items() if isinstance(sizes, Mapping) else sizes)
+    region: property
+    """The `Region` of all ranks of a mesh with this extent; `shape` sets it, since it can't be imported here."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[str] = (),
+        of: Sequence[int] | None = None,
+    ) -> None:
+        if of is not None:
+            labels = cast("Sequence[str]", sizes)
+            if len(labels) != len(of):
+                raise ValueError(f"{len(labels)} axes were given with {len(of)} sizes")
+            sizes = list(zip(labels, of))
+        pairs = list(sizes.items() if isinstance(sizes, Mapping) else cast("Iterable[tuple[str, int]]", sizes))
         self._sizes: dict[str, int] = {}
         for axis, size in pairs:
             if not isinstance(axis, str) or not axis.isidentifier():
@@ -48,14 +78,14 @@ class Extent(Mapping[str, int]):
         self._hash = hash(tuple(self._sizes.items()))
 
     @property
-    def labels(self) -> tuple[str, ...]:
+    def labels(self) -> Listed[str]:
         """Names of the axes, in order."""
-        return tuple(self._sizes)
+        return Listed(self._sizes)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def sizes(self) -> Listed[int]:
         """Sizes of the axes, in order."""
-        return tuple(self._sizes.values())
+        return Listed(self._sizes.values())
 
     def point(self, rank: int) -> Point:
         """Give the point with this flat rank.
@@ -101,6 +131,12 @@ class Extent(Mapping[str, int]):
     def __repr__(self) -> str:
         return repr(self._sizes)
 
+    def __str__(self) -> str:
+        return "{" + ", ".join(f"{axis}: {size}" for axis, size in self._sizes.items()) + "}"
+
+    def __format__(self, spec: str) -> str:
+        return format(repr(self), spec)
+
     def __reduce__(self) -> tuple[type[Extent], tuple[dict[str, int]]]:
         # The hash depends on the process (hashes of strings are randomised), so it must not be pickled.
         return (Extent, (self._sizes,))
@@ -138,6 +174,16 @@ class Point(Mapping[str, int]):
     def extent(self) -> Extent:
         """The extent it is a point of."""
         return self._extent
+
+    def size(self, axis: str) -> int:
+        """Give the size of one axis of the extent.
+
+        Raises:
+            KeyError: the axis is unknown.
+        """
+        if axis not in self._extent:
+            raise KeyError(f"unknown axis {axis!r}; {list_axes(self._extent)}")
+        return self._extent[axis]
 
     def __getitem__(self, axis: str) -> int:
         return self._rank // self._extent._strides[axis] % self._extent._sizes[axis]

@@ -50,6 +50,11 @@ class Region:
             raise ValueError(f"a rank can occur in a region only once: {ranks}")
         object.__setattr__(self, "ranks", ranks)
 
+    @property
+    def labels(self) -> Sequence[str]:
+        """The names of the axes."""
+        return self.extent.labels
+
     @classmethod
     def whole(cls, extent: Mapping[str, int]) -> Region:
         """Give the region of all ranks of a mesh with this extent."""
@@ -156,11 +161,24 @@ class Region:
         position = positions.get(base_rank)
         return None if position is None else Point(position, self.extent)
 
+    def pick(self, indices: Sequence[int]) -> Region:
+        """Take ranks by their flat indices; they get one axis, ``ranks``.
+
+        Raises:
+            IndexError: there is no index, or no such rank.
+            TypeError: an index is not an int.
+        """
+        if not indices:
+            raise IndexError("an empty list selects no rank")
+        flat = Extent({"ranks": len(self)})
+        chosen = [as_index(flat, "ranks", each, from_end=True) for each in indices]
+        return Region(Extent({"ranks": len(chosen)}), tuple(self.ranks[each] for each in chosen))
+
     def pack(self) -> tuple[object, ...]:
         """Give plain data for the wire: ``(labels, sizes, start, step)`` or ``(labels, sizes, ranks)``."""
         if isinstance(self.ranks, range):
-            return (self.extent.labels, self.extent.sizes, self.ranks.start, self.ranks.step)
-        return (self.extent.labels, self.extent.sizes, self.ranks)
+            return (tuple(self.extent), tuple(self.extent.sizes), self.ranks.start, self.ranks.step)
+        return (tuple(self.extent), tuple(self.extent.sizes), self.ranks)
 
     @classmethod
     def unpack(cls, packed: Sequence[object]) -> Region:
@@ -226,9 +244,23 @@ class Shaped(ABC):
         """The axes and their sizes as a dict."""
         return dict(self._region.extent)
 
-    def size(self, axis: str | None = None) -> int:
-        """Give the size of one axis, or the number of elements; see ``Region.size``."""
-        return self._region.size(axis)
+    def size(self, axis: str | Sequence[str] | None = None, *, dim: str | Sequence[str] | None = None) -> int:
+        """Give the size of one axis, the product of several, or the number of elements; see ``Region.size``.
+
+        Args:
+            axis: the name of an axis, or several names.
+            dim: the same, under its name in PyTorch Monarch.
+
+        Raises:
+            KeyError: an axis is unknown.
+            TypeError: both are given.
+        """
+        if axis is not None and dim is not None:
+            raise TypeError("size() takes axis or dim, which mean the same, not both")
+        axis = dim if axis is None else axis
+        if axis is None or isinstance(axis, str):
+            return self._region.size(axis)
+        return math.prod(self._region.size(each) for each in axis)
 
     def slice(self: ShapedT, /, **axes: AxisIndex) -> ShapedT:
         """Select along axes by name: an int drops the axis, a slice keeps it; see ``Region.slice``."""
@@ -248,6 +280,9 @@ class Shaped(ABC):
 
     def __len__(self) -> int:
         return self._region.extent.nelements
+
+
+Extent.region = property(Region.whole, doc="The region of all ranks of a mesh with this extent.")
 
 
 def _extent_of(labels: Sequence[object], sizes: Sequence[object]) -> Extent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
@@ -44,7 +43,7 @@ class ValueMesh(Shaped, Generic[T]):
 
     def __init__(self, shape: Region | Mapping[str, int], values: Iterable[T]) -> None:
         # Made once for each call, so values are not compared here; equal ones are merged when the mesh is pickled.
-        region = shape if isinstance(shape, Region) else Region.whole(shape)
+        region = _region_of(shape)
         store = tuple(values)
         if len(store) != len(region):
             raise ValueError(f"{region.extent} needs {len(region)} values, but {len(store)} were given")
@@ -66,6 +65,29 @@ class ValueMesh(Shaped, Generic[T]):
             IndexError: a coordinate is out of range.
         """
         return self._store[self._region.ranks[self._region.extent.rank_of(point)]]
+
+    @classmethod
+    def from_indexed(cls, shape: Region | Mapping[str, int], indexed: Iterable[tuple[int, T]]) -> ValueMesh[T]:
+        """Make a mesh of pairs of flat rank and value, in any order.
+
+        Raises:
+            ValueError: a rank is missing, or is none of the shape.
+        """
+        region = _region_of(shape)
+        by_rank = dict(indexed)
+        if by_rank.keys() != set(range(len(region))):
+            raise ValueError(f"{region.extent} needs one value for each rank from 0 to {len(region) - 1}")
+        return cls(region, [by_rank[rank] for rank in range(len(region))])
+
+    def get(self, rank: int) -> T:
+        """Give the value of a flat rank.
+
+        Raises:
+            IndexError: there is no such rank.
+        """
+        if not 0 <= rank < len(self):
+            raise IndexError(f"rank {rank} is out of range: {self.extent} has ranks 0 to {len(self) - 1}")
+        return self._store[self._region.ranks[rank]]
 
     def values(self) -> tuple[T, ...]:
         """Give the values by rank."""
@@ -127,6 +149,11 @@ def _unfold(
     return cls(extent, (distinct[place] for place in places))
 
 
+def _region_of(shape: Region | Mapping[str, int]) -> Region:
+    """Give the region of a shape; other classes, such as those of an integration, have an extent."""
+    return shape if isinstance(shape, Region) else Region.whole(getattr(shape, "extent", shape))
+
+
 def _identity(value: object) -> object:
     """Give a key that is equal for two values only if one can replace the other."""
     if type(value) not in _SCALARS:
@@ -138,7 +165,7 @@ def _identity(value: object) -> object:
 
 def _shorten(text: str) -> str:
     """Give a repr in one line of bounded length."""
-    text = re.sub(r"\s*\n\s*", " ", text)
+    text = " ".join(filter(None, map(str.strip, text.split("\n")))) if "\n" in text else text
     if len(text) <= _SHOWN_CHARS:
         return text
     half = (_SHOWN_CHARS - len(" ... ")) // 2

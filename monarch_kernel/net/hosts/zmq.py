@@ -1,8 +1,9 @@
-"""ZeroMQ transports: the controller binds a ROUTER; ranks and the agent of its machine connect DEALERs with their names.
+"""ZeroMQ transports: the controller binds a ROUTER; the agent of its machine connects a DEALER with its name.
 
-Ranks bind a ROUTER, too. A rank that calls another connects a DEALER to it, which carries the requests and their answers.
-Messages for processes of other hosts go to the host's agent (its *gateway*), with the name of the receiver as first frame; that
-connection is a `PacketSocket`.
+The ranks of the machine connect to the controller without ZeroMQ (`net.hosts.rank_lines`), except those that may outlive it:
+they connect DEALERs, too. Ranks bind a ROUTER. A rank that calls another connects a DEALER to it, which carries the requests
+and their answers. Messages for processes of other hosts go to the host's agent (its *gateway*), with the name of the receiver
+as first frame; that connection is a `PacketSocket`.
 
 A ZeroMQ socket is polled by a descriptor that signals only what has arrived since the socket was last checked, and any use of
 the socket may clear the signal. So a socket whose descriptor was readable, or that was used, is marked as *stirred*. Before the
@@ -28,10 +29,11 @@ import zmq
 from zmq.backend import Socket as PlainSocket
 
 from monarch_kernel.net.hosts.links import Links
+from monarch_kernel.net.hosts.rank_lines import RankLines, path_of_lines
 from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
 from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.shared_blocks import is_for_all
-from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, place_of
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_rank, place_of
 from monarch_kernel.net.transport.shared_frames import forget, may_look_at_parent, refer, resolve, share
 from monarch_kernel.net.transport.unix_packets import PacketSocket
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, Wakeable, has_message, recv_rest, send_multipart
@@ -78,15 +80,18 @@ class ZmqRouter(Wakeable):
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(address)
         self._fd = int(self._socket.getsockopt(zmq.FD))
-        self._poller = select.poll()
-        self._poller.register(self._wake, select.POLLIN)
-        self._poller.register(self._fd, select.POLLIN)
+        self._poller = select.epoll()
+        self._poller.register(self._wake, select.EPOLLIN)
+        self._poller.register(self._fd, select.EPOLLIN)
         self._linked: dict[int, zmq.Socket[bytes]] = {}  # sockets of the links, by descriptor
         self._is_stirred = self._are_links_used = True
         self._stirred_links: set[int] = set()
         self._received = 0
         self._was_remote = False  # whether the last message went to another host
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._by_zmq: set[Peer] = set()  # ranks with a connection to the ROUTER
+        path = path_of_lines(address)
+        self._lines = RankLines(path, self._poller, self._arrived, self._by_zmq.__contains__) if path else None
         self._hosts: set[int] = set()
         self._relay = Relay(CONTROLLER_HOST, epoch, members=self._hosts)
         self._links = Links(self._context, CONTROLLER_HOST, keys, self._watch) if keys else None
@@ -142,7 +147,8 @@ class ZmqRouter(Wakeable):
     @property
     def refused(self) -> int:
         """Number of refused connections, and of refused messages between hosts."""
-        return self._relay.dropped + (self._links.refused if self._links else 0)
+        here = self._lines.refused if self._lines else 0
+        return self._relay.dropped + here + (self._links.refused if self._links else 0)
 
     @property
     def refused_connections(self) -> int:
@@ -155,19 +161,20 @@ class ZmqRouter(Wakeable):
         """Return when a message may have arrived, `wake` was called, or the time is up."""
         if self._arrived or self._stirred_links or (self._are_links_used and self._is_linked):
             return
+        if self._lines is not None and self._lines.is_stirred:
+            return
         if self._homes:
             left_s = max(0.0, self._beat_at - time.monotonic())
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
-        tries = 0 if self._was_remote or timeout_s == 0 else YIELDS
-        if tries or self._is_stirred:
-            self._is_stirred = True  # until it is known not to be: an interrupt may arrive between any two steps here
-            for _ in range(1 + tries):
-                if has_message(self._socket):
-                    return
-                if tries:
-                    os.sched_yield()
+        if self._is_stirred:  # until it is known not to be: an interrupt may arrive between any two steps here
+            if has_message(self._socket):
+                return
             self._is_stirred = False
-        self._look(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+        for _ in range(0 if self._was_remote or timeout_s == 0 else YIELDS):
+            if self._look(0):
+                return
+            os.sched_yield()
+        self._look(-1 if timeout_s is None else max(0.0, timeout_s))
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
@@ -181,7 +188,10 @@ class ZmqRouter(Wakeable):
             self._was_remote = False
             if len(parts) > 1 and peer in self._sharing:
                 as_sent = refer(parts, peer)
-            if not self._hand_over(peer, as_sent):
+            if self._lines is not None and peer in self._lines:
+                if not self._lines.send(peer, as_sent):
+                    return False
+            elif not self._hand_over(peer, as_sent):
                 return False
         if len(parts) > 1:
             self.meters.sent(place_of(peer), parts, as_sent)
@@ -189,6 +199,8 @@ class ZmqRouter(Wakeable):
 
     def flush(self) -> None:
         """Send the queued messages for other hosts."""
+        if self._lines is not None:
+            self._lines.sent()
         while self._relay.waits:
             for neighbour, parts in self._relay.flush():
                 if neighbour in self._neighbours_here:
@@ -219,8 +231,11 @@ class ZmqRouter(Wakeable):
             self._event = None
             if self._links is not None:
                 self._links.close()
+            if self._lines is not None:
+                self._lines.close(LINGER_MS / 1e3)
             self._socket.close()
             self._context.term()
+            self._poller.close()
 
     # -- inside
 
@@ -236,21 +251,24 @@ class ZmqRouter(Wakeable):
             if self._links is not None:
                 self._links.tend()
 
-    def _look(self, timeout_ms: int | None) -> bool:
-        """Sleep until a socket is stirred, or the time is up; returns whether any is."""
-        for fd, _ in self._poller.poll(timeout_ms):
+    def _look(self, timeout_s: float) -> bool:
+        """Sleep until a socket is stirred, `wake` is called, or the time is up (negative: never); returns whether any was."""
+        signalled = self._poller.poll(timeout_s)
+        for fd, events in signalled:
             if fd == self._wake:
                 self._forget_wake()
             elif fd == self._fd:
                 self._is_stirred = True
-            else:
+            elif self._lines is None or not self._lines.stir(fd, events):
                 self._stirred_links.add(fd)
-        return self._is_stirred or bool(self._stirred_links)
+        return bool(signalled)
 
     def _collect(self) -> bool:
         """Read the stirred sockets until there is a message for this process; returns whether there is."""
         while not self._arrived:
-            if self._is_stirred and has_message(self._socket):
+            if self._lines is not None and self._lines.is_stirred:
+                self._lines.take()
+            elif self._is_stirred and has_message(self._socket):
                 self._take()
             else:
                 self._is_stirred = False
@@ -265,6 +283,11 @@ class ZmqRouter(Wakeable):
         peer = _recv(self._socket, _NOBLOCK)
         parts = [] if not _get(self._socket, _RCVMORE) else recv_rest(self._socket, [_recv(self._socket, _NOBLOCK)])
         if (home := self._homes.get(peer)) is None:
+            if is_rank(peer):
+                if self._lines is not None and peer in self._lines:  # only that connection speaks for it
+                    self._relay.dropped += 1
+                    return
+                self._by_zmq.add(peer)
             self._arrived.append((peer, resolve(parts, peer)))
         else:
             self._neighbours_here.add(home)
@@ -319,7 +342,7 @@ class ZmqRouter(Wakeable):
         fd = int(socket.getsockopt(zmq.FD))
         if is_open:
             self._linked[fd] = socket
-            self._poller.register(fd, select.POLLIN)
+            self._poller.register(fd, select.EPOLLIN)
             self._stirred_links.add(fd)
         else:
             del self._linked[fd]
@@ -335,13 +358,16 @@ class ZmqRank(Wakeable):
         name: of the rank on the wire.
         own_address: where the rank listens.
         gateway: address of its host agent, for processes of other hosts; empty if there are none.
+        has_line: whether it connects to the controller without ZeroMQ, and so to this one only.
 
     Attributes:
         meters: counts the frames that it sends.
         shares: whether large frames for processes of this machine stay in shared memory.
     """
 
-    def __init__(self, address: str, name: Peer, own_address: str, gateway: str = "") -> None:
+    def __init__(
+        self, address: str, name: Peer, own_address: str, gateway: str = "", *, has_line: bool = False
+    ) -> None:
         super().__init__()
         self.meters = Meters(place_of(name))
         self._name = name
@@ -364,7 +390,10 @@ class ZmqRank(Wakeable):
         self._router_fd = self._watch(self._router)
         self.shares = may_look_at_parent()  # the agent, which started this rank for this user
         share(self.shares)
-        if address:
+        self._line = _line_to(address, name) if address and has_line else None
+        if self._line is not None:
+            self._poller.register(self._line.fd, select.POLLIN)
+        elif address:
             self._dealers[CONTROLLER] = self._connect(CONTROLLER, address)
         else:
             self._remote_peers.add(CONTROLLER)
@@ -431,18 +460,24 @@ class ZmqRank(Wakeable):
         if peer in self._remote_peers:
             assert self._gateway is not None
             self._gateway.send([peer, *parts])
-            if self._gateway.has_unsent:
-                self._poller.register(self._gateway.fd, select.POLLIN | select.POLLOUT)
+            self._watch_unsent(self._gateway)
         elif peer == self._name:
             self._to_myself.append(_as_received(parts))
         else:
             if len(parts) > 1 and self.shares:
                 as_sent = refer(parts, peer)
-            if not self._hand_over(peer, as_sent):
+            if self._line is not None and peer == CONTROLLER:
+                self._line.send(as_sent)
+                self._watch_unsent(self._line)
+            elif not self._hand_over(peer, as_sent):
                 return False
         if len(parts) > 1:
             self.meters.sent(place_of(peer), parts, as_sent)
         return True
+
+    def _watch_unsent(self, end: PacketSocket) -> None:
+        if end.has_unsent:
+            self._poller.register(end.fd, select.POLLIN | select.POLLOUT)
 
     def _hand_over(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         if (fd := self._dealers.get(peer)) is not None:
@@ -475,7 +510,7 @@ class ZmqRank(Wakeable):
             fd = self._ready.popleft()
             socket = self._sockets.get(fd)
             if socket is None:
-                received = self._recv_by_gateway()
+                received = self._recv_packets(fd)
                 if received is None:
                     continue
                 return received
@@ -494,17 +529,22 @@ class ZmqRank(Wakeable):
             return peer, resolve(received[1], peer)
         return None
 
-    def _recv_by_gateway(self) -> tuple[Peer, list[Frame]] | None:
-        assert self._gateway is not None
-        if self._gateway.has_unsent:
-            self._gateway.flush()
-            if not self._gateway.has_unsent:
-                self._poller.register(self._gateway.fd, select.POLLIN)
-        parts = self._gateway.recv()
+    def _recv_packets(self, fd: int) -> tuple[Peer, list[Frame]] | None:
+        """Read a message that came without ZeroMQ, from the controller or through the gateway."""
+        is_direct = self._line is not None and self._line.fd == fd
+        end = self._line if is_direct else self._gateway
+        assert end is not None
+        if end.has_unsent:
+            end.flush()
+            if not end.has_unsent:
+                self._poller.register(fd, select.POLLIN)
+        parts = end.recv()
         if parts is None:
-            if self._gateway.is_over:  # the agent has ended, and this rank soon will
-                self._poller.unregister(self._gateway.fd)
+            if end.is_over:  # the other end has ended, and this rank soon will
+                self._poller.unregister(fd)
             return None
+        if is_direct:
+            return CONTROLLER, resolve(parts, CONTROLLER)
         peer, *frames = parts
         self._remote_peers.add(bytes(peer))  # the answer goes the same way
         return bytes(peer), frames
@@ -515,8 +555,9 @@ class ZmqRank(Wakeable):
             self._event = None
             for socket in self._sockets.values():
                 socket.close()
-            if self._gateway is not None:
-                self._gateway.close(LINGER_MS / 1e3)
+            for end in (self._line, self._gateway):
+                if end is not None:
+                    end.close(LINGER_MS / 1e3)
             self._context.term()
 
     def _settle(self) -> None:
@@ -536,6 +577,17 @@ class ZmqRank(Wakeable):
                 self._ready.append(fd)
         if self._stirred:
             self._settle()
+
+
+def _line_to(address: str, name: Peer) -> PacketSocket | None:
+    """Connect a rank to the controller without ZeroMQ; None if the controller has just ended, and the rank soon will."""
+    try:
+        line = PacketSocket.connect(path_of_lines(address))
+    except OSError:
+        return None
+    line.heads = 1
+    line.send([name])
+    return line
 
 
 def _as_received(parts: Sequence[Frame]) -> list[Frame]:

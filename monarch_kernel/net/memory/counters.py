@@ -15,7 +15,7 @@ from monarch_kernel.net.memory.shared_blocks import is_for_all
 from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import Carried, Collected
 
-__all__ = ["SHARED_MEMORY", "SOCKET", "Changes", "Meters", "Piece"]
+__all__ = ["SHARED_MEMORY", "SOCKET", "Changes", "CollectiveKind", "Meters", "Piece", "Transferred"]
 
 SHARED_MEMORY = "shared memory"
 """Data path of large parts of values between processes of one machine."""
@@ -29,11 +29,12 @@ class Piece(bytearray):
 
 
 class Changes(NamedTuple):
-    """Current values of the counts that have changed in the last ``over_s`` seconds."""
+    """Current values of the counts that have changed in the last ``over_s`` seconds; all counts if ``is_repeat``."""
 
     carried: tuple[Carried, ...]
     over_s: float
     collected: tuple[Collected, ...] = ()
+    is_repeat: bool = False
 
 
 class _Tally:
@@ -42,6 +43,53 @@ class _Tally:
     def __init__(self) -> None:
         self.nbytes = self.operations = 0
         self.seconds = 0.0
+        self.is_reported = True
+
+
+class CollectiveKind(NamedTuple):
+    """What collectives that are counted together have in common.
+
+    Attributes:
+        group: name of the process group, as shown to users.
+        operation: such as ``all_reduce``.
+        path: the data path: the backend of the process group, such as ``gloo``.
+        ranks: number of ranks in the group.
+    """
+
+    group: str
+    operation: str
+    path: str
+    ranks: int
+
+
+class Transferred(NamedTuple):
+    """One transfer in which this process took part.
+
+    Attributes:
+        ended: when it was over, in seconds since 1970.
+        seconds: how long it took; 0 if unknown.
+        nbytes: its size.
+        path: the data path, such as ``shared memory`` or ``gloo``.
+        source: where the bytes come from: the number of a process, or, if ``is_message``, a rank; -1 is this rank.
+        target: where they go.
+        is_message: whether it is a ``send`` or a ``recv`` of torch.distributed.
+    """
+
+    ended: float
+    seconds: float
+    nbytes: int
+    path: str
+    source: int
+    target: int
+    is_message: bool = False
+
+
+class _CollectiveTally:
+    __slots__ = ("is_reported", "nbytes", "nbytes_in", "nbytes_out", "operations", "seconds", "timed_nbytes", "timed_s")
+
+    def __init__(self) -> None:
+        self.nbytes = self.operations = self.nbytes_in = self.nbytes_out = self.timed_nbytes = 0
+        self.seconds = self.timed_s = 0.0
         self.is_reported = True
 
 
@@ -54,16 +102,19 @@ class Meters:
     Attributes:
         on_news: called when something is counted after `changes` last returned nothing; must be quick.
         count_unread: returns the number of collectives that are in no count.
+        on_transfer: called with each transfer, while a profile records; must be quick.
     """
 
     def __init__(self, proc: int) -> None:
         self.proc = proc
         self.on_news: Callable[[], None] = lambda: None
         self.count_unread: Callable[[], int] = lambda: 0
+        self.on_transfer: Callable[[Transferred], object] | None = None
         self._tallies: dict[tuple[int, int, str], _Tally] = {}
         self._changed: list[tuple[int, int, str]] = []
-        self._collected: dict[tuple[str, str], _Tally] = {}
+        self._collected: dict[CollectiveKind, _CollectiveTally] = {}
         self._is_quiet = True
+        self._is_repeat = False
         self._since = 0.0
         self._lock = threading.Lock()
 
@@ -80,6 +131,8 @@ class Meters:
             operations: number of transfers, or of arrays of a value.
             seconds: duration; 0 if unknown.
         """
+        if (tell := self.on_transfer) is not None and nbytes:
+            tell(Transferred(time.time(), seconds, nbytes, path, source, target))
         key = source, target, path
         with self._lock:
             tally = self._tallies.get(key)
@@ -97,23 +150,41 @@ class Meters:
             self._since = time.monotonic() - seconds
         self.on_news()
 
-    def collect(self, group: str, operation: str, nbytes: int, *, operations: int = 1, seconds: float = 0.0) -> None:
+    def collect(
+        self,
+        kind: CollectiveKind,
+        nbytes: int = 0,
+        nbytes_in: int = 0,
+        nbytes_out: int = 0,
+        *,
+        operations: int = 1,
+        seconds: float = 0.0,
+        timed_nbytes: int = 0,
+        timed_s: float = 0.0,
+    ) -> None:
         """Add a collective of this process, or the duration of one.
 
         Args:
-            group: name of the process group, as shown to users.
-            operation: kind of the collective.
+            kind: what it is counted with.
             nbytes: size of the input, or of the output if that is larger.
+            nbytes_in: bytes that this process receives from others.
+            nbytes_out: bytes that it sends to others.
             operations: number of collectives.
             seconds: how long this process waited for it.
+            timed_nbytes: size of the whole collective, if its duration is known.
+            timed_s: its duration, if known.
         """
         with self._lock:
-            tally = self._collected.get((group, operation))
+            tally = self._collected.get(kind)
             if tally is None:
-                tally = self._collected[group, operation] = _Tally()
+                tally = self._collected[kind] = _CollectiveTally()
             tally.nbytes += nbytes
+            tally.nbytes_in += nbytes_in
+            tally.nbytes_out += nbytes_out
             tally.operations += operations
             tally.seconds += seconds
+            tally.timed_nbytes += timed_nbytes
+            tally.timed_s += timed_s
             tally.is_reported = False
             if not self._is_quiet:
                 return
@@ -160,20 +231,36 @@ class Meters:
                 tally.is_reported = True
                 carried.append(Carried(*key, tally.nbytes, tally.operations, tally.seconds))
             collected = []
-            for kind, tally in self._collected.items():
-                if not tally.is_reported:
-                    tally.is_reported = True
-                    collected.append(Collected(*kind, tally.nbytes, tally.operations, tally.seconds))
+            for kind, count in self._collected.items():
+                if not count.is_reported:
+                    count.is_reported = True
+                    collected.append(
+                        Collected(
+                            kind.group,
+                            kind.operation,
+                            count.nbytes,
+                            count.operations,
+                            count.seconds,
+                            kind.path,
+                            kind.ranks,
+                            count.nbytes_in,
+                            count.nbytes_out,
+                            count.timed_nbytes,
+                            count.timed_s,
+                        )
+                    )
             over_s, self._since = now - self._since, now
             self._is_quiet |= is_last and not carried and not collected
-            return Changes(tuple(carried), over_s, tuple(collected))
+            is_repeat, self._is_repeat = self._is_repeat, False
+            return Changes(tuple(carried), over_s, tuple(collected), is_repeat)
 
     def tell_all(self) -> None:
         """Make `changes` return all counts once more, for a new receiver that has none of them."""
         with self._lock:
+            self._is_repeat = True
             for key, tally in self._tallies.items():
                 if tally.is_reported:
                     tally.is_reported = False
                     self._changed.append(key)
-            for tally in self._collected.values():
-                tally.is_reported = False
+            for count in self._collected.values():
+                count.is_reported = False

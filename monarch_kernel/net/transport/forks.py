@@ -15,6 +15,8 @@ So each handler is marked with its replacement in forks (`in_forks`), and a fork
 2. In the child each marked handler is replaced. The zygote imports this module first, so in children of ranks this step comes
    before the fork functions of torch and of this package.
 3. Parent and child restore the signal mask that they had before. A signal that arrived meanwhile acts as in any other process.
+   But until the fork functions that are registered before the first fork have run, SIGINT ends the child at once: Python would
+   swallow the KeyboardInterrupt.
 
 Handlers that the user's code has installed stay as they are.
 
@@ -38,6 +40,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _replacements: dict[object, Callable[[Any], Any]] = {}
 _blocked_before: dict[int, Iterable[int]] = {}  # by the ident of the forking thread
+_raising: list[int] = []  # the signals that raise KeyboardInterrupt in a child, once its fork functions have run
+_has_last = False  # whether `_let_raise` is registered
 
 
 def in_forks(replacement: Callable[[Any], Any]) -> Callable[[F], F]:
@@ -83,6 +87,10 @@ class Forking:
 
 
 def _before() -> None:
+    global _has_last
+    if not _has_last:  # now, so that it follows the fork functions of all modules that are loaded
+        _has_last = True
+        os.register_at_fork(after_in_child=_let_raise)
     thread = threading.get_ident()
     # First, as a handler may raise while the signals are being blocked.
     _blocked_before[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -96,18 +104,23 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    raising = []
+    _raising.clear()
     try:
         for number, handler in _ours().items():
-            if handler is signal.default_int_handler:  # its exception would be lost here: use SIG_DFL until the end
-                raising.append(number)
+            if (
+                handler is signal.default_int_handler
+            ):  # its exception would be lost here: use SIG_DFL until `_let_raise`
+                _raising.append(number)
                 handler = signal.SIG_DFL
             signal.signal(number, handler)
     finally:
         _after_in_parent()
         _blocked_before.clear()  # entries of threads that the child does not have
-    for number in raising:
-        signal.signal(number, signal.default_int_handler)
+
+
+def _let_raise() -> None:
+    while _raising:
+        signal.signal(_raising.pop(), signal.default_int_handler)
 
 
 os.register_at_fork(before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

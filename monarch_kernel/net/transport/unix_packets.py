@@ -10,10 +10,12 @@ several, and read directly into its final buffer, where each of its frames start
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -45,12 +47,15 @@ class PacketSocket:
     Attributes:
         fd: its descriptor, for polling.
         is_over: whether the other end has closed it, and everything is read.
+        heads: how many frames of a message `recv` returns as bytes; the others are writable.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self.fd = sock.fileno()
         self.is_over = False
+        self.heads = 2
+        self._was_reset = False
         self._unsent: deque[Sequence[Frame]] = deque()
         self._long = bytearray()  # a cut message, and the number of its bytes that have arrived
         self._come = 0
@@ -96,7 +101,7 @@ class PacketSocket:
             unsent.popleft()
 
     def recv(self) -> list[Frame] | None:
-        """Read a packet, if any, and return the message that it completes: the first two frames as bytes, the others writable.
+        """Read a packet, if any, and return the message that it completes: `heads` frames as bytes, the others writable.
 
         Raises:
             WireError: it is not a valid packet.
@@ -108,6 +113,9 @@ class PacketSocket:
         except (BlockingIOError, InterruptedError):
             return None
         except ConnectionError:
+            if not self._was_reset:  # it was closed with messages unread; what it has sent follows
+                self._was_reset = True
+                return None
             nbytes = 0
         except (struct.error, MemoryError, OverflowError) as error:
             raise WireError(f"not a packet: {error}") from None
@@ -149,7 +157,7 @@ class PacketSocket:
         parts: list[Frame] = []
         for nbytes in struct.unpack_from(f"={count}Q", packet, _HEAD.size):
             part = packet[begin : begin + nbytes]
-            parts.append(part if len(parts) < 2 else memoryview(bytearray(part)))
+            parts.append(part if len(parts) < self.heads else memoryview(bytearray(part)))
             begin += nbytes
         return parts
 
@@ -165,9 +173,12 @@ class PacketSocket:
         for nbytes in struct.unpack_from(f"={count}Q", view, _HEAD.size):
             begin += -begin % _ALIGN_NBYTES
             part = view[begin : begin + nbytes]
-            parts.append(bytes(part) if len(parts) < 2 else part)
+            parts.append(bytes(part) if len(parts) < self.heads else part)
             begin += nbytes
         return parts
+
+
+_PAUSE_S = 0.02
 
 
 class PacketListener:
@@ -191,6 +202,11 @@ class PacketListener:
         try:
             return PacketSocket(self._socket.accept()[0])
         except (BlockingIOError, InterruptedError, ConnectionError):
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            time.sleep(_PAUSE_S)  # the connection waits until a descriptor is free; the caller will ask again at once
             return None
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import functools
+import logging
 import operator
 import pickle
 import types
@@ -55,6 +56,8 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 INLINE_NBYTES = 64 * 1024
 """Larger pickles travel in a separate frame, which the transport can pass on without a copy."""
+
+_log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -292,6 +295,7 @@ def _where(roots: Mapping[str, Any]) -> str:
     try:
         culprit = find_culprit(roots, trace)
     except Exception:  # an addition to the error, which must not hide it
+        _log.exception("could not find what can't be pickled")
         return ""
     if culprit is None:
         return ""

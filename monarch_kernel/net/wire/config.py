@@ -14,10 +14,12 @@ __all__ = [
     "KEPT_FILES",
     "LEAST_SILENCE_S",
     "LISTENS",
+    "SAME",
     "AgentConfig",
     "Elsewhere",
     "ForkReport",
     "ForkRequest",
+    "FreshRank",
     "LinkKeys",
     "Manifest",
     "OrphanGroups",
@@ -40,6 +42,9 @@ LEAST_SILENCE_S = 0.5
 KEPT_FILES = (DETACHED, "lock", "manifest")
 """Files that an agent leaves in the directory when it has waited long enough for a controller."""
 
+
+SAME = "same"
+"""In `RankSpec.python`: the interpreter of the host."""
 
 LOOPBACK, EVERYWHERE = "127.0.0.1", "*"
 """The interfaces at which a host listens: only for this machine, or for all that can reach it."""
@@ -127,6 +132,31 @@ class ForkRequest(msgspec.Struct, frozen=True, tag=True):
     def decode(data: bytes) -> ForkRequest | OrphanGroups | Preloads:
         """Decode a packet of the agent, of any kind."""
         return msgspec.msgpack.decode(data, type=ForkRequest | OrphanGroups | Preloads)
+
+
+class FreshRank(msgspec.Struct, frozen=True):
+    """A fork of the zygote to the interpreter that it becomes: what to run there.
+
+    Attributes:
+        spec: the rank.
+        entry: ``module:function`` that runs it.
+        log: the descriptor of the zygote's log.
+        arguments: the further arguments of the function, as text.
+    """
+
+    spec: RankSpec
+    entry: str
+    log: int
+    arguments: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """Encode as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> FreshRank:
+        """Decode the bytes."""
+        return msgspec.msgpack.decode(data, type=FreshRank)
 
 
 class OrphanGroups(msgspec.Struct, frozen=True, tag=True):

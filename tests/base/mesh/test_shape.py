@@ -384,3 +384,14 @@ def test_slices_of_a_shaped_handle_have_its_type() -> None:
     assert handle._region is MESH
     with pytest.raises(TypeError, match="abstract"):
         Shaped()  # type: ignore[abstract]
+
+
+def test_ranks_are_picked_by_their_flat_index() -> None:
+    region = Region.whole(Extent({"dp": 2, "tp": 2})).slice(dp=1)
+    assert region.pick([0, -1]) == Region(Extent({"ranks": 2}), (2, 3))
+    with pytest.raises(IndexError, match="an empty list selects no rank"):
+        region.pick([])
+    with pytest.raises(IndexError, match="axis 'ranks' has size 2: index 5 is out of range -2 to 1"):
+        region.pick([0, 5])
+    with pytest.raises(TypeError, match="'x' is not an int or a slice"):
+        region.pick(["x"])  # type: ignore[list-item]

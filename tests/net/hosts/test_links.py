@@ -15,7 +15,7 @@ from monarch_kernel.net.hosts import links as links_module
 from monarch_kernel.net.hosts.flow_control import PIECE_NBYTES
 from monarch_kernel.net.hosts.links import Links, new_keys
 from monarch_kernel.net.wire.config import EVERYWHERE, LOOPBACK, LinkKeys
-from tests.failures.strangers import besieged
+from tests.failures.strangers import besieged, say
 from tests.net.transport.pump import pump_until
 from tests.support.timing import Bar
 
@@ -157,7 +157,7 @@ def raw(kind: int, context: zmq.Context[zmq.Socket[bytes]], port: int, **curve: 
     for name, value in curve.items():
         setattr(sock, name, value)
     sock.connect(f"tcp://127.0.0.1:{port}")
-    sock.send_multipart([b"let me in"])
+    say(sock, [b"let me in"])
     return sock
 
 

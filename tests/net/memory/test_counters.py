@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from monarch_kernel.net.memory.counters import SHARED_MEMORY, SOCKET, Meters, Piece
+from monarch_kernel.net.memory.counters import SHARED_MEMORY, SOCKET, CollectiveKind, Meters, Piece
 from monarch_kernel.net.memory.shared_blocks import Blocks
-from monarch_kernel.net.wire.messages import Carried
+from monarch_kernel.net.wire.messages import Carried, Collected
 
 
 def test_changes_are_reported_once_with_current_values() -> None:
@@ -14,14 +14,29 @@ def test_changes_are_reported_once_with_current_values() -> None:
     meters.count(2, 1, "memory", 100, seconds=0.5)
     meters.count(2, 1, "memory", 20, operations=0, seconds=0.25)
     meters.count(1, 2, "memory", 7)
-    rows, over_s, _ = meters.changes()
+    rows, over_s, *_ = meters.changes()
     assert rows == (Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 7, 1, 0.0))
     assert over_s >= 0.5  # at least as long as the first one took
     assert meters.changes()[0] == ()
     meters.count(1, 2, "memory", 1)
     assert meters.changes()[0] == (Carried(1, 2, "memory", 8, 2, 0.0),)
     meters.tell_all()
-    assert set(meters.changes()[0]) == {Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 8, 2, 0.0)}
+    again = meters.changes()
+    assert set(again.carried) == {Carried(2, 1, "memory", 120, 1, 0.75), Carried(1, 2, "memory", 8, 2, 0.0)}
+    assert again.is_repeat
+    assert not meters.changes().is_repeat
+
+
+def test_collectives_are_counted_by_kind_and_their_durations_are_added() -> None:
+    meters, kind = Meters(1), CollectiveKind("dp", "all_reduce", "gloo", 4)
+    meters.collect(kind, 100, 150, 150, seconds=0.25)
+    meters.collect(kind, operations=0, seconds=0.5, timed_nbytes=100, timed_s=0.75)
+    meters.collect(kind._replace(path="nccl"), 7)
+    assert meters.changes().collected == (
+        Collected("dp", "all_reduce", 100, 1, 0.75, "gloo", 4, 150, 150, 100, 0.75),
+        Collected("dp", "all_reduce", 7, 1, 0.0, "nccl", 4),
+    )
+    assert meters.changes().collected == ()
 
 
 def test_news_are_reported_once_until_there_are_none() -> None:

@@ -109,7 +109,8 @@ def make_memory(folder: Path) -> tuple[Transport, Transport]:
 
 
 def make_zmq(folder: Path) -> tuple[Transport, Transport]:
-    return ZmqRouter(f"ipc://{folder}/c"), ZmqRank(f"ipc://{folder}/c", ECHO, f"ipc://{folder}/R1")
+    address = f"ipc://{folder}/c"
+    return ZmqRouter(address), ZmqRank(address, ECHO, f"ipc://{folder}/R1", has_line=True)
 
 
 @pytest.fixture(params=[make_memory, make_zmq], ids=["memory", "zmq"])

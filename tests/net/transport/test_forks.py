@@ -68,6 +68,34 @@ def test_a_signal_while_functions_for_forks_run_ends_the_child(order: str, threa
     assert code_of(script, order, thread) == -signal.SIGTERM
 
 
+INTERRUPTED = """
+    class Raises:
+        @in_forks(lambda ours: signal.default_int_handler)
+        def handle(self, number, frame):
+            raise SystemExit("of the parent")
+
+    signal.signal(signal.SIGINT, Raises().handle)
+    at_once = sys.argv[-1] == "at once"
+    os.register_at_fork(after_in_child=lambda: at_once and os.kill(os.getpid(), signal.SIGINT))
+
+    def wait():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            while True:
+                pass
+        except KeyboardInterrupt:
+            os._exit(7)
+
+    print(code_of_fork(wait))
+"""
+
+
+@pytest.mark.parametrize(("when", "code"), [("at once", -signal.SIGINT), ("later", 7)])
+def test_an_interrupt_of_a_child_is_not_lost_in_functions_for_forks(when: str, code: int) -> None:
+    """Python would swallow the KeyboardInterrupt that it raises there; later it is raised as usual."""
+    assert code_of(INTERRUPTED, when) == code
+
+
 def test_a_handler_of_the_user_is_kept() -> None:
     script = """
         def handle(number, frame):

@@ -24,6 +24,7 @@ from monarch_kernel.net.transport.unix_packets import (
 from monarch_kernel.net.wire.codec import Frame, WireError
 from tests.net.transport.pump import pump_until
 from tests.net.transport.test_conformance import receive, wait_for_an_event
+from tests.support.descriptors import none_left
 from tests.support.timing import Bar
 
 ME, OTHER = rank_peer(1), rank_peer(9)
@@ -153,6 +154,34 @@ def test_a_connection_that_ends_in_the_middle_of_a_message_is_over(
         assert b.recv() is None
 
     pump_until(lambda: b.is_over, look, "the end to be known")
+
+
+def test_what_was_sent_arrives_also_if_the_sender_ended_with_messages_unread(
+    pair: tuple[PacketSocket, PacketSocket],
+) -> None:
+    """The system reports ECONNRESET first, and the messages after that."""
+    a, b = pair
+    b.send([b"unread"])
+    for i in range(3):
+        a.send([b"%d" % i])
+    a.close()
+    came: list[bytes] = []
+
+    def look() -> None:
+        came.extend(bytes(part) for part in b.recv() or ())
+
+    pump_until(lambda: b.is_over, look, "the end to be known")
+    assert came == [b"0", b"1", b"2"]
+
+
+def test_a_connection_waits_until_a_descriptor_is_free(tmp_path: Path, listener: PacketListener) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        with none_left():
+            other.connect(f"{tmp_path}/listener")
+            assert listener.accept() is None
+        accepted = listener.accept()
+        assert accepted is not None
+        accepted.close()
 
 
 def test_an_invalid_packet_raises_a_wire_error(tmp_path: Path, listener: PacketListener) -> None:

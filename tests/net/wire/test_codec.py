@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import functools
 import pickle
 import subprocess
 import sys
@@ -52,6 +53,7 @@ plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dic
 frames_of_any = st.lists(st.binary(max_size=20), max_size=3).map(tuple)
 
 
+@functools.cache  # a strategy is made and checked once, not for each example
 def fitting(hint: Any, within: tuple[Any, ...] = ()) -> st.SearchStrategy[Any]:
     """Values of an annotated type; raises for an unsupported type, so that new fields enter the tests.
 

@@ -149,9 +149,13 @@ class Inspect(Message, frozen=True):
 
 
 class GetStacks(Message, frozen=True):
-    """Ask for the current activities (`runtime.diagnostics.stacks.Doing`), whatever runs. Handled out of band."""
+    """Ask for the current activities (`runtime.diagnostics.stacks.Doing`), whatever runs. Handled out of band.
+
+    With ``brief``, collectives of groups that have started more since the last look are left out (`RankGroup.pending`).
+    """
 
     id: int
+    brief: bool = False
 
 
 class Forget(Message, frozen=True):

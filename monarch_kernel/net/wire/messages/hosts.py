@@ -87,6 +87,8 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
         record: The file in which a rank that may outlive its controller says what it runs; on another machine, a name in the
             directory of the agent. Empty for other ranks.
         unset: Variables that are removed from its environment before ``env`` is added.
+        python: The interpreter that it starts with, as a new process; ``same`` for that of the host. Empty for a rank that is
+            forked, which has the modules that are imported already.
     """
 
     proc: int
@@ -105,6 +107,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     incarnation: int = 0
     bootstrap: bytes = b""
     unset: tuple[str, ...] = ()
+    python: str = ""
 
     def succeeded(self, incarnation: int) -> RankSpec:
         """Return the spec of the process that replaces this one."""
@@ -170,11 +173,15 @@ class ReadClock(Message, frozen=True):
 
 
 class ReadLog(Message, frozen=True):
-    """Ask for the stored output of a rank; answered with its newest part, of about ``max_nbytes`` bytes (`LogRead`)."""
+    """Ask for the stored output of a rank; answered with its newest part, of about ``max_nbytes`` bytes (`LogRead`).
+
+    With ``stack``, ask for the stacks of its threads instead, as `faulthandler` writes them.
+    """
 
     id: int
     proc: int
     max_nbytes: int
+    stack: bool = False
 
 
 class Detach(Message, frozen=True):

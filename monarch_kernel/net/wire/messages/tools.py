@@ -161,22 +161,44 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Collected(msgspec.Struct, array_like=True, frozen=True):
-    """A rank's collectives of one kind in a process group; ``seconds`` is how long the rank waited in them."""
+    """A rank's collectives of one kind in a process group of ``ranks`` ranks, by a data path such as ``gloo``.
+
+    ``seconds`` is how long Python waited in them. ``nbytes_in`` and ``nbytes_out`` are what the rank received and sent, as
+    `features.traffic.bandwidth.moved` defines it. ``timed_nbytes`` is the size of those whose duration is known, and
+    ``timed_s`` is their duration.
+    """
 
     group: str
     operation: str
     nbytes: int
     operations: int
     seconds: float
+    path: str = ""
+    ranks: int = 0
+    nbytes_in: int = 0
+    nbytes_out: int = 0
+    timed_nbytes: int = 0
+    timed_s: float = 0.0
+
+    def with_short_names(self, length: int) -> Collected:
+        """The same counts, with names of at most so many characters."""
+        if max(len(self.group), len(self.operation), len(self.path)) <= length:
+            return self
+        group, operation, path = (name[:length] for name in (self.group, self.operation, self.path))
+        return msgspec.structs.replace(self, group=group, operation=operation, path=path)
 
 
 class Metered(Message, frozen=True):
     """Report the counts that have changed in the last ``over_s`` seconds, with their current values.
 
-    ``unread`` is the number of collectives in no count, because C++ code has started them.
+    ``unread`` is the number of collectives in no count. ``is_repeat`` is set if the report has all counts for a new controller,
+    also those that have not changed. The first report has ``links``, those of the machine and of the GPU whose speed is known:
+    name, and bytes per second in each direction.
     """
 
     carried: tuple[Carried, ...]
     over_s: float
     collected: tuple[Collected, ...] = ()
     unread: int = 0
+    is_repeat: bool = False
+    links: tuple[tuple[str, float], ...] = ()

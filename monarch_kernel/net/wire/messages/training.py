@@ -17,11 +17,13 @@ __all__ = [
     "Knob",
     "ListSnapshots",
     "Logged",
+    "LoopAlarm",
     "LoopGrant",
     "LoopLeft",
     "LoopPreempted",
     "LoopReport",
     "LoopStarted",
+    "SealSnapshot",
     "SkipGroupNames",
     "StoreCall",
     "StoreOperation",
@@ -60,7 +62,7 @@ class SkipGroupNames(Message, frozen=True):
 
 
 class StoreCall(Message, frozen=True):
-    """Use keys of a store in the receiver (`runtime.rpc.stores`); any process may send this. Handled out of band.
+    """Use keys of a store in the receiver (`runtime.rpc.store_server`); any process may send this. Handled out of band.
 
     ``get`` and ``wait`` are answered when all keys exist. ``amount`` is for ``add``.
     """
@@ -109,6 +111,14 @@ class KeepSnapshot(Message, frozen=True):
     payload: Payload
 
 
+class SealSnapshot(Message, frozen=True):
+    """The checksums of a snapshot that the receiver keeps, or will keep: `KeepSnapshot` may arrive later. Has no answer."""
+
+    owner: int
+    key: tuple[int, int, int]
+    seal: bytes
+
+
 class ListSnapshots(Message, frozen=True):
     """Ask for the keys of the snapshots that the receiver keeps, by owner."""
 
@@ -140,6 +150,23 @@ class Logged(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: int = 1
 
 
+class LoopAlarm(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Something that is wrong with a value that a rank has logged.
+
+    ``kind`` is ``nan`` for a value that is not finite, ``spike`` for one far above ``usual``, the median of the last ones.
+    ``about`` says what else is known of the step. ``module`` says in which module the value begins; it comes a step later, in a
+    repetition of the alarm.
+    """
+
+    kind: str
+    name: str
+    step: int
+    value: float
+    usual: float = 0.0
+    about: str = ""
+    module: str = ""
+
+
 class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A value that users can change while a loop runs: its value until one does, and its bounds."""
 
@@ -164,6 +191,9 @@ class LoopStarted(Message, frozen=True):
         recovers: Whether the loop resumes automatically if a rank dies.
         follows: The request of the loop that this one continues; 0 if there is none.
         is_recovery: Whether this loop also takes over the changes to later steps of the loop that it continues.
+        age_s: How long ago the rank started the loop.
+        hooks: Kind of a `LoopAlarm` -> what this rank wants then: ``stop``, ``rollback``, or ``call`` for a function that it
+            calls.
     """
 
     request: int
@@ -176,13 +206,15 @@ class LoopStarted(Message, frozen=True):
     recovers: bool = False
     follows: int = 0
     is_recovery: bool = False
+    age_s: float = 0.0
+    hooks: dict[str, str] = {}
 
 
 class LoopReport(Message, frozen=True):
     """Report that a rank starts ``step``, and what it has logged, and which knobs are new, since the last report.
 
-    A step takes ``step_s`` seconds. ``peak`` is the peak number of floating-point operations per second of the rank's device;
-    it is 0 if unknown, or if the rank has not logged "flops".
+    A step takes ``step_s`` seconds, without pauses. ``peak`` is the peak number of floating-point operations per second of the
+    rank's device; it is 0 if unknown, or if the rank has not logged "flops". A step waits ``loader_s`` seconds for a loader.
     """
 
     request: int
@@ -192,6 +224,8 @@ class LoopReport(Message, frozen=True):
     logged: dict[str, tuple[Logged, ...]] = {}
     knobs: tuple[Knob, ...] = ()
     peak: float = 0.0
+    alarms: tuple[LoopAlarm, ...] = ()
+    loader_s: float = 0.0
 
 
 class LoopLeft(Message, frozen=True):

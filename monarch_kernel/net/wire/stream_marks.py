@@ -11,11 +11,13 @@ import secrets
 
 __all__ = [
     "DISPLAY",
+    "END_OF_CELL",
     "FIRST_MARK",
     "MARK_STEP",
     "ORDER",
     "MarkReader",
     "is_display_mark",
+    "is_end_of_cell",
     "is_order_mark",
     "mark_bytes",
     "new_secret",
@@ -34,6 +36,7 @@ MARK_STEP = 4
 
 DISPLAY = 1
 ORDER = 2
+END_OF_CELL = 3
 
 
 def new_secret() -> str:
@@ -52,12 +55,21 @@ def _prefix(secret: str) -> bytes:
 
 def is_display_mark(end: int) -> bool:
     """Whether a mark is at the position of displayed output, which is sent separately."""
-    return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & DISPLAY)
+    return _kind(end) == DISPLAY
 
 
 def is_order_mark(end: int) -> bool:
     """Whether a mark says only that the rank has turned to its other stream: no message waits for it."""
-    return FIRST_MARK <= end < _FIRST_SWITCH and bool(end & ORDER)
+    return _kind(end) == ORDER
+
+
+def is_end_of_cell(end: int) -> bool:
+    """Whether a mark is at the end of the output of a cell."""
+    return _kind(end) == END_OF_CELL
+
+
+def _kind(end: int) -> int:
+    return end % MARK_STEP if FIRST_MARK <= end < _FIRST_SWITCH else 0
 
 
 _FIRST_SWITCH = 1 << 52
