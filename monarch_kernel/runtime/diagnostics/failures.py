@@ -25,15 +25,19 @@ import socket
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
 from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
+from monarch_kernel.runtime.diagnostics.earlier_classes import notes_about_instances
+from monarch_kernel.runtime.diagnostics.masking import Mask, secrets_near
 from monarch_kernel.runtime.diagnostics.memory_notes import memory_notes
 from monarch_kernel.runtime.diagnostics.module_errors import model_notes
 from monarch_kernel.runtime.diagnostics.reprs import describe_variable, is_tensor
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.torch_notes import torch_notes
 
 __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
@@ -41,6 +45,8 @@ __all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_
 _log = logging.getLogger(__name__)
 
 _MESSAGE_LENGTH = 20_000
+_NAME_LENGTH = 200  # of classes, functions, files and variables, which programs may generate from data
+_FILE_LENGTH = 4_096  # Linux allows no longer path
 _CAUSE_LENGTH = 4_000
 _MAX_CAUSES = 20
 _MAX_NOTES = 50
@@ -79,6 +85,11 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         unknown.append(f"could not determine {what}: {type(problem).__name__}: {problem}")
 
     try:
+        mask = Mask(secrets_near(error))
+    except Exception as problem:  # the report still hides what its form gives away
+        mask = Mask()
+        note("the values of secrets", problem)
+    try:
         message = _message(error)
     except Exception:  # the user's __str__ may do anything, and must not hide the failure
         message = f"<{type(error).__name__} whose __str__ failed>"
@@ -109,18 +120,30 @@ def describe(error: BaseException, *, kind: FailureKind = "exception", own_files
         note("the module that failed", problem)
     return Failure(
         kind=kind,
-        etype=type(error).__name__,
-        message=_without_middle(message, _MESSAGE_LENGTH),
+        etype=_class_name(error),
+        message=_masked(message, mask, _MESSAGE_LENGTH),
         frames=frames,
-        traceback=_without_middle(text, _TRACEBACK_LENGTH),
+        traceback=_masked(text, mask, _TRACEBACK_LENGTH),
         host=socket.gethostname(),
         pid=os.getpid(),
         exception=_pickled(error),
         python=sys.executable if isinstance(error, ImportError) else "",
-        notes=(*notes, *unknown),
-        added_notes=added_notes,
-        chain=chain,
+        notes=tuple(map(mask, (*notes, *unknown))),
+        added_notes=_masked_lines(added_notes, mask),
+        chain=tuple(
+            replace(cause, message=mask(cause.message), notes=_masked_lines(cause.notes, mask)) for cause in chain
+        ),
     )
+
+
+def _masked(text: str, mask: Mask, length: int) -> str:
+    """Bound a text and hide its secrets: before it is shortened to its final length, as the cut may divide a secret."""
+    return _without_middle(mask(_without_middle(text, 2 * length)), length)
+
+
+def _masked_lines(lines: Sequence[str], mask: Mask) -> tuple[str, ...]:
+    """Hide the secrets in lines of one text, of which a secret may have several."""
+    return tuple(mask("\n".join(lines)).splitlines())
 
 
 # The exception itself.
@@ -136,6 +159,8 @@ def _message(error: BaseException) -> str:
         if isinstance(one, BaseException):
             lines += [f"  {line}" for line in f"{type(one).__name__}: {_message(one)}".splitlines()]
             lines += [f"    {note}" for note in _added_notes(one)]
+            place = _place_of(one, ()) if not hasattr(one, "exceptions") else None
+            lines += [f"    at {describe_line(place)}"] if place is not None and place.user else []
     return "\n".join([*lines, ""])[:-1]  # an exact str, even if __str__ returns a subclass
 
 
@@ -144,7 +169,7 @@ def _notes_about_texts(error: BaseException, own_files: Collection[str]) -> tupl
         str(error)
     except Exception:  # the user's __str__; the message says that it fails
         return ()
-    return (*torch_notes(error), *_notes_about_pickling(error), *_notes_about_memory(error, own_files))
+    return (*torch_notes(error), *_notes_about_pickling(error), *_notes_about_variables(error, own_files))
 
 
 def _notes_about_pickling(error: BaseException) -> tuple[str, ...]:
@@ -155,10 +180,10 @@ def _notes_about_pickling(error: BaseException) -> tuple[str, ...]:
     return pickle_notes(error)
 
 
-def _notes_about_memory(error: BaseException, own_files: Collection[str]) -> tuple[str, ...]:
+def _notes_about_variables(error: BaseException, own_files: Collection[str]) -> tuple[str, ...]:
     frames = [frame for frame, _, _ in _steps(error.__traceback__)]
     own = [frame for frame in frames if not is_machinery(frame.f_code.co_filename, own_files) and is_user(frame)]
-    return memory_notes(error, own)
+    return (*memory_notes(error, own), *notes_about_instances(own[-1:]))
 
 
 def _added_notes(error: BaseException) -> Iterator[str]:
@@ -185,12 +210,12 @@ def _chain(error: BaseException, own_files: Collection[str]) -> Iterator[Cause]:
         try:
             message = _without_middle(_message(error), _CAUSE_LENGTH)
         except Exception:  # the user's __str__ may do anything
-            message = f"<{type(error).__name__} whose __str__ failed>"
+            message = f"<{_class_name(error)} whose __str__ failed>"
         try:
             place = _place_of(error, own_files)
         except Exception:  # a cause without its line is better than none
             place = None
-        yield Cause(link, type(error).__name__, message, tuple(_added_notes(error)), place)
+        yield Cause(link, _class_name(error), message, tuple(_added_notes(error)), place)
 
 
 def _place_of(error: BaseException, own_files: Collection[str]) -> Frame | None:
@@ -296,7 +321,8 @@ def describe_frames(
         source, first_line = _around(lines, line)
         variables = tuple(_variables(frame, lines, line, end)) if user and with_variables else ()
         left_out = n_left_out if i == _FIRST_FRAMES else 0
-        yield Frame(code.co_filename, line, code.co_name, source, first_line, user, variables, left_out)
+        file, function = _without_middle(code.co_filename, _FILE_LENGTH), _cut(code.co_name, _NAME_LENGTH)
+        yield Frame(file, line, function, source, first_line, user, variables, left_out)
 
 
 def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
@@ -376,7 +402,7 @@ def _variables(frame: FrameType, lines: list[str], line: int, end: int) -> Itera
         if not found or isinstance(value, type) or type(value).__name__ in _OMITTED_KINDS:
             continue
         seen.add(name)
-        yield name, type(value).__name__ if name == "self" else describe_variable(name, value)
+        yield _cut(name, _NAME_LENGTH), _class_name(value) if name == "self" else describe_variable(name, value)
 
 
 _OMITTED_KINDS = {
@@ -475,6 +501,10 @@ def _dotted(node: ast.expr) -> str | None:
         owner = _dotted(node.value)
         return f"{owner}.{node.attr}" if owner else None
     return None
+
+
+def _class_name(value: object) -> str:
+    return _cut(type(value).__name__, _NAME_LENGTH)
 
 
 def _without_middle(text: str, length: int) -> str:

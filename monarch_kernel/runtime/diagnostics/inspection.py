@@ -19,7 +19,7 @@ import itertools
 import sys
 import types
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from monarch_kernel.runtime.diagnostics.reprs import describe_value
 
@@ -28,6 +28,7 @@ __all__ = ["about", "arguments", "attributes", "find", "keys", "kind_of", "names
 _MAX_LISTED = 3_000
 _MAX_KEYS = 1_000
 _MAX_KIND = 80
+_MAX_NAME = 200
 _MAX_TEXT = 50_000
 _TABLES = ("_parameters", "_buffers", "_modules")
 """The tables of `torch.nn.Module` whose entries are visible as attributes."""
@@ -72,7 +73,7 @@ def kind_of(value: object) -> str:
 def names(namespace: Mapping[str, object], hidden: Collection[str]) -> list[tuple[str, str]]:
     """Return the user's variables with their kinds."""
     stored = dict(namespace)
-    theirs = [name for name in stored if type(name) is str and name[:1] != "_" and name not in hidden]
+    theirs = [name for name in stored if _is_name(name) and name[:1] != "_" and name not in hidden]
     return [(name, kind_of(stored[name])) for name in theirs[:_MAX_LISTED]]
 
 
@@ -96,6 +97,11 @@ def find(expression: str, namespace: Mapping[str, object], imports: Mapping[str,
         raise LookupError(expression) from error
 
 
+def _is_name(name: object) -> TypeGuard[str]:
+    """Whether a key is a text that can be offered: keys come from data, too."""
+    return type(name) is str and len(name) <= _MAX_NAME
+
+
 def attributes(value: object, *, private: bool) -> list[tuple[str, str]]:
     """List attributes with their kinds: the object's own first, then its class's; with ``private`` also ``_names``."""
     found: dict[str, str] = {}
@@ -103,7 +109,7 @@ def attributes(value: object, *, private: bool) -> list[tuple[str, str]]:
         stored: dict[str, Any] = {}
         for table in group:
             stored = {**table, **stored}
-        names = [name for name in stored if type(name) is str and name.isidentifier() and name not in found]
+        names = [name for name in stored if _is_name(name) and name.isidentifier() and name not in found]
         for name in sorted(names, key=lambda name: (name.startswith("_"), name)):
             if private or not name.startswith("_"):
                 found[name] = kind_of(stored[name])
@@ -111,19 +117,21 @@ def attributes(value: object, *, private: bool) -> list[tuple[str, str]]:
 
 
 def keys(value: object) -> list[tuple[str | int, str]]:
-    """List the keys of a mapping that are texts or integers, with the kinds of their values."""
+    """List the keys of a mapping that are integers, or texts that a line of code can show, with the kinds of their values."""
     table: Any = value
     if type(value) not in _MAPPINGS and not (_is_dict(value) and _class_attribute(value, "__iter__") is dict.__iter__):
         table = _children(value) or _columns(value)
     first = list(itertools.islice(table, _MAX_KEYS))
-    return [(key, kind_of(dict.get(table, key))) for key in first if type(key) in (str, int)]
+    shown = (key for key in first if (_is_name(key) and key.isprintable()) or type(key) is int)
+    return [(key, kind_of(dict.get(table, key))) for key in shown]
 
 
 def arguments(value: object) -> list[tuple[str, str]]:
     """List the names of the arguments that a function or class accepts by keyword."""
     signature = _signature(value)
     takes = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [(f"{each.name}=", "param") for each in signature.parameters.values() if each.kind in takes]
+    named = (each.name for each in signature.parameters.values() if each.kind in takes)
+    return [(f"{name}=", "param") for name in named if _is_name(name)]
 
 
 def about(value: object, *, source: bool) -> dict[str, str]:
@@ -155,7 +163,7 @@ def about(value: object, *, source: bool) -> dict[str, str]:
             doc = None
         if isinstance(doc, str) and doc.strip():
             described["Docstring"] = inspect.cleandoc(doc)[:_MAX_TEXT]
-    return described
+    return {title: text[:_MAX_TEXT] for title, text in described.items()}
 
 
 # Values of expressions.

@@ -1,12 +1,17 @@
 """Says what a process held when memory ran out: the variables with the most memory, and the memory of the machine.
 
-It reads only what tensors and modules store, calls no code of the user, and does not import torch.
+It reads only what tensors and modules store, calls no code of the user, and does not import torch. When the memory of a GPU
+runs out, it writes what torch's allocator holds to a file, too.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import pickle
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -17,6 +22,8 @@ from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.runtime.diagnostics.reprs import describe_value, is_tensor
 
 __all__ = ["memory_held", "memory_notes"]
+
+_log = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can(?:'t|not) allocate memory", re.IGNORECASE)
 _MAX_NAMES = 5
@@ -48,7 +55,32 @@ def memory_notes(error: BaseException, frames: list[FrameType]) -> tuple[str, ..
     lines = ["the largest variables:", *shown] if shown else []
     if not is_of_torch and (held := memory_held()):
         lines.append(held)
+    if is_of_torch and (written := _snapshot_written()):
+        lines.append(written)
     return tuple(lines)
+
+
+def _snapshot_written() -> str:
+    """Write a snapshot of the memory of the GPU, and say where; empty if there is none.
+
+    The text is the same for all ranks of a machine, so that their errors fold; the file is named by the process.
+    """
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    folder = Path(tempfile.gettempdir(), f"monarch-memory-{os.getuid()}")
+    try:
+        if cuda is None or not cuda.is_initialized():
+            return ""
+        snapshot = pickle.dumps(cuda.memory._snapshot())
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # another user has made it
+            return ""
+        (folder / f"{os.getpid()}.pickle").write_bytes(snapshot)
+    except Exception:  # the error of the user matters more
+        _log.debug("no snapshot of the memory of the GPU", exc_info=True)
+        return ""
+    return (
+        f"what the GPU held is in {folder}, in a file named by the pid: open it at https://docs.pytorch.org/memory_viz"
+    )
 
 
 def _is_text_of_torch(error: BaseException) -> bool:
@@ -62,6 +94,18 @@ def _variables(frames: list[FrameType]) -> Iterator[tuple[str, Any]]:
         spaces.setdefault(id(frame.f_globals), frame.f_globals)
     for space in spaces.values():
         yield from islice(list(space.items()), _MAX_VARIABLES)
+        yield from islice(_attributes(space.get("self")), _MAX_VARIABLES)
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what the object of a method holds, such as an actor; the parts of a module count with the module."""
+    if owner is None or _is_of(owner, "nn", "Module"):
+        return
+    try:
+        held = object.__getattribute__(owner, "__dict__")
+    except AttributeError:  # a class with slots
+        return
+    yield from ((f"self.{name}", value) for name, value in list(held.items()))
 
 
 def _nbytes(value: Any) -> int:

@@ -57,13 +57,23 @@ def _module_calls(trace: TracebackType | None) -> Iterator[tuple[FrameType, Any]
     """Yield the frames of methods of modules with their modules, outermost first."""
     torch = sys.modules.get("torch")
     kind = getattr(getattr(torch, "nn", None), "Module", None)
+    is_called = False
     while kind is not None and trace is not None:
         frame = trace.tb_frame
         owner = frame.f_locals.get("self")
-        if issubclass(type(owner), kind) and frame.f_code.co_name not in (
+        is_called = is_called or frame.f_code.co_name in (
             "_call_impl",
-            "_wrapped_call_impl",
-            "__init__",
+            "forward",
+        )  # else a constructor, or another method
+        if (
+            is_called
+            and issubclass(type(owner), kind)
+            and frame.f_code.co_name
+            not in (
+                "_call_impl",
+                "_wrapped_call_impl",
+                "__init__",
+            )
         ):
             yield frame, owner
         trace = trace.tb_next

@@ -31,10 +31,21 @@ def short_cell(file: str) -> str:
 
 
 def describe_line(frame: Frame) -> str:
-    """Describe a line of code: ``cell [5], line 12, in step: dist.all_reduce(x)``."""
+    """Describe a line of code: ``cell [5], line 12, in step: dist.all_reduce(x)``.
+
+    A text that is too wide loses the first folders of its file, and then the end of its code.
+    """
     function = "" if frame.function in ("", "<module>") else f", in {one_line(frame.function)}"
     index = frame.line - frame.first_line
     source = frame.source[index] if 0 <= index < len(frame.source) else ""
     code = "".join(char for char in source if char.isprintable()).strip()
-    text = f"{short_cell(frame.file)}, line {frame.line}{function}" + (f": {code}" if code else "")
+    rest = f", line {frame.line}{function}" + (f": {code}" if code else "")
+    text = _last_folders(short_cell(frame.file), _MAX_WIDTH - len(rest)) + rest
     return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"
+
+
+def _last_folders(path: str, width: int) -> str:
+    """Leave out the first folders of a path that is too wide; its file name stays."""
+    while len(path) > width and "/" in path.removeprefix("…/"):
+        path = "…/" + path.removeprefix("…/").partition("/")[2]
+    return path

@@ -1,8 +1,8 @@
 """Describes what a rank is doing at the moment, as plain data, to show why a cell does not end.
 
 This runs on a different thread than the user's code, which may be anywhere, even in native code that never returns. So nothing
-here waits for that thread, reads its variables or raises an exception. (Native code that holds the GIL blocks every Python
-thread, this one too.)
+here waits for that thread, reads its local variables or raises an exception. (Native code that holds the GIL blocks every
+Python thread, this one too.)
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from monarch_kernel.errors import Frame
-from monarch_kernel.runtime.diagnostics.failures import describe_frames, is_machinery, is_of_debugger
+from monarch_kernel.runtime.diagnostics.failures import describe_frames, is_machinery, is_of_debugger, is_user
+from monarch_kernel.runtime.diagnostics.loop_positions import loop_turn
+from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 
-__all__ = ["Activity", "Collective", "Doing", "LoopPlace", "describe_thread", "with_callers"]
+__all__ = ["Activity", "AwaitedCall", "Collective", "Doing", "LoopPlace", "describe_thread", "with_callers"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +70,23 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitedCall:
+    """A call of another process, such as of an actor's endpoint, that code of a rank waits for.
+
+    Attributes:
+        note: such as ``trainer.step``.
+        procs: numbers of the processes that have not answered.
+        age_s: how long it has been waited for, in seconds.
+        thread: the thread that waits.
+    """
+
+    note: str
+    procs: tuple[int, ...]
+    age_s: float
+    thread: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class LoopPlace:
     """How far a rank is in a live loop.
 
@@ -93,6 +112,7 @@ class Activity:
         call: the innermost call, as written in the innermost frame; empty if unknown.
         thread: the thread that runs it.
         unknown: why the frames could not be read; empty if they could.
+        turn: how far the innermost ``for`` loop of a cell is, such as ``step = 4``; empty if it runs none.
     """
 
     request: int
@@ -101,6 +121,7 @@ class Activity:
     call: str = ""
     thread: int = 0
     unknown: str = ""
+    turn: str = ""
 
     @property
     def user_frame(self) -> Frame | None:
@@ -120,6 +141,10 @@ class Doing:
         aborted: whether the rank has aborted its process groups, which it has not formed again yet.
         rank: its flat rank; -1 if unknown.
         loops: its live loops, the last ones that have ended included.
+        calls: the calls of other processes that its code waits for, the oldest first.
+        groups: how many process groups it has made or makes, apart from the default one; -1 if it has none.
+        loop_ends: the integer variables of the ``for`` loops of its last cell, as far as the cell has set them.
+        is_silent: whether it could not say this itself, because native code holds the GIL.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -129,6 +154,10 @@ class Doing:
     aborted: bool = False
     rank: int = -1
     loops: tuple[LoopPlace, ...] = ()
+    calls: tuple[AwaitedCall, ...] = ()
+    groups: int = -1
+    loop_ends: dict[str, int] = field(default_factory=dict)
+    is_silent: bool = False
 
 
 def with_callers(collectives: Sequence[Collective], activities: Sequence[Activity]) -> tuple[Collective, ...]:
@@ -181,20 +210,19 @@ def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: 
     steps = [(each, each.f_lineno or 1, each.f_lasti) for each in frames]
     described = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
     shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
-    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread)
+    turn = next((text for each, line, _ in reversed(steps) if is_user(each) and (text := loop_turn(each, line))), "")
+    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread, turn=turn)
 
 
 def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:
     """Return the frames of a thread, outermost first, and those of each coroutine that waits on its event loop."""
-    frame = sys._current_frames().get(thread)
     frames: list[FrameType] = []
     loop: Any = None
-    while frame is not None and len(frames) < _MAX_DEPTH:
+    for frame in frames_of(thread, _MAX_DEPTH):
         frames.append(frame)
         if frame.f_code is _RUN_FOREVER:
             loop = frame.f_locals.get("self")
             break
-        frame = frame.f_back
     frames.reverse()
     frames = list(itertools.takewhile(lambda each: not is_of_debugger(each), frames))
     if loop is None:

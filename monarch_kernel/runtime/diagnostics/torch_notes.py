@@ -9,18 +9,27 @@ import contextlib
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.memory_notes import memory_held
 
-__all__ = ["torch_notes"]
+__all__ = ["OLD_GROUP", "torch_notes"]
+
+OLD_GROUP = "was made before the mesh formed its process group again"
+"""Is in the first of two notes if an error comes from a process group that the mesh has replaced since."""
+
 
 _LOADER = re.compile(r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) ")
 _INDICES = re.compile(r"Parameter indices which did not receive grad for rank \d+: ([\d ]+)")
 _NO_GROUP = "Default process group has not been initialized"
-_OLD_GROUP = re.compile(r"Process group .* is not initialized in the world group map|Invalid process group specified")
+_OLD_GROUP = re.compile(
+    r"Process group .{0,400}? is not initialized in the world group map|Invalid process group specified"
+    r"|Could not resolve the process group registered under the name"  # of a device mesh
+)
+_CLOSED = re.compile(r"Connection closed by peer|pair closure|Connection reset by peer|Broken pipe")
 _MAX_NAMES = 10
 _MAX_DEPTH = 60
 
@@ -31,6 +40,8 @@ def torch_notes(error: BaseException) -> tuple[str, ...]:
     Raises:
         Exception: of the error's own ``__str__``.
     """
+    if isinstance(error, (EOFError, ConnectionError)):  # in place of torch's own text, if it reads while a worker ends
+        return tuple(_about_workers(error.__traceback__))
     if not isinstance(error, (RuntimeError, ValueError)):
         return ()
     text = str(error)
@@ -46,10 +57,34 @@ def torch_notes(error: BaseException) -> tuple[str, ...]:
         return ("the first cell on all ranks of the mesh forms its process group: run one, such as %remote t rank",)
     if _OLD_GROUP.search(text):
         return (
-            "this group was made before the mesh formed its process group again (after an interrupt, a failure in a collective",
+            f"this group {OLD_GROUP} (after an interrupt, a failure in a collective",
             "or a restart): make it again, and all that holds it: device meshes, DDP and FSDP wrappers",
         )
+    if _CLOSED.search(text) and (names := _with_old_groups(error.__traceback__)):
+        return (
+            f"the group of {', '.join(names)} {OLD_GROUP} (after an interrupt,",
+            "a failure in a collective or a restart): wrap the model again",
+        )
     return ()
+
+
+def _with_old_groups(trace: TracebackType | None) -> list[str]:
+    """Name the variables, in the frames of an error, that are models of DDP whose process group is no longer one of torch's."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    groups: Any = getattr(getattr(c10d, "_world", None), "pg_map", None)
+    names: dict[str, None] = {}
+    for _ in range(_MAX_DEPTH if groups is not None else 0):
+        if trace is None:
+            break
+        frame = trace.tb_frame
+        for name in (*frame.f_code.co_varnames, *frame.f_code.co_names):
+            value = frame.f_locals.get(name, frame.f_globals.get(name))
+            if type(value).__name__ == "DistributedDataParallel":
+                group = vars(value).get("process_group")
+                if group is not None and group not in groups and name != "self":
+                    names[name] = None
+        trace = trace.tb_next
+    return list(names)[:_MAX_NAMES]
 
 
 def _about_workers(trace: TracebackType | None) -> Iterator[str]:

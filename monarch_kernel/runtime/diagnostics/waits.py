@@ -9,15 +9,28 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_kernel.base.events import MeshView
+from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.base.text import format_seconds, plain
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 
-__all__ = ["Stall", "collective_text", "differs", "no_answer", "stalls"]
+__all__ = [
+    "LEAST_WAIT_S",
+    "Stall",
+    "collective_text",
+    "differs",
+    "full_place",
+    "no_answer",
+    "place_of_thread",
+    "stalls",
+]
+
+LEAST_WAIT_S = 1.0
+"""The least age of a wait that the report of an interrupt describes, in seconds."""
 
 _MAX_PLACES = 4
+_NEW_GROUP = "new_group"
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # inputs of other collectives may differ between ranks
 _VERBS = {
     "does": ("does", "do", "did"),
@@ -38,6 +51,7 @@ class Stall:
         ranks: the ranks that wait in it, sorted.
         age_s: how long the first of them has waited, in seconds.
         text: one line that describes it.
+        missing: the ranks that they wait for, sorted.
     """
 
     key: tuple[object, ...]
@@ -45,13 +59,32 @@ class Stall:
     ranks: tuple[int, ...]
     age_s: float
     text: str
+    missing: tuple[int, ...] = ()
+
+    def as_view(self) -> WaitView:
+        """Return what views of the mesh show."""
+        return WaitView(self.text, self.ranks, self.missing)
 
 
 @dataclass(slots=True)
 class _Wait:
-    """The calls of one wait, by rank."""
+    """The calls of one wait, by rank; a rank can have several messages to and from another one."""
 
     calls: dict[int, Collective] = field(default_factory=dict)
+    more: dict[int, list[Collective]] = field(default_factory=dict)
+
+    def add(self, rank: int, call: Collective) -> None:
+        """Add a call of a rank."""
+        if self.calls.setdefault(rank, call) is not call:
+            self.more.setdefault(rank, []).append(call)
+
+    def choose(self) -> None:
+        """Show of a rank that has several messages the one that may be meant for the first one: a receive for a send."""
+        first = self.first
+        for rank, others in self.more.items():
+            call = self.calls[rank]
+            if first.peer == rank and call is not first and call.operation == first.operation:
+                self.calls[rank] = next((each for each in others if each.operation != first.operation), call)
 
     @property
     def first(self) -> Collective:
@@ -80,20 +113,39 @@ def stalls(
     waits: dict[tuple[object, ...], _Wait] = {}
     for rank, answer in sorted(answers.items()):
         for call in answer.collectives if isinstance(answer, Doing) else ():
-            waits.setdefault(_key(rank, call, answers), _Wait()).calls.setdefault(rank, call)
-    found = []
+            waits.setdefault(_key(rank, call, answers), _Wait()).add(rank, call)
+    describer = _Describer(view, answers, finished, what, is_over)
+    together: dict[tuple[object, ...], list[tuple[tuple[object, ...], _Wait]]] = {}
     for key, wait in waits.items():
+        wait.choose()
         if wait.first.age_s >= min_age_s:
-            text = _Describer(view, answers, finished, what, is_over).text(wait)
-            ranks = tuple(sorted(wait.calls))
-            found.append(Stall(key, collective_text(wait.first, with_group=True), ranks, wait.first.age_s, text))
+            together.setdefault(describer.circumstances(wait) or key, []).append((key, wait))
+    found = []
+    for some in together.values():
+        some.sort(key=lambda item: item[1].first.number)
+        key, wait = some[0]
+        calls = _calls_text([each.first for _, each in some])
+        age_s = max(each.first.age_s for _, each in some)
+        ranks = tuple(sorted(wait.calls))
+        missing = tuple(sorted(rank for each in describer.missing(wait).values() for rank in each))
+        found.append(Stall(key, calls, ranks, age_s, describer.text(wait, calls, age_s), missing))
     return sorted(found, key=lambda stall: -stall.age_s)
+
+
+def _calls_text(calls: Sequence[Collective]) -> str:
+    """Format collectives that the same ranks have started at one line, such as those of DDP's backward pass."""
+    first, *others = [collective_text(call, with_group=True) for call in calls]
+    if not others:
+        return first
+    return f"{first} and {others[0]}" if len(others) == 1 else f"{first} and {len(others):,} more up to {others[-1]}"
 
 
 def _key(rank: int, call: Collective, answers: Mapping[int, Doing | Failure]) -> tuple[object, ...]:
     """Identify a wait by its number in the group, or by the ranks of a message; two that wait for each other are one."""
     if call.number:
         return (call.group, call.members, call.number)
+    if call.operation.startswith(_NEW_GROUP):  # whose numbers differ if its members have made other groups before
+        return (call.group, call.members, _NEW_GROUP)
     if call.peer is None:
         return (call.group, call.members, call.operation)
     peer = answers.get(call.peer)
@@ -114,18 +166,33 @@ class _Describer:
     what: str
     is_over: bool
 
-    def text(self, wait: _Wait) -> str:
-        """Describe a wait in one line."""
+    def circumstances(self, wait: _Wait) -> tuple[object, ...]:
+        """Return what waits have in common that are one to the user: group, ranks, lines; empty if ranks call differently."""
+        first = wait.first
+        if not first.number or any(differs(call, first) for call in wait.calls.values()):
+            return ()
+        places = tuple((rank, call.thread, self._place(rank, call)) for rank, call in sorted(wait.calls.items()))
+        missing = tuple((why, tuple(ranks)) for why, ranks in self.missing(wait).items())
+        return (first.group, first.members, places, missing)
+
+    def text(self, wait: _Wait, calls: str, age_s: float) -> str:
+        """Describe a wait in one line.
+
+        Args:
+            wait: the wait, or the first of several in the same circumstances.
+            calls: its collective, or those of all these waits.
+            age_s: how long the first of them has lasted, in seconds.
+        """
         first = wait.first
         places: dict[tuple[str, str], list[int]] = {}
         for rank, call in sorted(wait.calls.items(), key=lambda item: not _is_same(item[1], first)):
             same = _is_same(call, first)
-            text = collective_text(first if same else call, with_group=same)
+            text = calls if same else collective_text(call)
             places.setdefault((text, self._place(rank, call)), []).append(rank)
         shown = list(places.items())[:_MAX_PLACES]
         (call_text, place), ranks = shown[0]
         where = f"in {call_text}{place and f', {place}'}"
-        parts = [self._sentence(ranks, "waits", f"for {format_seconds(first.age_s)} {where}")]
+        parts = [self._sentence(ranks, "waits", f"for {format_seconds(age_s)} {where}")]
         for (other, place), ranks in shown[1:]:
             call = wait.calls[ranks[0]]
             instead = (
@@ -139,7 +206,7 @@ class _Describer:
             parts.append(f"{format_ranks(ranks)} {where}")
         if hidden := list(places.values())[_MAX_PLACES:]:
             parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} at other lines")
-        missing = self._missing(wait)
+        missing = self.missing(wait)
         parts += [self._sentence(ranks, *why) for why, ranks in list(missing.items())[:_MAX_PLACES]]
         if hidden := list(missing.values())[_MAX_PLACES:]:
             parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} elsewhere")
@@ -150,7 +217,7 @@ class _Describer:
     def _sentence(self, ranks: Sequence[int], verb: str, rest: str) -> str:
         return f"{format_ranks(ranks)} {_VERBS[verb][2 if self.is_over else len(ranks) > 1]} {rest}".rstrip()
 
-    def _missing(self, wait: _Wait) -> dict[tuple[str, str], list[int]]:
+    def missing(self, wait: _Wait) -> dict[tuple[str, str], list[int]]:
         """Describe the ranks that a wait needs and that are elsewhere, by what they do: a verb, and the rest."""
         first = wait.first
         missing: dict[tuple[str, str], list[int]] = {}
@@ -168,7 +235,15 @@ class _Describer:
         return answer.reached.get(call.group, 0) < call.number
 
     def _instead(self, rank: int, call: Collective) -> tuple[str, str]:
-        """Describe what a rank does that others wait for."""
+        """Describe what a rank does that others wait for, and how many groups it has made if they wait in a new one."""
+        verb, rest = self._does(rank, call)
+        answer = self.answers.get(rank)
+        is_made = call.operation.startswith(_NEW_GROUP) and _NEW_GROUP not in rest  # else both calls have their numbers
+        if is_made and isinstance(answer, Doing) and answer.groups >= 0:
+            rest += f" (groups made: {answer.groups})"
+        return verb, rest
+
+    def _does(self, rank: int, call: Collective) -> tuple[str, str]:
         state = "" if self.view is None else self.view.ranks[rank].state
         answer = self.answers.get(rank)
         if state in ("dead", "stopped"):
@@ -190,26 +265,15 @@ class _Describer:
         at = _busiest(answer)
         if at is None:
             return "has", f"not started it: no code of {self.what} runs there"
-        return ("has", f"not started it: {_full_place(at)}") if call.number else ("is", f"at {_full_place(at)}")
+        return ("has", f"not started it: {full_place(at)}") if call.number else ("is", f"at {full_place(at)}")
 
     def _place(self, rank: int, call: Collective) -> str:
         """Name the line of the user's code that waits; empty if it is not known."""
         answer = self.answers.get(rank)
-        if not isinstance(answer, Doing):
-            return ""
-        of_thread = [each for each in answer.activities if each.thread == call.thread and each.user_frame is not None]
-        some = of_thread or [each for each in answer.activities if each.user_frame is not None]
-        if not some:
-            return ""
-        frame = some[-1].user_frame
-        assert frame is not None
-        actor = "" if some[-1].executor == "main" else f"{some[-1].executor}: "
-        loop = next((each for each in answer.loops if each.request == some[-1].request and not each.is_over), None)
-        step = f", in step {loop.steps}" if loop is not None else ""
-        return f"{actor}{short_cell(frame.file)}, line {frame.line}{step}"
+        return place_of_thread(answer, call.thread) if isinstance(answer, Doing) else ""
 
     def _after_steps(self, answer: Doing | Failure | None) -> str:
-        """Say after how many steps a rank has ended a live loop in which others still are."""
+        """Say how far a rank has come in a loop in which others still are."""
         loops = answer.loops if isinstance(answer, Doing) else ()
         running = {
             each.request
@@ -218,11 +282,34 @@ class _Describer:
             if not each.is_over
         }
         ended = next((each for each in loops if each.is_over and each.request in running), None)
-        return "" if ended is None else f" after {ended.steps} step{'s' * (ended.steps != 1)}"
+        if ended is not None:
+            return f" after {ended.steps} step{'s' * (ended.steps != 1)}"
+        turns = [
+            each.turn
+            for other in self.answers.values()
+            for each in (other.activities if isinstance(other, Doing) else ())
+        ]
+        ends = answer.loop_ends if isinstance(answer, Doing) else {}
+        name = next((name for turn in turns if (name := turn.partition(" = ")[0]) in ends), "")
+        return f" with {name} = {ends[name]}" if name else ""
+
+
+def place_of_thread(answer: Doing, thread: int) -> str:
+    """Name the line of the user's code that a thread runs, or another one if that has none; empty if it is not known."""
+    of_thread = [each for each in answer.activities if each.thread == thread and each.user_frame is not None]
+    some = of_thread or [each for each in answer.activities if each.user_frame is not None]
+    if not some:
+        return ""
+    frame = some[-1].user_frame
+    assert frame is not None
+    actor = "" if some[-1].executor == "main" else f"{some[-1].executor}: "
+    loop = next((each for each in answer.loops if each.request == some[-1].request and not each.is_over), None)
+    step = f", in step {loop.steps - 1}" if loop is not None and loop.steps else ""  # as the loop counts, from 0
+    return f"{actor}{short_cell(frame.file)}, line {frame.line}{step or _turn(some[-1])}"
 
 
 def _is_same(call: Collective, other: Collective) -> bool:
-    return not differs(call, other)
+    return not differs(call, other) and (call.peer, call.tag) == (other.peer, other.tag)
 
 
 def _busiest(answer: Doing) -> Activity | None:
@@ -231,11 +318,16 @@ def _busiest(answer: Doing) -> Activity | None:
     return next((each for each in activities if each.executor == "main"), activities[0] if activities else None)
 
 
-def _full_place(activity: Activity) -> str:
+def full_place(activity: Activity) -> str:
+    """Name the line of the user's code that an activity is at, with its code."""
     frame = activity.user_frame
     assert frame is not None
     actor = "" if activity.executor == "main" else f"{activity.executor}: "
-    return f"{actor}{describe_line(frame)}"
+    return f"{actor}{describe_line(frame)}{_turn(activity)}"
+
+
+def _turn(activity: Activity) -> str:
+    return f", {activity.turn}" if activity.turn else ""
 
 
 def no_answer(answer: Doing | Failure | None) -> bool:
@@ -254,7 +346,11 @@ def collective_text(wait: Collective, *, with_group: bool = False) -> str:
     if wait.peer is not None:
         number = f" {'to' if wait.operation == 'send' else 'from'} {format_ranks([wait.peer])}"
         number += f" with tag {wait.tag}" if wait.tag else ""
-    group = f" of group {wait.group} {format_ranks(wait.members)}" if with_group and wait.group else ""
+    ranks = format_ranks(wait.members)
+    label = (
+        wait.group if wait.group.startswith(ranks) else f"{wait.group} {ranks}"
+    )  # a group without a name has its ranks
+    group = f" of group {label}" if with_group and wait.group else ""
     notes = ", ".join(filter(None, (wait.shapes and f"shape {wait.shapes}", wait.purpose)))
     caller = f"{wait.caller}: " if wait.caller else ""
     return f"{caller}{wait.operation}{number}{group}" + (f" ({notes})" if notes else "")

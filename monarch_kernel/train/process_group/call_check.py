@@ -12,16 +12,24 @@ A rank that finds a difference writes the text of the error into the page, raise
 because other ranks may wait in the collective; their error has the same text. A rank that has already left the collective, as
 the root of a broadcast may have, gets it at its next collective in the group. The group is formed again before the next cell.
 
-Torch numbers the collectives of a group. Its number also counts messages between two ranks, which are subtracted. Collectives
-that C++ starts (the reducer of DistributedDataParallel, compiled code) are not seen here; only their number is known. If it
-differs by rank, calls can't be assigned to each other, and are not compared. The same holds after a call that torch has refused
-on some ranks only.
+Torch numbers the collectives of a group, in each of its backends. The number of gloo also counts messages between two ranks,
+which are subtracted. Collectives that C++ starts (the reducer of DistributedDataParallel, compiled code) are not seen here;
+only their number is known. If it differs by rank, calls can't be assigned to each other, and are not compared. The same holds
+after a call that torch has refused on some ranks only.
 
 Where collectives follow each other fast, each would take noticeably longer. So comparisons have a budget (`Budget`): the first
 hundred after a pause are compared, and then one in ten to thirty.
 
-Compared are the ranks that have one directory of the session, which are those of one host, in groups whose only backend is
-gloo. ``MONARCH_CHECK_COLLECTIVES=0`` in the environment of the ranks switches the check off.
+Messages between two ranks (``send``, ``recv``) are compared in the same way by these two ranks (`MessagePlaces`), which count
+them alike. Those to a rank that receives from any rank are not, and those in groups with NCCL, which ignores tags.
+
+The check compares what ranks call, on the host, and so is independent of the backend. With NCCL the ranks that were first have
+started the collective on their devices. They get the refusal at their next collective, or when theirs is aborted.
+
+Ranks of one host have one directory of the session, and compare their calls in shared memory. In a group with ranks of several
+hosts, each call is also compared with that of the first rank, through the store of the group (`call_board`), with a smaller
+budget. Compared are groups whose backends are gloo and NCCL. ``MONARCH_CHECK_COLLECTIVES=0`` in the environment of the ranks
+switches the check off.
 """
 
 from __future__ import annotations
@@ -43,8 +51,17 @@ from weakref import ref
 from monarch_kernel.errors import CollectiveError
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
-from monarch_kernel.train.process_group.call_page import MAX_RANKS, CallPage, Published
-from monarch_kernel.train.process_group.calls import Arguments, Tensor, describe, difference, mismatch_text
+from monarch_kernel.train.process_group.call_board import CallBoard
+from monarch_kernel.train.process_group.call_page import MAX_RANKS, CallPage, Message, Published
+from monarch_kernel.train.process_group.collective_calls import (
+    Arguments,
+    Call,
+    Tensor,
+    describe,
+    difference,
+    message_mismatch_text,
+    mismatch_text,
+)
 
 __all__ = ["SWITCH", "Budget", "CallCheck"]
 
@@ -52,6 +69,15 @@ _log = logging.getLogger(__name__)
 
 SWITCH = "MONARCH_CHECK_COLLECTIVES"
 """The variable of the environment that is ``0`` if collectives are not to be compared."""
+
+_BACKENDS = {"gloo", "nccl"}
+"""Backends that number their collectives when they are called."""
+
+_MESSAGES = {"send": True, "recv": False}
+"""Method for a message -> whether it sends."""
+
+_UNNUMBERED = -1
+"""What `CallCheck.start` returns for such a method; where torch does not number a group itself, less by its number."""
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
@@ -67,6 +93,12 @@ _FAILED = 1 << 32
 
 _EVERY = 32
 """Collectives of which one is always compared."""
+
+_PER_S_OF_MESSAGES, _EVERY_MESSAGE = 100, 128
+"""As above for messages, which take less time than collectives, and of which there are more."""
+
+_PER_S_OF_HOSTS, _AT_ONCE_OF_HOSTS = 10, 40
+"""Comparisons between hosts. Each takes up to a millisecond."""
 
 
 class _Method(NamedTuple):
@@ -127,26 +159,32 @@ _FUNCTIONS = {
 
 
 class Budget:
-    """Limits the comparisons to a share of the time: one per `_PER_S`, and many at once after a pause.
+    """Limits the comparisons to a share of the time: a number per second, and many at once after a pause.
 
     When they are used up, there are none until they have all come back, so that ranks in step compare the same calls.
+
+    Attributes:
+        resumes_at: no call is compared before this time, so that callers need not ask.
     """
 
-    def __init__(self) -> None:
-        self._left = float(_AT_ONCE)
+    __slots__ = ("_at_once", "_last", "_left", "_per_s", "resumes_at")
+
+    def __init__(self, per_s: float = _PER_S, at_once: int = _AT_ONCE) -> None:
+        self.resumes_at = 0.0
+        self._per_s = per_s
+        self._at_once = at_once
+        self._left = float(at_once)
         self._last = 0.0
-        self._is_used_up = False
 
     def spend(self, now: float) -> bool:
         """Whether to compare a call at this time, in seconds."""
-        left = min(_AT_ONCE, self._left + (now - self._last) * _PER_S)
+        if now < self.resumes_at:
+            return False
+        left = min(self._at_once, self._left + (now - self._last) * self._per_s)
         self._last = now
-        if self._is_used_up:
-            self._is_used_up = left < _AT_ONCE
-        elif left < 1:
-            self._is_used_up = True
-        if self._is_used_up:
+        if left < 1:
             self._left = left
+            self.resumes_at = now + (self._at_once - left) / self._per_s
             return False
         self._left = left - 1
         return True
@@ -160,17 +198,32 @@ class _Group:
         page: its page.
         given: the ranks with which it was made; none for all.
         label: its label for users.
+        board: compares calls with those of other hosts; None if all ranks are on this host.
+        devices: a device for each of its backends, where torch may not number the collectives of the group itself.
 
     Attributes:
         ignored: how many of torch's numbers are for calls that are not compared.
         seen: number of calls of which this check knows.
         failed: how many of these have failed before they took part.
         budget: says which of them it compares.
+        budget_of_hosts: says which of them it compares with those of other hosts.
+        budget_of_messages: says which messages it compares.
+        is_summed: whether its number is the sum of those of its backends.
+        messages: how many messages there were, by source, target and tag.
         is_raised: whether the code of this process has received the error of a refusal.
     """
 
-    def __init__(self, group: Any, page: CallPage, given: Sequence[int], label: str) -> None:
+    def __init__(
+        self,
+        group: Any,
+        page: CallPage,
+        given: Sequence[int],
+        label: str,
+        board: CallBoard | None = None,
+        devices: Sequence[Any] = (),
+    ) -> None:
         self.of: Callable[[], Any] = ref(group)
+        self.is_summed = bool(devices)
         self.page = page
         self.given = given
         self.members = given or range(page.size)
@@ -178,9 +231,20 @@ class _Group:
         self.ignored = 0
         self.seen = 0
         self.failed = 0
+        self.board = board
         self.budget = Budget()
+        self.budget_of_hosts = Budget(_PER_S_OF_HOSTS, _AT_ONCE_OF_HOSTS)
+        self.budget_of_messages = Budget(_PER_S_OF_MESSAGES)
+        self.messages: dict[tuple[int, int, int], int] = {}
+        self._devices = devices
         self.is_raised = False
         self.known: dict[Any, tuple[Published, CodeType | None]] = {}  # with the code, whose address is part of the key
+
+    def number(self, group: Any) -> int:
+        """How many collectives torch has counted in the group."""
+        if not self.is_summed:
+            return int(group._get_sequence_number_for_group())
+        return sum(int(group._get_backend(each)._get_sequence_number_for_group()) for each in self._devices)
 
 
 class CallCheck:
@@ -188,16 +252,22 @@ class CallCheck:
 
     Args:
         directory: the directory that the ranks of the machine share.
-        label: returns the label of a group for users, given torch's name and description of it.
+        label: returns the label of a group for users (`labels.label_of`).
         give_up: closes the connections of a group, given the ranks of the group.
+        spans: whether ranks, given by their numbers, may be on several hosts.
     """
 
     def __init__(
-        self, directory: str, label: Callable[[str, str], str], give_up: Callable[[Sequence[int]], None]
+        self,
+        directory: str,
+        label: Callable[[str, str, Sequence[int]], str],
+        give_up: Callable[[Sequence[int]], None],
+        spans: Callable[[Sequence[int]], bool],
     ) -> None:
         self._directory = directory
         self._label = label
         self._give_up = give_up
+        self._spans = spans
         self._groups: dict[int, _Group] = {}  # by address; its weak reference tells whether it is still that group
         self._thread = threading.local()
 
@@ -208,7 +278,6 @@ class CallCheck:
         for name, method in _FUNCTIONS.items():
             if (original := getattr(functional, name, None)) is not None:
                 setattr(functional, name, self._checking_function(original, name, method, functional, dist))
-        dist.ProcessGroup.monitored_barrier = self._uncounted(dist.ProcessGroup.monitored_barrier)
         functional.wait_tensor = self._explaining(functional.wait_tensor)
 
     def add(self, group: Any, store: Any, members: Sequence[int], size: int) -> None:
@@ -220,18 +289,26 @@ class CallCheck:
             members: global rank of each rank of the group; all ranks if empty.
             size: number of ranks in the group.
         """
-        if os.environ.get(SWITCH) == "0" or not 1 < size <= MAX_RANKS or group._get_backend_name() != "gloo":
+        if os.environ.get(SWITCH) == "0" or not 1 < size <= MAX_RANKS:
             return
         if self._group(group) is not None:  # torch has returned a group that there was
             return
         try:
+            backends = _backends(group)
+            if not set(backends.values()) <= _BACKENDS:
+                return
             key = bytes(store.compare_set("monarch/calls", "", secrets.token_hex(8))).decode()
             page = CallPage(os.path.join(self._directory, f"calls-{key}"), group.rank(), size)
         except (OSError, RuntimeError, NotImplementedError) as error:  # the group itself may work
             _log.warning("collectives can't be compared between ranks: %s", error)
             return
-        label = self._label(group.group_name, group.group_desc)
-        self._groups[id(group)] = _Group(group, page, tuple(members), label)
+        label = self._label(group.group_name, group.group_desc, members or range(size))
+        board = CallBoard(store, group.rank()) if self._spans(members or range(size)) else None
+        devices = () if group._get_backend_name() == "gloo" else tuple(backends)
+        known = _Group(group, page, tuple(members), label, board, devices)
+        if "nccl" in backends.values():
+            page.messages.mark()
+        self._groups[id(group)] = known
 
     def forget(self) -> None:
         """Forget the groups that no longer exist."""
@@ -251,7 +328,8 @@ class CallCheck:
             now: a time in seconds.
 
         Returns:
-            The number of the collective; 0 in a group that is not compared, and less for a method that not all ranks call.
+            The number of the collective; 0 in a group that is not compared, and less for a method that not all ranks call,
+            which `uncompared` and `failed` need.
 
         Raises:
             CollectiveError: a rank calls something else.
@@ -259,31 +337,63 @@ class CallCheck:
         known = self._groups.get(id(group))
         if known is None or known.of() is not group:
             return 0
-        method = _METHODS.get(name)
-        if method is None:
-            return -1 - int(group._get_sequence_number_for_group())
-        return self._start(known, group, name, method, args, kwargs, now)
+        is_sent = _MESSAGES.get(name)
+        if is_sent is not None:
+            self._start_message(known, is_sent, args, now)
+        elif (method := _METHODS.get(name)) is not None:
+            return self._start(known, group, name, method, args, kwargs, now)
+        else:
+            self._thread.message = None
+            if name == "recv_anysource":
+                known.page.messages.mark()
+        return _UNNUMBERED - known.number(group) if known.is_summed else _UNNUMBERED
 
-    def uncompared(self, group: Any, number: int) -> None:
-        """Take the collectives that torch has counted since `start` for such that are not compared."""
-        known = self._group(group)
-        if known is not None:
-            known.ignored += int(group._get_sequence_number_for_group()) + number + 1
+    def uncompared(self, group: Any, number: int, counted: int) -> None:
+        """Take the collectives that torch has counted since `start` for such that are not compared.
 
-    def failed(self, group: Any, number: int, error: BaseException) -> None:
+        Args:
+            group: the group.
+            number: what `start` has returned; below 0.
+            counted: by how much the number of the group has grown since then.
+        """
+        known = self._groups.get(id(group))
+        if known is not None and known.of() is group:
+            known.ignored += known.number(group) + number - _UNNUMBERED if known.is_summed else counted
+
+    def message_of_cpp(self, group: str) -> None:
+        """Compare no messages of this rank in a group from now on, given torch's name: C++ code sends or receives some."""
+        for known in list(self._groups.values()):
+            if (of := known.of()) is not None and of.group_name == group:
+                known.page.messages.mark()
+
+    def failed(self, group: Any, number: int, error: BaseException, counted: int = 0) -> None:
         """Correct the numbers after a call that has raised; raises the refusal of a collective in its place.
+
+        Args:
+            group: the group.
+            number: what `start` has returned.
+            error: the error.
+            counted: as in `uncompared`; only for a number below 0.
 
         Raises:
             CollectiveError: it has failed because of the refusal.
         """
         known = self._group(group)
         if known is not None and number < 0:
-            self.uncompared(group, number)
+            self.uncompared(group, number, counted)
+            self._retract_message(known)
         elif known is not None and number > 0:
             known.page.retract(number)
+            if known.board is not None:
+                known.board.retract(number)
             known.failed += 1
-            known.ignored = int(group._get_sequence_number_for_group()) - number  # it keeps its number
+            known.ignored = known.number(group) - number  # it keeps its number
         self.explain(error)
+
+    def withdraw(self) -> None:
+        """Withdraw the calls of this rank: its groups are aborted, and what others call there is not a part of the same."""
+        for known in list(self._groups.values()):
+            known.page.withdraw()
 
     def explain(self, error: BaseException) -> None:
         """Raise the refusal of a collective in place of the error of a rank that has waited in it.
@@ -294,7 +404,9 @@ class CallCheck:
         if not isinstance(error, RuntimeError) or isinstance(error, CollectiveError):
             return
         for known in list(self._groups.values()):
-            if not known.is_raised and (text := known.page.refusal):
+            if not known.is_raised and (
+                text := known.page.refusal or (known.board is not None and known.board.refusal)
+            ):
                 raise self._refused(known, text) from None
 
     def _group(self, group: Any) -> _Group | None:
@@ -340,21 +452,6 @@ class CallCheck:
 
         return collective
 
-    def _uncounted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
-        def method(group: Any, *args: Any, **kwargs: Any) -> Any:
-            number = self.start(group, "", args, kwargs, 0.0)
-            try:
-                return original(group, *args, **kwargs)
-            except RuntimeError as error:
-                self.explain(error)
-                raise
-            finally:
-                if number:
-                    self.uncompared(group, number)
-
-        return method
-
     def _explaining(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def wait(*args: Any, **kwargs: Any) -> Any:
@@ -385,37 +482,101 @@ class CallCheck:
         page = known.page
         if page.is_refused:
             raise self._refused(known, page.refusal)
-        number: int = group._get_sequence_number_for_group() - known.ignored + 1
+        number: int = known.number(group) - known.ignored + 1
         known.seen += 1
-        if not known.budget.spend(now) and known.seen % _EVERY:
+        is_compared = known.budget.spend(now) or not known.seen % _EVERY
+        board = known.board if known.board is not None and known.budget_of_hosts.spend(now) else None
+        if not is_compared and board is None:
             return number
         frame = _caller(sys._getframe(2))
+
+        def call() -> Call:
+            if signature is None:
+                given = _given_to_method(method, args, kwargs)
+            else:
+                given = _given_to_function(method, signature.bind(*args, **kwargs).arguments)
+            return describe(method.operation, given, page.rank, page.size)
+
         try:
-            key: Any = (
-                name,
-                0 if frame is None else id(frame.f_code),
-                0 if frame is None else frame.f_lasti,
-                *map(_key, args),
-                *[(each, _key(kwargs[each])) for each in kwargs],
-            )
-            found = known.known.get(key)
-            if found is None:
-                if signature is None:
-                    given = _given_to_method(method, args, kwargs)
-                else:
-                    given = _given_to_function(method, signature.bind(*args, **kwargs).arguments)
-                call = describe(method.operation, given, page.rank, page.size)
-                found = Published(call, _line(frame)), None if frame is None else frame.f_code
-                if len(known.known) >= _MAX_CACHED:
-                    known.known.clear()
-                known.known[key] = found
+            found = _published(known, name, frame, (*map(_key, args), *[(x, _key(kwargs[x])) for x in kwargs]), call)
         except Exception:  # the collective itself checks what it is given
             _log.debug("the arguments of %s can't be compared", name, exc_info=True)
             return number
         uncompared = number - known.seen + known.failed * _FAILED
-        if page.publish(number, uncompared, found[0]):
+        if page.publish(number, uncompared, found) or found.call.is_uneven:  # equal calls may not fit
             self._compare(known, number, uncompared)
+        if board is not None and (first := board.publish(number, uncompared, found)) is not None:
+            calls = {**page.calls(number, uncompared), page.rank: (found.call, found.line), first[0]: first[1:]}
+            self._compare_with(known, number, first[0], calls)
         return number
+
+    def _start_message(self, known: _Group, is_sent: bool, args: Sequence[Any], now: float) -> None:
+        """Count a message, and refuse it if the call of the other rank differs from the call of this rank."""
+        page, messages = known.page, known.messages
+        if page.is_refused:
+            raise self._refused(known, page.refusal)
+        if len(args) == 3:
+            _, peer, tag = args
+        elif len(args) == 2:
+            peer, tag = args[1], 0
+        else:
+            self._thread.message = None
+            return
+        key = self._thread.message = (page.rank, peer, tag) if is_sent else (peer, page.rank, tag)
+        number = messages[key] = messages.get(key, 0) + 1
+        board, budget = known.board, known.budget_of_messages
+        if board is None and now < budget.resumes_at and number % _EVERY_MESSAGE:  # most of many
+            return
+        source, target, _ = key
+        members = known.members
+        if board is not None and not self._spans((members[source], members[target])):
+            board = None
+        is_due = budget.spend(now) or not number % _EVERY_MESSAGE
+        if not is_due if board is None else not known.budget_of_hosts.spend(now):
+            return
+        message = Message(source, target, tag, number)
+        if not page.messages.compares(message):
+            return
+        frame = _caller(sys._getframe(2))
+        try:
+            mine = _published(
+                known, "message", frame, _key(args[0]), lambda: describe("message", Arguments(_tensors(args[0])), 0, 1)
+            )
+        except Exception:  # torch itself checks what it is given
+            _log.debug("the arguments of a message can't be compared", exc_info=True)
+            return
+        theirs = page.messages.publish(message, mine) if board is None else board.publish_message(message, mine)
+        if theirs is None:
+            return
+        calls = (mine.call, mine.line), theirs
+        if what := difference(mine.call, 0, theirs[0], 1):
+            sent, received = calls if is_sent else calls[::-1]
+            text = message_mismatch_text(sent, received, what, members[source], members[target], known.label, tag)
+            raise self._refused(known, self._refuse(known, text))
+
+    def _retract_message(self, known: _Group) -> None:
+        """Withdraw the last message of this thread, if its last call was one."""
+        key: tuple[int, int, int] | None = getattr(self._thread, "message", None)
+        if key is not None:
+            self._thread.message = None
+            message = Message(*key, known.messages[key])
+            known.messages[key] -= 1
+            known.page.messages.retract(message)
+            if known.board is not None:
+                known.board.retract(message)
+
+    def _compare_with(self, known: _Group, number: int, first: int, calls: Mapping[int, tuple[Call, str]]) -> None:
+        """Refuse a collective if the call of the first rank, which may be on another host, differs from this rank's."""
+        mine = known.page.rank
+        what = difference(calls[mine][0], mine, calls[first][0], first)
+        if what:
+            text = mismatch_text(calls, what, known.members, known.label, number)
+            raise self._refused(known, self._refuse(known, text))
+
+    @staticmethod
+    def _refuse(known: _Group, text: str) -> str:
+        """Make the group unusable for all ranks; returns the text of the rank that was first."""
+        return known.page.refuse(text if known.board is None else known.board.refuse(text))
 
     def _compare(self, known: _Group, number: int, uncompared: int) -> None:
         """Refuse a collective if the call of a rank differs from the call of this rank."""
@@ -427,7 +588,40 @@ class CallCheck:
         differences = (difference(mine, page.rank, call, rank) for rank, (call, _) in calls.items())
         if what := next(filter(None, differences), ""):
             text = mismatch_text(calls, what, known.members, known.label, number)
-            raise self._refused(known, page.refuse(text))
+            raise self._refused(known, self._refuse(known, text))
+
+
+def _backends(group: Any) -> dict[Any, str]:
+    """The backends of a group: for each of them one of its devices, and its name."""
+    found: dict[Any, str] = {}
+    seen: list[Any] = []
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        if not any(backend is each for each in seen):
+            seen.append(backend)
+            found[device] = str(backend.name())
+    return found
+
+
+def _published(known: _Group, name: str, frame: FrameType | None, given: Any, call: Callable[[], Call]) -> Published:
+    """What this rank publishes for a call, which is made once for each kind of call and each line.
+
+    Args:
+        known: the group.
+        name: the method.
+        frame: the user's code that calls it.
+        given: what of the arguments determines the description; hashable.
+        call: describes the call.
+    """
+    code = None if frame is None else frame.f_code
+    key = name, id(code), 0 if frame is None else frame.f_lasti, given
+    found = known.known.get(key)
+    if found is None:
+        found = Published(call(), _line(frame)), code
+        if len(known.known) >= _MAX_CACHED:
+            known.known.clear()
+        known.known[key] = found
+    return found[0]
 
 
 def _key(value: Any) -> Any:
@@ -447,7 +641,7 @@ def _reader(kind: type) -> Callable[[Any], Any] | None:
     import torch
 
     if issubclass(kind, torch.Tensor):
-        return attrgetter("dtype", "shape")
+        return attrgetter("dtype", "shape", "layout")
     if kind.__name__ == "ReduceOp":
         return attrgetter("op")
     names = [name for name in ("reduceOp.op", "rootRank") if hasattr(kind, name.partition(".")[0])]
@@ -489,7 +683,8 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     """The tensors in nested lists."""
     if isinstance(value, (list, tuple)):
         return tuple(tensor for each in value for tensor in _tensors(each))
-    return (Tensor(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape))),)
+    layout = str(value.layout).removeprefix("torch.").removeprefix("strided")
+    return (Tensor(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)), layout),)
 
 
 _is_user: dict[str, bool] = {}

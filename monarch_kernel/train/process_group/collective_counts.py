@@ -1,63 +1,56 @@
 """Counts the collectives of a rank: their kind, process group, bytes, and the time that Python has waited for them.
 
-Torch has a completion hook for NCCL only (``_register_on_completion_hook``). Its flight recorder has no durations for gloo,
-keeps only the last 2,000 entries, and a read holds the interpreter for 20 us per entry, each time for all entries. So this
-module wraps the methods of ``ProcessGroup``, and ``Work.wait``, through which all Python code goes, including
-``torch.distributed`` itself. Collectives that C++ code starts (the reducer of DistributedDataParallel, functional collectives)
-bypass them. Torch counts all collectives of a group, so the report includes the number of those that were missed.
+This module wraps the methods of ``ProcessGroup``, and ``Work.wait``, through which all Python code goes, including
+``torch.distributed`` itself. The wrappers also compare the calls of ranks (`call_check`). `operators` reports the collectives
+that C++ code starts.
 
-The flight recorder has no entries for gloo's sends, receives and ``monitored_barrier`` either, so the meter notes these calls,
-and the waits for them, while they block a thread (`CollectiveMeter.blocked`).
+Torch has a completion hook for NCCL only, and its flight recorder has no durations for gloo. So the duration of a collective
+is measured if Python waits for it: from the call to the end of the wait, where the wait had to wait. Of those that C++ starts,
+some are measured (`sampled_durations`). On a GPU, where Python does not wait, durations are unknown.
+
+The flight recorder has no entries for gloo's sends, receives and ``monitored_barrier``, so the meter notes these calls, and the
+waits for them, while they block a thread (`CollectiveMeter.blocked`).
+
+A collective that fails, as after an interrupt or a refusal on another rank, has moved nothing that can be used, and is taken
+out of the counts again: where Python waits for it, when the wait fails; of those that C++ has started, when they are aborted.
+
+Torch also numbers the collectives of a group. If a group has more than were counted, the report includes their number.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable
-from functools import cache, wraps
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
-from monarch_kernel.net.memory.counters import Meters
+from monarch_kernel.features.profiling.arrivals import ARRIVALS
+from monarch_kernel.features.traffic.bandwidth import Moved
+from monarch_kernel.net.memory.counters import CollectiveKind, Meters, Transferred
+from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.train.process_group.call_check import CallCheck
+from monarch_kernel.train.process_group.operators import METHODS, Operator, Operators, Seen, number_in
+from monarch_kernel.train.process_group.sampled_durations import SampledDurations
 
 __all__ = ["BlockedCall", "CollectiveMeter"]
 
 T = TypeVar("T")
 
-_NAMES = {
-    "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather",
-    "all_gather_single": "all_gather",
-    "all_gather_single_coalesced": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "gather": "gather",
-    "scatter": "scatter",
-    "reduce_scatter": "reduce_scatter",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_single_coalesced": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
-    "recv_anysource": "recv",
-    "monitored_barrier": "monitored_barrier",
-}
-"""Methods of a process group that Python code calls -> name of the collective for users."""
-
+_log = logging.getLogger(__name__)
 
 _MAX_STARTED = 1024
+_MAX_PENDING = 256
+"""Collectives of C++ of one kind that may be aborted at once."""
+
+_WAIT_TIMED_OUT = "Operation timed out"
+"""In torch's error where only the wait has ended. Some collectives of gloo are not completed when they have failed."""
+
 _WITH_PEER = ("send", "recv")
+_NOT_COLLECTIVE = ("send", "recv", "monitored_barrier")
 _NOT_RECORDED = ("send", "recv", "recv_anysource", "monitored_barrier")
 """Methods whose calls the flight recorder of torch does not have for gloo."""
 
@@ -70,7 +63,7 @@ class BlockedCall(NamedTuple):
         group: torch's name of the group; empty for the default one.
         label: the name of the group for users.
         peer: rank in the group that a send or receive is for; None for others.
-        shapes: shapes of the tensors, such as ``4x8``.
+        shapes: shapes of the tensors.
         tag: the tag of a send or receive.
         members: the ranks in the mesh that take part, where the group does not exist yet.
     """
@@ -79,15 +72,20 @@ class BlockedCall(NamedTuple):
     group: str
     label: str
     peer: int | None = None
-    shapes: str = ""
+    shapes: tuple[Sequence[int], ...] = ()
     tag: int = 0
     members: tuple[int, ...] = ()
 
 
-class _Kind(NamedTuple):
-    group: str
-    operation: str
-    call: BlockedCall | None = None
+class _Started(NamedTuple):
+    """A collective that Python has started and may wait for."""
+
+    kind: CollectiveKind
+    call: BlockedCall | None
+    at: float
+    timed_nbytes: int  # 0 if the end of the wait is not the end of the collective
+    moved: Moved
+    members: tuple[int, ...] = ()
 
 
 class CollectiveMeter:
@@ -104,17 +102,26 @@ class CollectiveMeter:
         self._meters = meters
         self._check = check
         self._label = label
-        self._labels: dict[str, str] = {}
         self._seen: dict[str, int] = {}
-        self._started: dict[int, tuple[ref[Any], _Kind]] = {}  # by address; dead ones are dropped
+        self._by_cpp: dict[CollectiveKind, deque[Moved]] = {}  # the last ones
+        self._messages: dict[tuple[int, ...], int] = {}  # by members of the group: how many of its numbers are messages
+        self._started: dict[int, tuple[Callable[[], Any], _Started]] = {}  # by address; dead ones are dropped
+        self._operators = Operators(label, self._count)
+        self._thread = self._operators.thread
+        self._durations = SampledDurations(meters)
+        self._work_in: Callable[[Any], Any] = lambda result: None
         self._blocked: dict[int, tuple[float, BlockedCall]] = {}  # thread -> since when, and in which call
 
     def install(self, dist: Any) -> None:
-        """Wrap the methods through which collectives go."""
-        for method, operation in _NAMES.items():
-            original = getattr(dist.ProcessGroup, method, None)
+        """Wrap the methods through which collectives of Python go, and prepare for those of C++."""
+        unbox = dist.Work.unbox
+        self._work_in = lambda result: unbox(result[-1] if isinstance(result, (list, tuple)) else result)
+        self._durations.install(dist.Work.wait)
+        self._operators.install(dist)
+        for name, method in METHODS.items():
+            original = getattr(dist.ProcessGroup, name, None)
             if original is not None:
-                setattr(dist.ProcessGroup, method, self._counting(original, method, operation))
+                setattr(dist.ProcessGroup, name, self._counting(original, name, method))
         dist.Work.wait = self._waiting(dist.Work.wait)
 
     def blocked(self) -> dict[int, tuple[float, BlockedCall]]:
@@ -138,44 +145,93 @@ class CollectiveMeter:
         """The number of collectives in existing groups that torch has counted and this meter has missed."""
         unread = 0
         for group in list(dist.distributed_c10d._world.pg_map):
-            try:
-                started = int(group._get_sequence_number_for_group())
-            except RuntimeError:  # no number yet
-                continue
-            unread += max(0, started - self._seen.get(group.group_name, 0))
+            unread += max(0, number_in(group) - self._seen.get(group.group_name, 0))
         return unread
 
-    def _counting(self, original: Callable[..., Any], method_name: str, operation: str) -> Callable[..., Any]:
-        check = self._check
+    def watch_cpp(self, dist: Any) -> None:
+        """Count the collectives that C++ starts from now on; functional collectives are counted anyway."""
+        self._operators.activate(dist)
+
+    def aborted(self, read: Callable[[], tuple[Sequence[Collective], object]], dead: int | None) -> None:
+        """Take collectives that C++ has started out of the counts, because they are aborted now.
+
+        Args:
+            read: returns the pending collectives, as `RankGroup.pending`.
+            dead: the rank whose groups are aborted; None for all groups.
+        """
+        if not self._by_cpp:
+            return
+        try:
+            found = read()[0]
+        except Exception:  # torch does not promise the interface of its recorder, and the abort matters more
+            _log.exception("collectives that are aborted stay in the counts")
+            return
+        pending = Counter((each.group, each.operation) for each in found if dead is None or dead in each.members)
+        for of, started in list(self._started.values()):
+            if (work := of()) is not None and not work.is_completed():
+                pending[started.kind.group, started.kind.operation] -= 1
+        by_cpp, self._by_cpp = self._by_cpp, {}  # a second abort finds the same ones pending
+        for kind, last in by_cpp.items():
+            for _ in range(min(len(last), pending[kind.group, kind.operation])):
+                nbytes, _, nbytes_in, nbytes_out = last.pop()
+                self._meters.collect(kind, -nbytes, -nbytes_in, -nbytes_out, operations=-1)
+
+    def _count(self, seen: Seen, result: Any) -> None:
+        """Count a collective that C++ has started."""
+        self._seen[seen.group] = self._seen.get(seen.group, 0) + 1  # torch counts send and recv, too
+        nbytes, size, nbytes_in, nbytes_out = seen.moved
+        if seen.kind.operation in _WITH_PEER:
+            self._check.message_of_cpp(seen.group)
+        self._meters.collect(seen.kind, nbytes, nbytes_in, nbytes_out)
+        self._by_cpp.setdefault(seen.kind, deque(maxlen=_MAX_PENDING)).append(seen.moved)
+        self._note_arrival(seen, 1)
+        if seen.is_on_cpu:
+            self._durations.offer(seen.kind, size, seen.started, partial(self._work_in, result))
+
+    def _note_arrival(self, seen: Seen, numbers: int) -> None:
+        """Note when this rank has started a collective. The number that it has on all ranks is torch's without messages."""
+        if seen.kind.operation in _NOT_COLLECTIVE:
+            self._messages[seen.members] = self._messages.get(seen.members, 0) + numbers
+        elif len(seen.members) > 1:
+            number = seen.number - self._messages.get(seen.members, 0) if self._messages else seen.number
+            ARRIVALS.note(seen.group, seen.members, number, seen.started)
+
+    def _counting(self, original: Callable[..., Any], method_name: str, operator: Operator) -> Callable[..., Any]:
+        check, thread, operation = self._check, self._thread, operator.operation
         is_recorded = method_name not in _NOT_RECORDED
 
         @wraps(original)
         def method(group: Any, *args: Any, **kwargs: Any) -> Any:
             started = time.perf_counter()
+            before = 0
+            call: BlockedCall | None = None  # that the flight recorder does not have
+            if not is_recorded:
+                about = _of_message(method_name, args)
+                _check_peer(group, about[0])
+                name = group.group_name
+                call = BlockedCall(operation, name, self._label(name, group.group_desc), *about)
+                before = number_in(group)
             number = check.start(group, method_name, args, kwargs, started)
-            name = group.group_name
-            label = self._labels.get(name)
-            if label is None:
-                label = self._labels[name] = self._label(name, group.group_desc)
-            call: BlockedCall | None = None
+            thread.is_inside = True
             try:
-                if is_recorded:
+                if call is None:
                     work = original(group, *args, **kwargs)
                 else:
-                    call = BlockedCall(operation, name, label, *_of_message(original.__name__, args))
                     work = self.run(call, original, group, *args, **kwargs)
             except BaseException as error:
-                check.failed(group, number, error)
+                check.failed(group, number, error, 0 if call is None else number_in(group) - before)
                 raise
+            finally:
+                thread.is_inside = False
+            numbers = 1 if call is None else number_in(group) - before  # gloo sends messages in a monitored_barrier
             if number < 0:
-                check.uncompared(group, number)
-            self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
-            if work is not None:
-                if len(self._started) >= _MAX_STARTED:
-                    self._forget()
-                self._started[id(work)] = ref(work), _Kind(label, operation, call)
-            nbytes = max(map(_nbytes, (*args[:2], *kwargs.values())), default=0)
-            self._meters.collect(label, operation, nbytes, seconds=time.perf_counter() - started)
+                check.uncompared(group, number, numbers)
+            try:
+                seen = self._operators.describe(operator, group, (*args, *kwargs.values()), started)
+            except Exception:  # a count must not fail a collective that works
+                _log.debug("%s can't be counted", operation, exc_info=True)
+                return work
+            self._started_by_call(seen, numbers, work, call)
             return work
 
         return method
@@ -186,51 +242,89 @@ class CollectiveMeter:
         @wraps(original)
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             known = self._started.pop(id(work), None)
-            if known is None or known[0]() is not work:
+            if known is None or work is not known[0]():
                 try:
                     return original(work, *args, **kwargs)
                 except RuntimeError as error:
                     check.explain(error)
                     raise
-            group, operation, call = known[1]
+            kind, call, at, timed_nbytes, moved, members = known[1]
+            is_timed = timed_nbytes > 0 and not work.is_completed()
             started = time.perf_counter()
             try:
                 if call is None:
-                    return original(work, *args, **kwargs)
-                return self.run(call, original, work, *args, **kwargs)
-            except RuntimeError as error:
+                    result = original(work, *args, **kwargs)
+                else:
+                    result = self.run(call, original, work, *args, **kwargs)
+            except BaseException as error:
+                if _WAIT_TIMED_OUT in str(error) and not work.is_completed():
+                    self._started[id(work)] = known
+                elif isinstance(error, RuntimeError) or isinstance(error.__context__, RuntimeError):
+                    nbytes, _, nbytes_in, nbytes_out = moved
+                    self._meters.collect(kind, -nbytes, -nbytes_in, -nbytes_out, operations=-1)
+                self._meters.collect(kind, operations=0, seconds=time.perf_counter() - started)
                 check.explain(error)
                 raise
-            finally:
-                self._meters.collect(group, operation, 0, operations=0, seconds=time.perf_counter() - started)
+            now = time.perf_counter()
+            if call is not None and self._meters.on_transfer is not None:
+                self._tell(self._meters.on_transfer, kind, call, now - at, members, moved.nbytes)
+            if is_timed:
+                self._meters.collect(
+                    kind, operations=0, seconds=now - started, timed_nbytes=timed_nbytes, timed_s=now - at
+                )
+            else:
+                self._meters.collect(kind, operations=0, seconds=now - started)
+            return result
 
         return wait
+
+    def _started_by_call(self, seen: Seen, numbers: int, work: Any, call: BlockedCall | None) -> None:
+        """Count what a call of Python has started, with the time that it took, and as what torch counts it."""
+        started, kind, moved, name, is_on_cpu, *_ = seen
+        nbytes, size, nbytes_in, nbytes_out = moved
+        self._seen[name] = self._seen.get(name, 0) + numbers
+        if work is not None:
+            if len(self._started) >= _MAX_STARTED:
+                self._forget()
+            timed_nbytes = size if is_on_cpu else 0
+            self._started[id(work)] = ref(work), _Started(kind, call, started, timed_nbytes, moved, seen.members)
+        self._meters.collect(kind, nbytes, nbytes_in, nbytes_out, seconds=time.perf_counter() - started)
+        self._note_arrival(seen, numbers)
+
+    @staticmethod
+    def _tell(
+        tell: Callable[[Transferred], object],
+        kind: CollectiveKind,
+        call: BlockedCall,
+        seconds: float,
+        members: tuple[int, ...],
+        nbytes: int,
+    ) -> None:
+        """Tell a profile of a message to or from a known rank."""
+        if call.peer is None or call.peer >= len(members):
+            return
+        ends = (-1, members[call.peer]) if kind.operation == "send" else (members[call.peer], -1)
+        tell(Transferred(time.time(), seconds, nbytes, kind.path, *ends, is_message=True))
 
     def _forget(self) -> None:
         self._started = {key: known for key, known in self._started.items() if known[0]() is not None}
 
 
-def _of_message(method: str, args: tuple[Any, ...]) -> tuple[int | None, str, int]:
+def _check_peer(group: Any, peer: int | None) -> None:
+    """Refuse a message to or from a rank that the group does not have, on which gloo ends the process.
+
+    Raises:
+        ValueError: the group has no such rank.
+    """
+    size = group.size()
+    if peer is not None and not 0 <= peer < size:
+        raise ValueError(f"rank {peer} does not exist: the process group has {size} ranks, 0 to {size - 1}")
+
+
+def _of_message(method: str, args: tuple[Any, ...]) -> tuple[int | None, tuple[Sequence[int], ...], int]:
     """Return the peer, the shapes of the tensors, and the tag of a send or receive."""
     if not args or not isinstance(args[0], list):
-        return None, "", 0
-    shapes = ", ".join("x".join(map(str, each.shape)) or "()" for each in args[0] if hasattr(each, "shape"))
+        return None, (), 0
+    shapes = tuple([each.shape for each in args[0] if hasattr(each, "shape")])
     peer, *tag = args[1:] if method in _WITH_PEER and len(args) > 1 else (None, *args[1:])
     return peer, shapes, tag[0] if tag and isinstance(tag[0], int) else 0
-
-
-def _nbytes(value: Any) -> int:
-    """Bytes of a tensor, or of the tensors in nested lists; 0 for other values."""
-    if type(value) is list or type(value) is tuple:
-        return sum(map(_nbytes, value))
-    if not _has_nbytes(type(value)):  # type: ignore[arg-type]
-        return 0
-    try:
-        return int(value.nbytes)
-    except RuntimeError:  # sparse tensors have no nbytes
-        return int(value._indices().nbytes + value._values().nbytes) if value.is_sparse else 0
-
-
-@cache
-def _has_nbytes(kind: type) -> bool:
-    return hasattr(kind, "nbytes")

@@ -27,7 +27,7 @@ from datetime import timedelta
 from functools import cache, wraps
 from typing import Any
 
-from monarch_kernel.runtime.worker.store import note_values, values_set
+from monarch_kernel.runtime.worker.store_client import note_values, values_set
 from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 

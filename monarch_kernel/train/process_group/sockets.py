@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "FILTER",
+    "NO_FILTER",
     "Socket",
     "close",
     "copy_of",
@@ -24,6 +25,9 @@ __all__ = [
 
 FILTER = 26
 """SO_ATTACH_FILTER of Linux; to read, the length and content of the filter."""
+
+NO_FILTER = 27
+"""SO_DETACH_FILTER of Linux."""
 
 _STAND_IN_S = 1.0
 """How long a rank tries to connect to its own listener."""

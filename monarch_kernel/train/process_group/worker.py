@@ -3,10 +3,11 @@
 Theory of operation
 ===================
 
-Ranks meet in a store of torch.distributed. The process of rank 0 serves its keys without a port (`runtime.worker.store`): store
-operations are messages between ranks, which only processes of the session can send. Each time a group is formed, rank 0 opens a
-new store (`HostStore`), so that keys of a broken group do no harm. If the process of rank 0 dies, the group is broken anyway,
-and the process that replaces it opens the next store. Store operations do not need the controller, which may be gone.
+Ranks meet in a store of torch.distributed. The process of rank 0 serves its keys without a port
+(`runtime.worker.store_client`): store operations are messages between ranks, which only processes of the session can send. Each
+time a group is formed, rank 0 opens a new store (`HostStore`), so that keys of a broken group do no harm. If the process of
+rank 0 dies, the group is broken anyway, and the process that replaces it opens the next store. Store operations do not need
+the controller, which may be gone.
 
 gloo connects ranks through its own ports, at the address of the interface in ``GLOO_SOCKET_IFNAME``, which the agent sets if
 the user has not. Ranks on several hosts first check that the hosts reach each other (`_reach`), because gloo would try for a
@@ -49,7 +50,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
@@ -59,7 +60,7 @@ from typing import Any
 from monarch_kernel import live
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import ValueMesh
-from monarch_kernel.errors import Failure, MeshDownError, RemoteError
+from monarch_kernel.errors import Failure, MeshDownError, RemoteError, format_ranks
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, pack
 from monarch_kernel.net.wire.messages import FormGroup, HostStore, SkipGroupNames
@@ -73,19 +74,22 @@ from monarch_kernel.runtime.rpc.waits import Wait
 from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
-from monarch_kernel.runtime.worker.store import (
+from monarch_kernel.runtime.worker.store_client import (
     StoreClient,
     is_session_store,
+    meeting_in,
     serve_rendezvous,
     torch_store,
     values_set,
 )
-from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, strangers
+from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, operators, strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
+from monarch_kernel.train.process_group.collective_purposes import Purposes
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
+from monarch_kernel.train.process_group.flight_recorder import FlightRecorder, numbers_of
+from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
-from monarch_kernel.train.process_group.purposes import Purposes
 from monarch_kernel.train.process_group.sockets import (
     Socket,
     close,
@@ -230,13 +234,15 @@ class RankGroup:
         self.has_aborted = False
         self._rounds = 0
         self._formed_ns = 0
+        self._recorder = FlightRecorder()
         self._hosted = ""  # the store that this rank serves
         self._client = StoreClient(rank.peers, rank.spec.proc, "")
         self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
         self._device_mesh: Callable[[], Any] = lambda: None
         self._namespace: dict[str, Any] = {}
-        self._check = CallCheck(os.path.dirname(agent), _label_of, self._give_up)
-        self._meter = CollectiveMeter(rank.peers.meters, _label_of, self._check)
+        span_hosts = partial(_span_hosts, rank.spec.local_world_size)
+        self._check = CallCheck(os.path.dirname(agent), label_of, self._give_up, span_hosts)
+        self._meter = CollectiveMeter(rank.peers.meters, label_of, self._check)
         rank.group = self
         rank.extend(
             {HostStore: self._host_store, FormGroup: self._form, SkipGroupNames: self._skip_names}, on_main=True
@@ -260,11 +266,17 @@ class RankGroup:
 
     # -- for the rank
 
-    def pending_s(self) -> float:
-        """Age in seconds of the oldest pending collective; 0 if there is none. Forming the group counts as a collective."""
+    def pending_s(self, others: Collection[int] = ()) -> float:
+        """Age in seconds of the oldest pending collective that none of these threads has started; 0 if there is none.
+
+        Forming the group counts as a collective.
+        """
         if self._sockets_before is not None:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
-        oldest = min((entry["time_created_ns"] for entry in self._waiting(self._recorded())), default=None)
+        pending = (entry for entry in self._recorder.entries() if not entry["retired"])
+        oldest = min(
+            (each["time_created_ns"] for each in pending if int(each["thread_id"]) not in others), default=None
+        )
         return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
 
     def waits_s(self, thread: int) -> float:
@@ -277,7 +289,7 @@ class RankGroup:
         if (waited_s := self._waits.waits_s(thread)) > 0:
             return waited_s
         frame = sys._current_frames().get(thread)
-        ours = (collective_counts.__file__, call_check.__file__, native_waits.__file__)  # they call Work.wait
+        ours = (collective_counts.__file__, operators.__file__, call_check.__file__, native_waits.__file__)  # they wait
         calls = (_dist().distributed_c10d.__file__, *ours)
         return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
 
@@ -285,8 +297,13 @@ class RankGroup:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         return self._waits.end_key_wait(thread)
 
-    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
-        """Pending collectives, oldest first, and for each process group the number of the last collective started."""
+    def pending(self, brief: bool = False) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Pending collectives, oldest first, and for each process group the number of the last collective started.
+
+        Args:
+            brief: whether collectives that torch has recorded may be left out in groups where more were started since the last
+                call, so that none of them has been pending since then.
+        """
         if "torch.distributed" not in sys.modules:  # none was started
             return (), {}
         world = _dist().distributed_c10d._world
@@ -294,14 +311,17 @@ class RankGroup:
         members = {
             names[group]: tuple(sorted(it)) for group, it in dict(world.pg_group_ranks).items() if group in names
         }
-        recorded = self._recorded()
-        reached: dict[str, int] = {}
-        for entry in self._current(recorded):
-            label = _group_label(entry)
-            reached[label] = max(reached.get(label, 0), int(entry["collective_seq_id"]))
+        counts, now = numbers_of(list(world.pg_map)), time.monotonic()
+        recorded: list[dict[str, Any]] = []
+        if not brief or self._recorder.may_pend(counts, now):
+            recorded = self._recorder.entries()
+            self._recorder.note(counts, recorded, now)
+        labels = _Labels()
+        reached = labels.reached(recorded)
         found = [
-            _recorded_collective(entry, members.get(entry["process_group"][0], ()), self._purposes)
-            for entry in self._waiting(recorded)
+            _recorded_collective(entry, labels.of(entry), members.get(entry["process_group"][0], ()), self._purposes)
+            for entry in recorded
+            if not entry["retired"]
         ]
         for thread, (since, call) in self._meter.blocked().items():
             numbers = world.pg_group_ranks.get(_group_named(world, call.group), {})
@@ -342,6 +362,8 @@ class RankGroup:
             return
         dist = _dist()
 
+        self._meter.aborted(self.pending, dead)
+        self._check.withdraw()
         self._aborted = True
         self.has_aborted |= dist.is_initialized() or self._sockets_before is not None
         if self._spec.device == "cuda" and dist.is_initialized():
@@ -396,24 +418,6 @@ class RankGroup:
                 connection.close()
                 fds.append(each.fd)
         self._holder.hold(fds)
-
-    @staticmethod
-    def _recorded() -> dict[str, Any]:
-        """The content of torch's flight recorder."""
-        if "torch.distributed" not in sys.modules:
-            return {}
-        from torch._C import _distributed_c10d as c10d
-
-        dump = getattr(c10d, "_dump_fr_trace_json", None)
-        return {} if dump is None else dict(json.loads(dump(includeCollectives=True, onlyActive=True)))
-
-    def _current(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries of the current groups."""
-        return [entry for entry in recorded.get("entries", ()) if entry["time_created_ns"] >= self._formed_ns]
-
-    def _waiting(self, recorded: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries of pending collectives."""
-        return [entry for entry in self._current(recorded) if not entry["retired"]]
 
     # -- forming
 
@@ -479,7 +483,7 @@ class RankGroup:
         serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
         self._aborted = self.has_aborted = False
         self._rounds = 0
-        self._formed_ns = time.time_ns()
+        self._formed_ns = self._recorder.since_ns = time.time_ns()
         self._formed = False
         self._sockets_before = open_sockets()
         try:
@@ -571,13 +575,13 @@ class RankGroup:
     def _patch(self, dist: Any) -> None:
         """Patch torch: record the sockets that a new group opens, and let ``init_process_group()`` find an existing group."""
         helpers = dist.distributed_c10d
-        make = helpers._new_process_group_helper
+        make, world_size = helpers._new_process_group_helper, self._spec.world_size
         signature = inspect.signature(make)
         if hasattr(make, "monarch_kernel"):
             return
         self._meter.install(dist)
         self._waits.install(dist)
-        self._purposes.install()
+        self._purposes.install(lambda: self._meter.watch_cpp(dist))
         self._check.install(dist)
         self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 
@@ -595,8 +599,9 @@ class RankGroup:
                     self._waits.opening(members, given["group_size"]),
                     values_set() as published,
                 ):
-                    run = partial(self._meter.run, _call_that_makes(dist, given["group_size"], self._spec.world_size))
-                    made = (run if self._formed else _run)(make, *bound.args, **bound.kwargs)
+                    run = partial(self._meter.run, _call_that_makes(dist, members, given["group_size"], world_size))
+                    with meeting_in(partial(strangers.closed_ports, lambda: open_sockets() - before, published)):
+                        made = (run if self._formed else _run)(make, *bound.args, **bound.kwargs)
                     group, store = made
                     if store is not None:
                         if published and is_session_store(store) and strangers.has_gloo(dist, group):
@@ -655,6 +660,11 @@ class RankGroup:
         dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 
 
+def _span_hosts(per_host: int, members: Sequence[int]) -> bool:
+    """Whether ranks are on several hosts; those of one host have successive numbers."""
+    return len({member // max(1, per_host) for member in members}) > 1
+
+
 def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: str) -> list[bytes]:
     """Set a key of this rank, wait for the keys of all ranks, and return their values."""
     store.set(f"{kind}/{rank}", value)
@@ -694,10 +704,14 @@ def _dist() -> Any:
     return torch.distributed
 
 
-def _call_that_makes(dist: Any, size: int, world_size: int) -> BlockedCall:
-    """Describe the call that makes a group of a size, which waits for the other ranks to do the same."""
+def _call_that_makes(dist: Any, members: tuple[int, ...], size: int, world_size: int) -> BlockedCall:
+    """Describe the call that makes a group of a size, which waits for the other members to do the same."""
     if dist.is_initialized():
-        return BlockedCall(f"new_group #{dist.distributed_c10d._world.group_count}", "", "")
+        number = f"new_group #{dist.distributed_c10d._world.group_count}"
+        are_of_mesh = dist.get_world_size() == world_size
+        if len(members) in (0, world_size) or not are_of_mesh:
+            return BlockedCall(number, "", "")
+        return BlockedCall(f"{number} of {format_ranks(members)}", "", "", members=tuple(sorted(members)))
     return BlockedCall("init_process_group", "", "", members=tuple(range(size)) if size == world_size else ())
 
 
@@ -705,19 +719,46 @@ def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _recorded_collective(entry: dict[str, Any], members: tuple[int, ...], purposes: Purposes) -> Collective:
+class _Labels:
+    """The labels of the groups in one content of the flight recorder, which names a group in each entry."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], str] = {}
+
+    def of(self, entry: dict[str, Any]) -> str:
+        """Return the label of the group of an entry."""
+        name, about = entry["process_group"]
+        label = self._known.get((name, about))
+        if label is None:
+            label = self._known[name, about] = label_of(name, about)
+        return label
+
+    def reached(self, entries: Sequence[dict[str, Any]]) -> dict[str, int]:
+        """Return for each group the number of the last collective started."""
+        found: dict[str, int] = {}
+        for entry in entries:
+            label = self.of(entry)
+            found[label] = max(found.get(label, 0), int(entry["collective_seq_id"]))
+        return found
+
+
+def _recorded_collective(entry: dict[str, Any], label: str, members: tuple[int, ...], purposes: Purposes) -> Collective:
     """Describe a collective that the flight recorder has."""
     operation, thread = str(entry["profiling_name"]).partition(":")[2], int(entry["thread_id"])
     return Collective(
         operation=operation,
         number=int(entry["collective_seq_id"]),
-        group=_group_label(entry),
+        group=label,
         members=members,
-        shapes=", ".join("x".join(map(str, size)) or "()" for size in entry["input_sizes"]),
+        shapes=_shapes_text(entry["input_sizes"]),
         age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
         thread=thread,
         purpose=purposes.of(operation, sum(map(prod, entry["input_sizes"])), thread),
     )
+
+
+def _shapes_text(shapes: Iterable[Sequence[int]]) -> str:
+    return ", ".join("x".join(map(str, shape)) or "()" for shape in shapes)
 
 
 def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, thread: int) -> Collective:
@@ -727,7 +768,7 @@ def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, 
         number=0,
         group=call.label,
         members=call.members or tuple(sorted(ranks.values())),
-        shapes=call.shapes,
+        shapes=_shapes_text(call.shapes),
         age_s=time.monotonic() - since,
         thread=thread,
         peer=None if call.peer is None else ranks.get(call.peer),
@@ -738,12 +779,3 @@ def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, 
 def _group_named(world: Any, name: str) -> Any:
     """The group with torch's name; the default group for an empty name."""
     return next((group for group, each in dict(world.pg_names).items() if each == name), world.default_pg)
-
-
-def _group_label(entry: dict[str, Any]) -> str:
-    """The label of a process group: empty for the default group, the axis of a mesh, else torch's name."""
-    return _label_of(*entry["process_group"])
-
-
-def _label_of(name: str, about: str) -> str:
-    return "" if about == "default_pg" else str(name if about in ("", "undefined") else about).removeprefix("mesh_")

@@ -11,12 +11,13 @@ import textwrap
 import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch_kernel.errors import Failure, Frame, format_ranks, rebuild_exception
-from monarch_kernel.runtime.diagnostics import failures, stacks
+from monarch_kernel.runtime.diagnostics import failures, memory_notes, stacks
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.reprs import describe_value
 
@@ -220,6 +221,11 @@ def test_any_exception_can_be_described(error: Exception, message: str, travels:
 def test_an_exception_group_shows_its_members() -> None:
     failure = describe(ExceptionGroup("two", [ValueError("a"), TypeError("b")]))  # noqa: F821
     assert failure.headline() == "ExceptionGroup: two (2 sub-exceptions)\n  ValueError: a\n  TypeError: b"
+    with pytest.raises(ValueError, match="a") as caught:
+        raise ValueError("a")
+    place = describe(ExceptionGroup("one", [caught.value])).headline().splitlines()[2]  # noqa: F821
+    assert ", in test_an_exception_group_shows_its_members: raise" in place
+    assert place.startswith("    at ")
     assert "ValueError: a" in failure.traceback
     assert "TypeError: b" in failure.traceback
 
@@ -496,8 +502,16 @@ def test_out_of_memory_names_the_largest_variables(tmp_path: Path) -> None:
 
         def fail():
             raise MemoryError
+
+        class Trainer:
+            def __init__(self):
+                self.weights = torch.zeros(4 << 20)
+
+            def step(self):
+                raise MemoryError
         """,
     )
+    assert raised_by(module.Trainer().step).notes[1] == "  16 MiB self.weights: Tensor[4194304] float32 cpu"
     failure = raised_by(module.step)
     assert "allocate" in failure.message
     assert failure.notes[:5] == (
@@ -510,3 +524,42 @@ def test_out_of_memory_names_the_largest_variables(tmp_path: Path) -> None:
     assert failure.notes[5].startswith("the process held ")
     assert "  4.0 MiB net: Linear" in raised_by(module.fail).notes[1]
     assert raised_by(lambda: torch.zeros(2) + torch.zeros(3)).notes == ()
+
+
+def test_a_gpu_out_of_memory_has_a_snapshot_of_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(memory_notes.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert raised_by(fail).notes == ()  # no GPU has been used
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": [1]})
+    folder = tmp_path / f"monarch-memory-{os.getuid()}"
+    (note,) = raised_by(fail).notes
+    assert (
+        note
+        == f"what the GPU held is in {folder}, in a file named by the pid: open it at https://docs.pytorch.org/memory_viz"
+    )
+    (file,) = folder.iterdir()
+    assert (file.name, pickle.loads(file.read_bytes())) == (f"{os.getpid()}.pickle", {"segments": [1]})
+    assert folder.stat().st_mode & 0o077 == 0
+    folder.rename(tmp_path / "other")
+    folder.symlink_to(tmp_path / "other")  # a trap of another user
+    assert raised_by(fail).notes == ()
+
+
+def test_an_error_that_a_killed_loader_worker_causes_names_it() -> None:
+    """Its queue may end in the middle of a batch, before torch has looked at the worker."""
+
+    class Loader:
+        def __init__(self) -> None:
+            self._workers = [SimpleNamespace(pid=17, exitcode=None), SimpleNamespace(pid=18, exitcode=-9)]
+
+        def read(self) -> None:
+            raise EOFError
+
+    notes = raised_by(Loader().read).notes
+    assert notes[0] == "worker 1 of 2 (pid 18) was killed by SIGKILL"
+    assert raised_by(lambda: [].pop()).notes == ()

@@ -135,6 +135,20 @@ def test_attributes_keys_and_arguments() -> None:
     assert ("in_features=", "param") in inspection.arguments(nn.Linear)
 
 
+def test_names_and_keys_that_are_offered_are_short_and_can_be_written() -> None:
+    long = "x" * 5_000_000
+    odd = {long: 1, "\x1b]0;title\x07": 2, "a\nb": 3, "good": 4}
+    assert inspection.keys(odd) == [("good", "int")]
+    assert dict(inspection.names(odd, ())).keys() <= {"\x1b]0;title\x07", "a\nb", "good"}
+    holder = type("Holder", (), {})()
+    holder.__dict__.update({long: 1, "good": 2})
+    assert "good" in dict(inspection.attributes(holder, private=False))
+    assert long not in dict(inspection.attributes(holder, private=False))
+    function = eval(f"lambda {long}: 0")
+    assert len(repr(inspection.about(function, source=False))) < 200_000
+    assert inspection.arguments(function) == []
+
+
 def test_no_code_of_the_user_runs() -> None:
     trap, mapping = Trap(), TrapDict(a=1)
     space: dict[str, object] = {"trap": trap, "mapping": mapping, "cls": Trap}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from monarch_kernel.base.events import MeshView, RankState, RankView
-from monarch_kernel.errors import Failure, Frame
+from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, LoopPlace, with_callers
 from monarch_kernel.runtime.diagnostics.waits import Stall, collective_text, stalls
 
@@ -113,10 +113,34 @@ def test_groups_that_are_not_made_in_the_same_order() -> None:
     def making(number: int) -> Doing:
         return Doing((at(5),), (Collective(f"new_group #{number}", 0, "", (0, 1, 2, 3), "", 12.0, 1),), {})
 
-    lines = text({0: making(4), 1: making(4), 2: making(3), 3: making(3)}).splitlines()
-    assert lines[0] == (
-        "[0-1] wait for 12 s in new_group #4, cell [5], line 5; [2-3] wait in new_group #3, cell [5], line 5 instead"
+    assert text({0: making(4), 1: making(4), 2: making(3), 3: making(3)}) == (
+        "[0-1] wait for 12 s in new_group #4, cell [5], line 5; [2-3] in new_group #3, cell [5], line 5 instead"
     )
+
+
+def making(number: int, *members: int) -> Doing:
+    call = Collective(f"new_group #{number} of {format_ranks(members)}", 0, "", members, "", 12.0, 1)
+    return Doing((at(5),), (call,), {}, groups=number)
+
+
+def test_a_new_group_needs_its_members_only_and_the_numbers_of_groups_are_said() -> None:
+    late = Doing((at(9, "time.sleep(60)"),), groups=1)
+    assert text({0: making(2, 0, 1), 1: late, 2: Doing(), 3: late}, (2,)) == (
+        "[0] waits for 12 s in new_group #2 of [0-1], cell [5], line 5; "
+        "[1] is at cell [5], line 9: time.sleep(60) (groups made: 1)"
+    )
+    assert text({0: making(2, 0, 1), 1: Doing(groups=3)}, (1, 2, 3)).endswith(
+        "; [1] has finished the cell (groups made: 3)"
+    )
+
+
+def test_members_that_make_groups_in_another_order_are_named_with_what_they_make() -> None:
+    lines = text({0: making(2, 0, 1), 1: making(2, 1, 2), 2: making(2, 1, 2)}, (3,)).splitlines()
+    assert lines == [
+        "[0] waits for 12 s in new_group #2 of [0-1], cell [5], line 5; "
+        "[1] waits in new_group #2 of [1-2], cell [5], line 5 instead",
+        "[1-2] wait for 12 s in new_group #2 of [1-2], cell [5], line 5; all ranks of the group have started it",
+    ]
 
 
 def test_short_waits_and_ranks_that_are_past_it_are_left_out() -> None:
@@ -186,7 +210,7 @@ def test_steps_of_a_live_loop_are_named() -> None:
     inside = replace(waits(12, number=5), loops=(LoopPlace(7, 5), LoopPlace(3, 9, is_over=True)))
     ended = Doing(loops=(LoopPlace(3, 9, is_over=True), LoopPlace(7, 4, is_over=True)))
     assert text({0: inside, 1: inside, 2: ended, 3: inside}, (2,)) == (
-        "[0-1,3] wait for 12 s in all_reduce #5 (shape 4), cell [5], line 12, in step 5; "
+        "[0-1,3] wait for 12 s in all_reduce #5 (shape 4), cell [5], line 12, in step 4; "
         "[2] has finished the cell after 4 steps"
     )
 
@@ -205,4 +229,58 @@ def test_a_wait_that_is_over_is_described_in_the_past() -> None:
     assert stall.text == (
         "[0-1] waited for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
         "[2] had not started it: cell [5], line 15: work(); [3] had finished the cell"
+    )
+
+
+def backward(line: int, *numbers: int, turn: str = "") -> Doing:
+    calls = tuple(Collective("all_reduce", n, "", (0, 1, 2), "4", 12.0 + n, 1, purpose=f"of {n}") for n in numbers)
+    return Doing((replace(at(line), turn=turn),), calls, {"": numbers[-1]})
+
+
+def test_the_collectives_of_one_line_are_one_wait() -> None:
+    three = view("running", "running", "idle")
+    doing = {0: backward(4, 39, 40, 41), 1: backward(4, 40, 39, 41), 2: Doing(reached={"": 38})}
+    (stall,) = found(doing, (2,), three)
+    assert stall.text == (
+        "[0-1] wait for 53 s in all_reduce #39 (shape 4, of 39) and 2 more up to all_reduce #41 (shape 4, of 41), cell [5], "
+        "line 4; [2] has finished the cell"
+    )
+    assert stall.call == "all_reduce #39 (shape 4, of 39) and 2 more up to all_reduce #41 (shape 4, of 41)"
+    two = {0: backward(4, 39, 40), 1: backward(4, 39, 40), 2: Doing(reached={"": 38})}
+    assert "in all_reduce #39 (shape 4, of 39) and all_reduce #40 (shape 4, of 40), cell" in text(two, (2,), three)
+
+
+def test_collectives_that_wait_for_different_ranks_are_different_waits() -> None:
+    doing = {0: backward(4, 39, 40), 1: backward(4, 39), 2: Doing(reached={"": 38})}
+    assert len(found(doing, (2,), view("running", "running", "idle"))) == 2
+
+
+def test_a_rank_that_has_finished_says_how_far_its_loop_has_come() -> None:
+    waiting = {rank: backward(4, 39, turn="step = 4") for rank in (0, 1)}
+    ended = Doing(reached={"": 38}, loop_ends={"epoch": 1, "step": 3})
+    three = view("running", "running", "idle")
+    assert text({**waiting, 2: ended}, (2,), three).endswith("; [2] has finished the cell with step = 3")
+    assert text({**waiting, 2: replace(ended, loop_ends={"i": 3})}, (2,), three).endswith("; [2] has finished the cell")
+
+
+def test_a_wait_says_how_far_the_loop_of_the_cell_is() -> None:
+    doing = {
+        0: backward(4, 39, turn="step = 4"),
+        1: backward(4, 39, turn="step = 5"),
+        2: Doing((replace(at(4), turn="step = 3"),)),
+    }
+    assert text(doing, (), view("running", "running", "running")) == (
+        "[0] waits for 51 s in all_reduce #39 (shape 4, of 39), cell [5], line 4, step = 4; [1] at cell [5], line 4, step = 5; "
+        "[2] has not started it: cell [5], line 4: f(x), step = 3"
+    )
+
+
+def test_messages_whose_tags_differ_are_shown_with_their_receivers() -> None:
+    def exchange(rank: int, tag: int, age_s: float) -> Doing:
+        calls = [Collective(each, 0, "", (0, 1), "4", age_s, 1, 1 - rank, tag) for each in ("send", "recv")]
+        return Doing((at(5),), tuple(calls), {})
+
+    assert text({0: exchange(0, 7, 12.0), 1: exchange(1, 8, 13.0)}, (), view("running", "running")) == (
+        "[1] waits for 13 s in send to [0] with tag 8 (shape 4), cell [5], line 5; "
+        "[0] in recv from [1] with tag 7 (shape 4), cell [5], line 5 instead"
     )

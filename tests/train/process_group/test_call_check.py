@@ -9,7 +9,7 @@ import pytest
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.errors import CollectiveError, RemoteError
 from monarch_kernel.train.process_group.worker import GroupStore
-from tests.support.waiting import LONG_S
+from tests.support.waiting import LONG_S, wait_until
 
 PRELUDE = """
 import gc, os, threading, torch, torch.distributed as dist
@@ -72,6 +72,14 @@ SYMMETRIC = {
         "dist.broadcast(floats, int(last))\ndist.barrier()",
         "broadcast with different roots",
     ),
+    "dtypes after a monitored_barrier": (
+        "dist.monitored_barrier()\ndist.all_reduce(ints if last else floats)",
+        "all_reduce with different dtypes",
+    ),
+    "layouts": (
+        "mine = torch.ones(4, 4)\ndist.all_reduce(mine.to_sparse() if last else mine)",
+        "all_reduce with different layouts",
+    ),
     "coalesced": (
         "mine = ints if last else floats\n"
         "with dist._coalescing_manager():\n    dist.all_reduce(mine); dist.all_reduce(mine.clone())",
@@ -103,6 +111,10 @@ SYMMETRIC = {
         "splits = [1, 1, 4] if last else [2, 2, 2]\ndist.all_to_all_single(torch.ones(6), torch.ones(6), splits, splits)",
         "all_to_all with different sizes",
     ),
+    "splits that are equal on all ranks": (
+        "splits = [1, 2, 3]\ndist.all_to_all_single(torch.ones(6), torch.ones(6), splits, splits)",
+        " elements to [",
+    ),
     "functional all_reduce": (
         "functional.all_reduce(ints if last else floats, 'sum', dist.group.WORLD).tolist()",
         "all_reduce with different dtypes",
@@ -122,6 +134,13 @@ SYMMETRIC = {
     "a group of the user": (
         "other = dist.new_group([0, 1, 2], group_desc='mine')\ndist.all_reduce(ints if last else floats, group=other)",
         "the process group 'mine' call all_reduce with different dtypes",
+    ),
+    "a group with several backends": (  # beside a registered backend, torch does not number the collectives of this group
+        "dist.Backend._plugins['other'] = None\n"
+        "other = dist.new_group([0, 1, 2], backend='cpu:gloo,cuda:gloo', group_desc='both')\n"
+        "del dist.Backend._plugins['other']\n"
+        "dist.all_reduce(floats, group=other)\ndist.all_reduce(ints if last else floats, group=other)",
+        "the process group 'both' call all_reduce with different dtypes (its collective 2)",
     ),
     "tensors of a model": (
         "for tensor in torch.nn.Linear(3, 3 + last).parameters():\n    dist.all_reduce(tensor.data)",
@@ -168,6 +187,48 @@ def test_a_rank_that_has_left_is_refused_at_its_next_collective(group: ProcMesh,
     assert group.run("sums()").get(LONG_S).values() == ([3.0] * 3,) * 3
 
 
+# Rank 1 sends to rank 2.
+MESSAGES = {
+    "sizes": ("send(torch.ones(4), 2)", "recv(torch.ones(2), 1)"),
+    "larger": ("send(torch.ones(4), 2)", "recv(torch.ones(8), 1)"),
+    "dtypes": ("send(ints, 2, tag=3)", "recv(floats, 1, tag=3)"),
+    "shapes": ("isend(torch.ones(2, 6), 2).wait()", "irecv(torch.ones(3, 4), 1).wait()"),
+    "batch": (
+        "batch_isend_irecv([dist.P2POp(dist.isend, floats.double(), 2)])[0].wait()",
+        "batch_isend_irecv([dist.P2POp(dist.irecv, floats, 1)])[0].wait()",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "late"), [("sizes", 1), ("sizes", 2), ("larger", 2), ("dtypes", 1), ("shapes", 2), ("batch", 1)]
+)
+def test_a_message_that_differs_is_refused_with_both_lines(
+    group: ProcMesh, store: GroupStore, case: str, late: int
+) -> None:
+    send, recv = MESSAGES[case]
+    code = f"""
+store = dist.distributed_c10d._get_default_store()
+if rank == {late}: store.wait(["other"])
+if rank == {3 - late}: store.set("other", "1")
+if rank == 1: dist.{send}
+if rank == 2: dist.{recv}
+dist.barrier()
+"""
+    error = refusal(group, code)
+    assert set(error.ranks) == {0, 1, 2}
+    text = error.primary.message
+    what = {"larger": "sizes", "batch": "dtypes"}.get(case, case)
+    assert "call send and recv of one message" in text
+    assert f"with different {what}; it was refused" in text
+    assert "  [1] send of " in text
+    assert "  [2] recv of " in text
+    assert text.count(": code, line") == 2
+    assert all(report.etype == "CollectiveError" for report in error.reports.values()), error.reports
+    store.form(group).get(LONG_S)
+    assert group.run("sums()").get(LONG_S).values() == ([3.0] * 3,) * 3
+
+
 def test_the_error_has_the_line_of_each_rank(group: ProcMesh) -> None:
     error = refusal(group, "if rank == 0:\n    dist.all_reduce(floats)\nelse:\n    dist.all_reduce(ints)")
     lines = error.primary.message.splitlines()[1:]
@@ -186,6 +247,16 @@ for _ in range(3):
 len(texts)
 """
     assert group.run(LAST + code).get(LONG_S).values() == (1, 1, 1)
+
+
+def test_a_collective_that_was_aborted_is_not_compared(group: ProcMesh) -> None:
+    running = group.run("if rank: dist.all_reduce(floats)")
+    wait_until(lambda: all(group.doing().get(LONG_S)[rank].collectives for rank in (1, 2)), "two ranks to wait")  # type: ignore[union-attr]
+    group.interrupt(abort=True)
+    assert running.exception(LONG_S) is not None
+    error = group.run("if rank == 0: dist.barrier()").exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert not isinstance(error.exception, CollectiveError)
 
 
 def test_a_smaller_group_is_refused_without_the_others(group: ProcMesh) -> None:
@@ -239,6 +310,25 @@ LEGAL = {
         "if rank == 0: dist.send(floats, 1)\nif rank == 1: dist.recv(floats, 0)\ndist.all_reduce(floats)\n"
         "dist.batch_isend_irecv([dist.P2POp(dist.isend, floats, 2)])[0].wait() if rank == 0 else None\n"
         "dist.recv(floats, 0) if rank == 2 else None\ndist.all_gather([torch.ones(4) for _ in range(3)], floats)"
+    ),
+    "messages in any order of tags, and objects": (
+        "if rank == 0:\n"
+        "    for n in range(1, 150): dist.send(torch.ones(n), 1, tag=n % 3)\n"
+        "    works = [dist.isend(torch.ones(n + 1), 2, tag=n) for n in range(3)]\n"
+        "    [each.wait() for each in works]\n    works = each = None\n"
+        "    dist.send_object_list(['x' * 100, 5], 1)\n"
+        "if rank == 1:\n"
+        "    for n in range(1, 150): dist.recv(torch.ones(n), 0, tag=n % 3)\n"
+        "    dist.recv_object_list([None, None], 0)\n"
+        "if rank == 2:\n"
+        "    for n in (2, 0, 1): dist.recv(torch.ones(n + 1), 0, tag=n)\n"
+    ),
+    "messages from any rank": (
+        "if rank: dist.send(torch.ones(2), 0)\n"
+        "else: dist.recv(torch.ones(2)); dist.recv(torch.ones(2))\n"
+        "dist.barrier()\n"
+        "if rank: dist.send(torch.ones(3), 0)\n"
+        "else: dist.recv(torch.ones(3), 1); dist.recv(torch.ones(3), 2)"
     ),
     "monitored_barrier": "dist.monitored_barrier()\ndist.all_reduce(floats)\ndist.broadcast(floats, 1)",
     "calls that torch refuses": (

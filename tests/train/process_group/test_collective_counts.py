@@ -1,4 +1,4 @@
-"""Collectives are counted by kind, group and bytes; of those that C++ starts, only their number is reported."""
+"""Collectives are counted to the byte, by kind, group and data path, whether Python or C++ starts them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from collections.abc import Iterator
 import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
+from monarch_kernel.errors import RemoteError
 from monarch_kernel.features.traffic.table import Traffic
 from monarch_kernel.train.process_group.worker import GroupStore
-from tests.support.waiting import LONG_S
+from tests.support.waiting import LONG_S, wait_until
+
+SETUP = """
+import warnings
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the first since torch 2.13
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+zeros, world, other = torch.zeros, dist.group.WORLD, 1 - rank
+"""
 
 
 @pytest.fixture(scope="module")
@@ -19,6 +32,7 @@ def procs(session: None) -> Iterator[ProcMesh]:
     mesh = this_host().spawn_procs({"dp": 2}, device="cpu", name="c")
     mesh.run("import torch, torch.distributed as dist").get(LONG_S)
     store.form(mesh).get(LONG_S)
+    mesh.run(SETUP).get(LONG_S)
     yield mesh
     mesh.stop(grace_s=0).get(LONG_S)
     store.close()
@@ -30,76 +44,246 @@ def counted(procs: ProcMesh, code: str) -> Traffic:
     return procs.traffic() - before
 
 
-def kinds(traffic: Traffic, rank: int = 0) -> dict[tuple[str, str], tuple[int, int]]:
+def kinds(traffic: Traffic, rank: int) -> dict[tuple[str, str], tuple[int, int, int, int]]:
+    """What a rank has done: (group, operation) -> bytes, operations, bytes in, bytes out."""
     return {
-        (row.group, row.operation): (row.nbytes, row.operations) for row in traffic.collectives if row.end.rank == rank
+        (row.group, row.operation): (row.nbytes, row.operations, row.nbytes_in, row.nbytes_out)
+        for row in traffic.collectives
+        if row.end.rank == rank
     }
 
 
-EACH = """
-x, two = torch.zeros(1000), torch.zeros(2000)
-dist.all_reduce(x)
-work = dist.all_reduce(x, async_op=True); work.wait()
-dist.broadcast(x, 0)
-dist.all_gather([torch.zeros(1000), torch.zeros(1000)], x)
-getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(two, x)  # the first since torch 2.13
-getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(x, two)
-dist.all_to_all_single(torch.zeros(1000), x)
-dist.reduce(x, 0)
-dist.barrier()
-"""
+# A float has 4 bytes. For each case: the code, and operation -> (bytes, operations, bytes in, bytes out) of both ranks.
+Counts = dict[str, tuple[int, int, int, int]]
+EACH: dict[str, tuple[str, Counts, Counts]] = {
+    "all_reduce": ("dist.all_reduce(zeros(1000))", {"all_reduce": (4000, 1, 4000, 4000)}, {}),
+    "asynchronous": ("dist.all_reduce(zeros(10), async_op=True).wait()", {"all_reduce": (40, 1, 40, 40)}, {}),
+    "inference": ("with torch.inference_mode(): dist.all_reduce(zeros(10))", {"all_reduce": (40, 1, 40, 40)}, {}),
+    "sparse": (  # 100 rows of two indices of 8 bytes, and a value
+        "dist.all_reduce(torch.eye(100).to_sparse())",
+        {"all_reduce": (2000, 1, 2000, 2000)},
+        {},
+    ),
+    "coalesced": (
+        "with dist._coalescing_manager(): dist.all_reduce(zeros(10)); dist.all_reduce(zeros(20))",
+        {"all_reduce": (120, 1, 120, 120)},
+        {},
+    ),
+    "broadcast": ("dist.broadcast(zeros(10), 1)", {"broadcast": (40, 1, 40, 0)}, {"broadcast": (40, 1, 0, 40)}),
+    "reduce": ("dist.reduce(zeros(10), 1)", {"reduce": (40, 1, 0, 40)}, {"reduce": (40, 1, 40, 0)}),
+    "all_gather of a list": (
+        "dist.all_gather([zeros(10), zeros(10)], zeros(10))",
+        {"all_gather": (80, 1, 40, 40)},
+        {},
+    ),
+    "all_gather": ("all_gather_single(zeros(20), zeros(10))", {"all_gather": (80, 1, 40, 40)}, {}),
+    "reduce_scatter": ("reduce_scatter_single(zeros(10), zeros(20))", {"reduce_scatter": (80, 1, 40, 40)}, {}),
+    "gather": (
+        "dist.gather(zeros(10), [zeros(10), zeros(10)] if rank == 0 else None, 0)",
+        {"gather": (80, 1, 40, 0)},
+        {"gather": (40, 1, 0, 40)},
+    ),
+    "scatter": (
+        "dist.scatter(zeros(10), [zeros(10), zeros(10)] if rank == 0 else None, 0)",
+        {"scatter": (80, 1, 0, 40)},
+        {"scatter": (40, 1, 40, 0)},
+    ),
+    "all_to_all": ("dist.all_to_all_single(zeros(10), zeros(10))", {"all_to_all": (40, 1, 20, 20)}, {}),
+    "uneven all_to_all": (  # rank 0 keeps 3 and sends 1; rank 1 sends 5 and keeps 2
+        "mine, theirs = ([3, 1], [3, 5]) if rank == 0 else ([5, 2], [1, 2])\n"
+        "dist.all_to_all_single(zeros(sum(theirs)), zeros(sum(mine)), theirs, mine)",
+        {"all_to_all": (32, 1, 20, 4)},
+        {"all_to_all": (28, 1, 4, 20)},
+    ),
+    "messages": (
+        "dist.send(zeros(50), 1) if rank == 0 else dist.recv(zeros(50), 0)",
+        {"send": (200, 1, 0, 200)},
+        {"recv": (200, 1, 200, 0)},
+    ),
+    "a message from any rank": (
+        "dist.send(zeros(5), 1) if rank == 0 else dist.recv(zeros(5))",
+        {"send": (20, 1, 0, 20)},
+        {"recv": (20, 1, 20, 0)},
+    ),
+    "a batch of messages": (
+        "ops = [dist.P2POp(dist.isend, zeros(5), other), dist.P2POp(dist.irecv, zeros(5), other)]\n"
+        "for work in dist.batch_isend_irecv(ops): work.wait()",
+        {"send": (20, 1, 0, 20), "recv": (20, 1, 20, 0)},
+        {},
+    ),
+    "barriers": (
+        "dist.barrier(); dist.monitored_barrier()",
+        {"barrier": (0, 1, 0, 0), "monitored_barrier": (0, 1, 0, 0)},
+        {},
+    ),
+    "functional": (
+        "functional.all_reduce(zeros(10), 'sum', world).tolist()\n"
+        "functional.all_gather_tensor(zeros(10), 0, world).tolist()\n"
+        "functional.reduce_scatter_tensor(zeros(20), 'sum', 0, world).tolist()\n"
+        "functional.all_to_all_single(zeros(10), None, None, world).tolist()",
+        {
+            "all_reduce": (40, 1, 40, 40),
+            "all_gather": (80, 1, 40, 40),
+            "reduce_scatter": (80, 1, 40, 40),
+            "all_to_all": (40, 1, 20, 20),
+        },
+        {},
+    ),
+    "compiled": (
+        "def double(x): return functional.all_reduce(x, 'sum', world) * 2\n"
+        "torch.compile(double, backend='eager')(zeros(10)).tolist(); torch._dynamo.reset()",
+        {"all_reduce": (40, 1, 40, 40)},
+        {},
+    ),
+    "DTensor": (
+        "DTensor.from_local(zeros(10), mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local().tolist()",
+        {"all_gather": (80, 1, 40, 40)},
+        {},
+    ),
+}
 
 
-def test_each_kind_is_counted_once_with_its_bytes(procs: ProcMesh) -> None:
-    traffic = counted(procs, EACH)
-    expected = {
-        ("", "all_reduce"): (8000, 2),
-        ("", "broadcast"): (4000, 1),
-        ("", "all_gather"): (16000, 2),
-        ("", "reduce_scatter"): (8000, 1),
-        ("", "all_to_all"): (4000, 1),
-        ("", "reduce"): (4000, 1),
-        ("", "barrier"): (0, 1),
-    }
-    assert kinds(traffic) == kinds(traffic, 1) == expected
-    assert traffic.unread == 0
-    assert all(row.seconds > 0 for row in traffic.collectives)
-    assert "all_reduce" in str(traffic)
-
-
-def test_a_sparse_tensor_counts_its_indices_and_values(procs: ProcMesh) -> None:
-    traffic = counted(procs, "dist.all_reduce(torch.eye(100).to_sparse())")
-    assert kinds(traffic) == {("", "all_reduce"): (100 * (2 * 8 + 4), 1)}
-
-
-def test_groups_are_counted_separately_and_coalesced_collectives_as_one(procs: ProcMesh) -> None:
-    code = """
-other = dist.new_group([0, 1], group_desc="mine")
-dist.all_reduce(torch.zeros(10), group=other)
-dist.all_reduce(torch.zeros(10), group=mesh.get_group())
-with dist._coalescing_manager(async_ops=False):
-    dist.all_reduce(torch.zeros(10)); dist.all_reduce(torch.zeros(20))
-"""
+@pytest.mark.parametrize("case", EACH)
+def test_each_kind_is_counted_to_the_byte(procs: ProcMesh, case: str) -> None:
+    code, first, second = EACH[case]
     traffic = counted(procs, code)
-    found = kinds(traffic)
-    assert found.pop(("mine", "all_reduce")) == (40, 1)
-    assert sum(nbytes for nbytes, _ in found.values()) == 160
+    for rank, expected in enumerate((first, second or first)):
+        of_world = {
+            operation: counts for (group, operation), counts in kinds(traffic, rank).items() if group in ("", "dp")
+        }
+        assert of_world == expected
+    assert traffic.unread == 0
+    assert {(row.path, row.ranks) for row in traffic.collectives} == {("gloo", 2)}
+
+
+def test_gradients_of_ddp_are_counted_to_the_byte(procs: ProcMesh) -> None:
+    procs.run(
+        "model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(10, 9), torch.nn.Linear(9, 8)))"
+    ).get(LONG_S)
+    traffic = counted(procs, "for _ in range(3): model(zeros(2, 10)).sum().backward()\nmodel = None")
+    nbytes = 3 * 4 * (10 * 9 + 9 + 9 * 8 + 8)
+    for rank in (0, 1):
+        moved = kinds(traffic, rank)["", "all_reduce"]
+        assert (moved[0], *moved[2:]) == (nbytes, nbytes, nbytes)
+        assert moved[1] >= 3
     assert traffic.unread == 0
 
 
-def test_messages_between_two_ranks_are_counted_by_both(procs: ProcMesh) -> None:
-    traffic = counted(procs, "y = torch.zeros(50)\ndist.send(y, 1) if rank == 0 else dist.recv(y, 0)")
-    assert kinds(traffic) == {("", "send"): (200, 1)}
-    assert kinds(traffic, 1) == {("", "recv"): (200, 1)}
-    assert traffic.unread == 0
-
-
-def test_collectives_of_cpp_are_reported_as_a_number(procs: ProcMesh) -> None:
-    code = """
-import torch.distributed._functional_collectives as functional
-z = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD); z.tolist()
+def test_parameters_and_gradients_of_fsdp_are_counted_to_the_byte(procs: ProcMesh) -> None:
+    setup = """
+model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Linear(8, 6))
+for each in (*model, model): fully_shard(each)
 """
-    traffic = counted(procs, code)
-    assert kinds(traffic) == {}
-    assert traffic.unread == 2  # one on each rank
-    assert "2 collectives more" in str(traffic)
+    procs.run(setup).get(LONG_S)
+    traffic = counted(procs, "for _ in range(3): model(zeros(2, 10)).sum().backward()\nmodel = None")
+    nbytes = 4 * (10 * 8 + 8 + 8 * 6 + 6)
+    for rank in (0, 1):
+        moved = {operation: row for (_, operation), row in kinds(traffic, rank).items()}
+        assert moved["reduce_scatter"] == (3 * nbytes, 6, 3 * nbytes // 2, 3 * nbytes // 2)
+        assert moved["all_gather"][0] == 6 * nbytes  # for the forward and for the backward pass
+    assert traffic.unread == 0
+
+
+def test_groups_are_counted_separately(procs: ProcMesh) -> None:
+    code = """
+mine = dist.new_group([0, 1], group_desc="mine")
+dist.all_reduce(zeros(10), group=mine)
+dist.all_reduce(zeros(20), group=mesh.get_group())
+dist.all_reduce(zeros(30), group=dist.new_group([0, 1]))
+"""
+    found = kinds(counted(procs, code), 0)
+    assert found["mine", "all_reduce"] == (40, 1, 40, 40)
+    assert found["[0-1]", "all_reduce"] == (120, 1, 120, 120)
+    assert sum(nbytes for nbytes, *_ in found.values()) == 240
+
+
+def when_timed(procs: ProcMesh, code: str, *operations: str) -> Traffic:
+    """Run code until a rank has had to wait for each of these collectives: the duration of others is not known."""
+    found = []
+
+    def all_are_timed() -> bool:
+        found.append(counted(procs, code))
+        return {row.operation for row in found[-1].collectives if row.timed_nbytes} >= set(operations)
+
+    wait_until(all_are_timed, f"a duration of {operations}")
+    return found[-1]
+
+
+def test_bandwidths_are_those_of_the_time_that_a_collective_took(procs: ProcMesh) -> None:
+    code = "for _ in range(3): dist.all_reduce(zeros(100_000)); all_gather_single(zeros(100_000), zeros(50_000))"
+    traffic = when_timed(procs, code, "all_reduce", "all_gather")
+    for row in traffic.collectives:
+        assert row.seconds > 0
+        assert row.timed_nbytes in (0, 400_000, 800_000, 1_200_000)
+        assert row.algorithm_bytes_per_s == pytest.approx(row.timed_nbytes / row.timed_s if row.timed_nbytes else 0.0)
+        factor = {"all_reduce": 1.0, "all_gather": 0.5}[row.operation]  # on two ranks
+        assert row.bus_bytes_per_s == pytest.approx(factor * row.algorithm_bytes_per_s)
+    assert "algbw" in str(traffic)
+
+
+def test_a_collective_that_is_over_before_its_wait_has_no_duration(procs: ProcMesh) -> None:
+    code = """
+work = dist.all_reduce(zeros(1000), async_op=True)
+while not work.is_completed(): pass
+work.wait()
+"""
+    assert {(row.operations, row.timed_nbytes) for row in counted(procs, code).collectives} == {(1, 0)}
+
+
+def test_some_of_the_collectives_of_cpp_have_a_duration(procs: ProcMesh) -> None:
+    # The second rank starts its part later, so that the first one's is rarely over when its thread looks.
+    code = """
+if rank == 1: dist.recv(zeros(1), 0)
+result = functional.all_reduce(zeros(1000), "sum", world)
+if rank == 0: dist.send(zeros(1), 1)
+result.tolist()
+"""
+    traffic = when_timed(procs, code, "all_reduce")
+    assert all(row.timed_nbytes % 4000 == 0 for row in traffic.collectives if row.operation == "all_reduce")
+
+
+@pytest.mark.parametrize("call", ["send(torch.zeros(2), 7)", "recv(torch.zeros(2), -3)", "isend(torch.zeros(2), 2)"])
+def test_a_message_to_no_rank_is_refused(procs: ProcMesh, call: str) -> None:
+    """In gloo it ends the process by SIGSEGV."""
+    with pytest.raises(RemoteError, match=r"rank -?\d does not exist: the process group has 2 ranks, 0 to 1"):
+        procs.run(f"dist.{call}").get(LONG_S)
+
+
+def test_rates_include_collectives(procs: ProcMesh) -> None:
+    def moved() -> tuple[float, float]:
+        """Bytes in and out in the last minute."""
+        return tuple(map(sum, zip(*procs.throughput())))  # type: ignore[return-value]
+
+    procs.run("dist.all_reduce(zeros(4_000_000))").get(LONG_S)
+    wait_until(lambda: min(moved()) >= 32_000_000, "the throughput")  # the other tests move less
+
+
+@pytest.mark.parametrize("call", ["dist.all_reduce(x, group=group)", "reduce_scatter_single(x[:5], x, group=group)"])
+def test_a_collective_that_fails_is_not_counted(procs: ProcMesh, call: str) -> None:
+    """Neither on the rank that refuses it nor on the rank that waits in it."""
+    code = """
+group = dist.new_group([0, 1], group_desc="refused")
+x = zeros(10, dtype=torch.int32 if rank else torch.float32)
+try: {call}
+except RuntimeError as error: text = str(error)
+"""
+    before = procs.traffic()
+    procs.run(code.format(call=call)).get(LONG_S)
+    assert all("with different dtypes" in text for text in procs["text"].values())
+    assert not [row for row in (procs.traffic() - before).collectives if row.group == "refused"]
+
+
+def test_gradients_of_ddp_that_are_aborted_are_not_counted(procs: ProcMesh) -> None:
+    """Last, because it leaves no usable group."""
+    code = """
+group = dist.new_group([0, 1], group_desc="ddp")
+model = DistributedDataParallel(torch.nn.Linear(10, 9), process_group=group)
+for _ in range(3): model(zeros(2, 10)).sum().backward()
+"""
+    procs.run(code).get(LONG_S)
+    before = procs.traffic()
+    running = procs.run("if rank == 0: model(zeros(2, 10)).sum().backward()")
+    wait_until(lambda: bool(procs.doing().get(LONG_S)[0].collectives), "the gradients to be sent")  # type: ignore[union-attr]
+    procs.interrupt(abort=True)
+    assert running.exception(LONG_S) is not None
+    assert not [row for row in (procs.traffic() - before).collectives if row.group == "ddp"]

@@ -451,10 +451,27 @@ def test_collectives_are_named_on_ranks_that_are_outside_of_some_group(group: Pr
     assert running.exception(LONG_S) is not None
 
 
+def test_a_brief_look_finds_a_wait_once_its_group_stands_still(group: ProcMesh) -> None:
+    running = group.run("for _ in range(3): dist.all_reduce(torch.ones(3))\nif rank: dist.all_reduce(torch.ones(2, 3))")
+
+    def found() -> bool:
+        answers = group.doing(brief=True).get(LONG_S)
+        waits = {
+            rank: [call.shapes for call in each.collectives]
+            for rank, each in answers.items()
+            if isinstance(each, Doing)
+        }
+        return waits == {0: [], 1: ["2x3"], 2: ["2x3"], 3: ["2x3"]}
+
+    wait_until(found, "a brief look to find the wait")
+    running.interrupt()
+    assert running.exception(LONG_S) is not None
+
+
 def test_a_recorder_that_cannot_be_read_is_reported_and_breaks_nothing(group: ProcMesh) -> None:
     group.run(
-        "from torch._C import _distributed_c10d as c10d\nread, c10d._dump_fr_trace_json = c10d._dump_fr_trace_json, "
-        "lambda **options: '{\"entries\": [{}]}'"
+        "import pickle\nfrom torch._C import _distributed_c10d as c10d\n"
+        "read, c10d._dump_fr_trace = c10d._dump_fr_trace, lambda **options: pickle.dumps({'entries': [{}]})"
     ).get(LONG_S)
     try:
         doing = group.doing().get(LONG_S)
@@ -471,7 +488,7 @@ def test_a_recorder_that_cannot_be_read_is_reported_and_breaks_nothing(group: Pr
         running.interrupt()
         assert running.exception(LONG_S) is not None
     finally:
-        group.run("c10d._dump_fr_trace_json = read").get(LONG_S)
+        group.run("c10d._dump_fr_trace = read").get(LONG_S)
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
@@ -583,7 +600,7 @@ def test_errors_of_torch_are_consequences_of_a_death_while_the_group_is_formed()
 
 DIE_IN_THE_WINDOW = """
 import gc, signal
-from monarch_kernel.runtime.worker.store import StoreClient
+from monarch_kernel.runtime.worker.store_client import StoreClient
 client = next(each for each in gc.get_objects() if type(each) is StoreClient)
 def ask(operation, keys=(), *args, **kwargs):
     found = StoreClient.ask(client, operation, keys, *args, **kwargs)
@@ -792,6 +809,8 @@ def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pyte
     vars(group).update(_spec=SimpleNamespace(device="cpu", world_size=3), _lock=threading.Lock(), _closing=[])
     vars(group).update(_client=SimpleNamespace(end=lambda dead: None), _waits=NativeWaits(), has_aborted=False)
     vars(group).update(_sockets={(0, 1): set(), (0, 2): set()}, _sockets_before=set())
+    vars(group).update(_meter=SimpleNamespace(aborted=lambda read, dead: None))
+    vars(group).update(_check=SimpleNamespace(withdraw=lambda: None))
     others = [threading.Thread(target=group._end_forming), threading.Thread(target=group.abort)]
 
     def sockets() -> set[Any]:

@@ -2,7 +2,7 @@
 
 Two calls fit if gloo gives the result that the user means. Shapes may differ where the elements and their order agree: by
 dimensions of size 1, and by a flat view on one rank. What each rank sends to each other rank may differ, as in an uneven
-all_gather or all_to_all, if the receiver expects the same number of elements.
+all_gather or all_to_all, if the receiver expects the same number of elements. The two calls of a message fit by the same rules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["Arguments", "Call", "Tensor", "describe", "difference", "mismatch_text"]
+__all__ = ["Arguments", "Call", "Tensor", "describe", "difference", "message_mismatch_text", "mismatch_text"]
 
 _MAX_TENSORS = 6
 """Tensors of one call that are described one by one; of the others only their number and their elements."""
@@ -27,10 +27,11 @@ _REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"
 
 
 class Tensor(NamedTuple):
-    """What collectives need to know of a tensor. The dtype is without ``torch.``."""
+    """What collectives need to know of a tensor. The dtype is without ``torch.``; the layout is empty for a dense tensor."""
 
     dtype: str
     shape: tuple[int, ...]
+    layout: str = ""
 
     @property
     def numel(self) -> int:
@@ -40,10 +41,10 @@ class Tensor(NamedTuple):
     def as_real(self) -> Tensor:
         """The same memory without complex numbers, as torch.distributed passes it to most collectives."""
         real = _REAL.get(self.dtype)
-        return self if real is None else Tensor(real, (*self.shape, 2))
+        return self if real is None else Tensor(real, (*self.shape, 2), self.layout)
 
     def __str__(self) -> str:
-        return f"{self.dtype} ({', '.join(map(str, self.shape))})"
+        return f"{self.layout} {self.dtype} ({', '.join(map(str, self.shape))})".lstrip()
 
 
 class Arguments(NamedTuple):
@@ -90,6 +91,11 @@ class Call:
     sent: int | tuple[int, ...] | None = None
     received: int | tuple[int, ...] | None = None
 
+    @property
+    def is_uneven(self) -> bool:
+        """Whether it sends or expects another number of elements for each rank, so that even equal calls may not fit."""
+        return isinstance(self.sent, tuple) or isinstance(self.received, tuple)
+
     def encode(self) -> bytes:
         """The call as bytes; equal calls have equal bytes."""
         return json.dumps(astuple(self), separators=(",", ":")).encode()
@@ -98,8 +104,13 @@ class Call:
     def decode(cls, data: bytes) -> Call:
         """Make a call of its bytes."""
         operation, tensors, more, numel, op, root, sent, received = json.loads(data)
-        shaped = tuple(Tensor(dtype, tuple(shape)) for dtype, shape in tensors)
+        shaped = tuple(Tensor(dtype, tuple(shape), layout) for dtype, shape, layout in tensors)
         return cls(operation, shaped, more, numel, op, root, _counts(sent), _counts(received))
+
+    @property
+    def tensors_text(self) -> str:
+        """The tensors in one line: ``float32 (4), int64 (2, 3)``."""
+        return ", ".join(map(str, self.tensors)) + (f" and {self.more} more tensors" if self.more else "")
 
     def text(self, members: Sequence[int]) -> str:
         """The call in one line: ``all_reduce of float32 (4), sum``.
@@ -107,7 +118,7 @@ class Call:
         Args:
             members: global rank of each rank of the group.
         """
-        tensors = ", ".join(map(str, self.tensors)) + (f" and {self.more} more tensors" if self.more else "")
+        tensors = self.tensors_text
         root = f"{'to' if self.operation in ('reduce', 'gather') else 'from'} rank {members[self.root]}"
         parts = [
             f"{self.operation} of {tensors}" if tensors else self.operation,
@@ -139,10 +150,10 @@ def describe(operation: str, given: Arguments, rank: int, size: int) -> Call:
         received = _shares(outputs, size) if outputs else sent
     elif operation == "gather":
         sent = inputs[0].numel
-        received = _shares(outputs, size) if rank == root else None
+        received = _shares(outputs, size) if rank == root and len(outputs) == size else None
     elif operation == "scatter":
         compared = outputs
-        sent = _shares(inputs, size) if rank == root else None
+        sent = _shares(inputs, size) if rank == root and len(inputs) == size else None  # else torch refuses the list
         received = outputs[0].numel
     elif operation == "all_to_all":
         compared = inputs[:1] or outputs[:1]
@@ -175,6 +186,8 @@ def difference(one: Call, rank: int, other: Call, other_rank: int) -> str:
     if len(one.tensors) != len(other.tensors) or one.more != other.more:
         lists = one.operation == "reduce_scatter"  # one rank may pass a list, another one tensor with the same elements
         return "" if lists and one.numel == other.numel else "numbers of tensors"
+    if any(a.layout != b.layout for a, b in zip(one.tensors, other.tensors)):
+        return "layouts"
     if any(a.dtype != b.dtype and (a.numel or b.numel) for a, b in zip(one.tensors, other.tensors)):
         return "dtypes"
     if one.sent is not None or one.received is not None:
@@ -199,7 +212,7 @@ def mismatch_text(
         group: label of the group for users; empty for the default one.
         number: number of the collective in its group, counted from 1.
     """
-    of = f"process group {group!r}" if group else "default process group"
+    of = _group_text(group)
     operations = {call.operation for call, _ in calls.values()}
     called = f"{operations.pop()} with different {what}" if len(operations) == 1 else f"different {what}"
     lines = [f"the ranks of the {of} call {called} (its collective {number}); it was refused"]
@@ -208,10 +221,45 @@ def mismatch_text(
         call, line = calls[rank]
         folded.setdefault(f"{call.text(members)}" + (f": {line}" if line else ""), []).append(members[rank])
     lines += [f"  {format_ranks(ranks)} {text}" for text, ranks in folded.items()]
+    if what == "sizes":
+        lines += _astray_text({rank: call for rank, (call, _) in calls.items()}, members)
     missing = [member for rank, member in enumerate(members) if rank not in calls]
     if missing:
         lines.append(f"  {format_ranks(missing)} had not called it yet, or can't be compared")
     return "\n".join(lines)
+
+
+def message_mismatch_text(
+    sent: tuple[Call, str], received: tuple[Call, str], what: str, source: int, target: int, group: str, tag: int
+) -> str:
+    """The text of the error: the send and the receive of one message, with their lines.
+
+    Args:
+        sent: the call of the rank that sends, and the line that made it.
+        received: the call of the rank that receives, and the line.
+        what: their `difference`.
+        source: global rank that sends.
+        target: global rank that receives.
+        group: label of the group for users; empty for the default one.
+        tag: of the message.
+    """
+    tagged = f" with tag {tag}" if tag else ""
+    lines = [
+        f"two ranks of the {_group_text(group)} call send and recv of one message{tagged} with different {what}; "
+        "it was refused"
+    ]
+    for rank, verb, (call, line) in (
+        (source, f"to rank {target}", sent),
+        (target, f"from rank {source}", received),
+    ):
+        operation = "send" if rank == source else "recv"
+        lines.append(f"  [{rank}] {operation} of {call.tensors_text}, {verb}" + (f": {line}" if line else ""))
+    return "\n".join(lines)
+
+
+def _group_text(group: str) -> str:
+    name = group if group.startswith("[") else repr(group)  # ranks need no quotes
+    return f"process group {name}" if group else "default process group"
 
 
 def _difference_in_exchange(one: Call, rank: int, other: Call, other_rank: int) -> str:
@@ -228,6 +276,19 @@ def _goes_astray(one: Call, rank: int, other: Call, other_rank: int) -> bool:
         if sent is not None and expected is not None and sent != expected:
             return True
     return False
+
+
+def _astray_text(calls: Mapping[int, Call], members: Sequence[int]) -> list[str]:
+    """Name the first two ranks of which one sends another number of elements than the other expects, if numbers are by rank."""
+    for source, sender in calls.items():
+        for target, receiver in calls.items():
+            sent, expected = _for_rank(sender.sent, target), _for_rank(receiver.received, source)
+            if (sender.is_uneven or receiver.is_uneven) and None not in (sent, expected) and sent != expected:
+                elements = "element" if sent == 1 else "elements"
+                return [
+                    f"  [{members[source]}] sends {sent} {elements} to [{members[target]}], which expects {expected}"
+                ]
+    return []
 
 
 def _for_rank(counts: int | tuple[int, ...] | None, rank: int) -> int | None:

@@ -8,12 +8,13 @@ have this number.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import FrameType
 from typing import Any
 from weakref import WeakSet
+
+from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 
 __all__ = ["Purposes", "bucket_text"]
 
@@ -30,8 +31,8 @@ class Purposes:
     def __init__(self) -> None:
         self._models: WeakSet[Any] = WeakSet()
 
-    def install(self) -> None:
-        """Note each model that is wrapped from now on."""
+    def install(self, before: Callable[[], object] = lambda: None) -> None:
+        """Note each model that is wrapped from now on, and call ``before`` first."""
         from torch.nn.parallel import DistributedDataParallel
 
         ddp: Any = DistributedDataParallel
@@ -39,6 +40,7 @@ class Purposes:
 
         @wraps(original)
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
+            before()
             original(model, *args, **kwargs)
             self._models.add(model)
 
@@ -52,7 +54,7 @@ class Purposes:
             numel: number of elements of its input.
             thread: the thread that has started it.
         """
-        frames = list(_frames(thread))
+        frames = frames_of(thread, _MAX_DEPTH)
         group = next((found for frame in frames if (found := _param_group(frame)) is not None), None)
         if group is not None:
             what = _FSDP.get(operation, "FSDP")
@@ -98,16 +100,6 @@ def _sizes(model: Any) -> list[tuple[str, int]]:
     module = model.module
     parameters: Iterable[tuple[str, Any]] = module.named_parameters()
     return [(name, int(each.numel())) for name, each in parameters if each.requires_grad]
-
-
-def _frames(thread: int) -> Iterator[FrameType]:
-    """Yield the frames of a thread, the innermost first."""
-    frame = sys._current_frames().get(thread)
-    for _ in range(_MAX_DEPTH):
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
 
 
 def _param_group(frame: FrameType) -> Any:

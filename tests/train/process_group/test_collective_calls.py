@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.train.process_group.call_check import Budget
-from monarch_kernel.train.process_group.call_page import CallPage, Published
-from monarch_kernel.train.process_group.calls import Arguments, Call, Tensor, describe, difference, mismatch_text
+from monarch_kernel.train.process_group.call_page import CallPage, Message, Published
+from monarch_kernel.train.process_group.collective_calls import (
+    Arguments,
+    Call,
+    Tensor,
+    describe,
+    difference,
+    message_mismatch_text,
+    mismatch_text,
+)
 
 
 def tensor(*shape: int, dtype: str = "float32") -> Tensor:
@@ -22,6 +30,7 @@ def given(*inputs: Tensor, to: tuple[Tensor, ...] = (), **rest: object) -> Argum
 
 
 F4, I4, D4 = tensor(4), tensor(4, dtype="int32"), tensor(4, dtype="float64")
+SPARSE = Tensor("float32", (4,), "sparse_coo")
 
 DIFFERENT = [
     ("all_reduce", given(F4, op="sum"), given(I4, op="sum"), "dtypes"),
@@ -31,6 +40,10 @@ DIFFERENT = [
     ("all_reduce", given(F4, F4, op="sum"), given(F4, op="sum"), "numbers of tensors"),
     ("all_reduce", given(F4, I4, op="sum"), given(I4, F4, op="sum"), "dtypes"),
     ("all_reduce", given(*[F4] * 20, op="sum"), given(*[F4] * 21, op="sum"), "numbers of tensors"),
+    ("all_reduce", given(F4, op="sum"), given(SPARSE, op="sum"), "layouts"),
+    ("message", given(F4), given(I4), "dtypes"),
+    ("message", given(F4), given(tensor(8)), "sizes"),
+    ("message", given(tensor(2, 6)), given(tensor(3, 4)), "shapes"),
     ("broadcast", given(F4, root=0), given(D4, root=0), "dtypes"),
     ("broadcast", given(F4, root=0), given(F4, root=1), "roots"),
     ("reduce", given(F4, root=0, op="sum"), given(tensor(5), root=0, op="sum"), "sizes"),
@@ -53,6 +66,9 @@ FITTING = [
     ("all_reduce", given(tensor(2, 1, 6), op="sum"), given(tensor(2, 6), op="sum")),
     ("all_reduce", given(tensor(2, 6), op="sum"), given(tensor(12), op="sum")),
     ("all_reduce", given(tensor(0), op="sum"), given(tensor(0, 3, dtype="int32"), op="sum")),
+    ("all_reduce", given(SPARSE, op="sum"), given(SPARSE, op="sum")),
+    ("message", given(tensor(2, 6)), given(tensor(12))),
+    ("message", given(tensor(0)), given(tensor(0, dtype="int32"))),
     ("broadcast", given(tensor(2, dtype="complex64"), root=0), given(tensor(2, 2), root=0)),
     ("barrier", given(), given()),
     ("all_gather", given(F4, to=(F4, tensor(5))), given(tensor(5), to=(F4, tensor(5)))),
@@ -101,6 +117,25 @@ def test_a_call_survives_its_bytes(operation: str, first: Arguments, second: Arg
     for call in calls(operation, first, second):
         assert Call.decode(call.encode()) == call
         assert call.text((0, 1)).startswith(operation)
+
+
+def test_equal_calls_with_splits_may_not_fit() -> None:
+    splits = given(tensor(6), to=(tensor(6),), sent=(1, 2, 3), received=(1, 2, 3))
+    calls = {rank: (describe("all_to_all", splits, rank, 3), "line 3") for rank in range(3)}
+    assert all(call.is_uneven for call, _ in calls.values())
+    assert difference(calls[0][0], 0, calls[1][0], 1) == "sizes"
+    text = mismatch_text(calls, "sizes", (4, 5, 6), "", 1)
+    assert text.splitlines()[1:] == [
+        "  [4-6] all_to_all of float32 (6), sends 1+2+3 elements, expects 1+2+3 elements: line 3",
+        "  [4] sends 2 elements to [5], which expects 1",
+    ]
+
+
+def test_lists_that_torch_refuses_are_not_compared() -> None:
+    few = describe("scatter", given(F4, to=(F4,), root=0), 0, 2)
+    assert not difference(few, 0, describe("scatter", given(to=(F4,), root=0), 1, 2), 1)
+    few = describe("gather", given(F4, to=(F4,), root=0), 0, 2)
+    assert not difference(few, 0, describe("gather", given(F4, root=0), 1, 2), 1)
 
 
 def test_the_text_has_each_call_with_its_ranks_and_line() -> None:
@@ -193,6 +228,79 @@ def test_the_text_of_the_first_refusal_is_that_of_all(pages: list[CallPage]) -> 
     assert pages[0].is_refused
 
 
+# -- messages in the page
+
+
+def message(*inputs: Tensor, line: str = "cell [1], line 2") -> Published:
+    return Published(describe("message", given(*inputs or (F4,)), 0, 1), line)
+
+
+def test_the_second_of_two_ranks_finds_a_message_that_differs(pages: list[CallPage]) -> None:
+    first = Message(source=0, target=2, tag=5, number=1)
+    assert pages[0].messages.publish(first, message(line="cell [1], line 7")) is None
+    found = pages[2].messages.publish(first, message(I4))
+    assert found is not None
+    assert found[0].tensors == (F4,)
+    assert found[1] == "cell [1], line 7"
+    assert pages[2].messages.publish(first, message()) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Message(0, 2, 5, 2),
+        Message(0, 2, 6, 1),
+        Message(0, 2, 5, 65),  # in the same place
+        Message(1, 2, 5, 1),
+        Message(2, 0, 5, 1),
+    ],
+)
+def test_other_messages_are_not_compared(pages: list[CallPage], other: Message) -> None:
+    pages[0].messages.publish(Message(0, 2, 5, 1), message())
+    assert pages[2].messages.publish(other, message(I4)) is None
+
+
+def test_a_message_with_its_own_sender_is_not_its_receiver(pages: list[CallPage]) -> None:
+    pages[0].messages.publish(Message(0, 2, 0, 1), message())
+    assert pages[0].messages.publish(Message(0, 2, 0, 1), message(I4)) is None
+
+
+def test_a_withdrawn_message_is_not_compared(pages: list[CallPage]) -> None:
+    first = Message(0, 1, 0, 1)
+    pages[0].messages.publish(first, message())
+    pages[0].messages.retract(first)
+    assert pages[1].messages.publish(first, message(I4)) is None
+
+
+@pytest.mark.parametrize("marked", [0, 1])
+def test_messages_of_a_rank_that_can_not_number_them_are_not_compared(pages: list[CallPage], marked: int) -> None:
+    pages[0].messages.publish(Message(0, 1, 0, 1), message())
+    pages[marked].messages.mark()
+    assert pages[1].messages.publish(Message(0, 1, 0, 1), message(I4)) is None
+    pages[0].messages.publish(Message(0, 2, 0, 1), message())
+    assert (pages[2].messages.publish(Message(0, 2, 0, 1), message(I4)) is None) == (marked == 0)
+
+
+def test_huge_tags_and_calls_are_not_compared(pages: list[CallPage]) -> None:
+    for each, published_first in (
+        (Message(0, 1, 1 << 30, 1), message()),
+        (Message(0, 1, 0, 1), message(*[tensor(*range(1, 60))] * 6)),
+    ):
+        pages[0].messages.publish(each, published_first)
+        assert pages[1].messages.publish(each, message(I4)) is None
+
+
+def test_the_text_of_a_message_has_both_calls() -> None:
+    sent, received = (describe("message", given(each), 0, 1) for each in (F4, tensor(8)))
+    text = message_mismatch_text((sent, "cell [3], line 2"), (received, "cell [3], line 4"), "sizes", 4, 6, "", 3)
+    first = "two ranks of the default process group call send and recv of one message with tag 3 with different sizes"
+    assert text.splitlines() == [
+        f"{first}; it was refused",
+        "  [4] send of float32 (4), to rank 6: cell [3], line 2",
+        "  [6] recv of float32 (8), from rank 4: cell [3], line 4",
+    ]
+
+
 # -- the budget
 
 
@@ -204,6 +312,14 @@ def test_comparisons_are_limited_in_a_fast_loop_and_come_back_in_a_pause() -> No
     runs = "".join("x" if each else " " for each in spent).split()
     assert min(map(len, runs[:-1])) >= 90  # in a row, so that ranks in step compare the same calls
     assert all(budget.spend(12 + i / 10_000) for i in range(100))
+
+
+def test_a_budget_that_is_used_up_says_when_it_resumes() -> None:
+    budget = Budget()
+    assert sum(budget.spend(1.0) for _ in range(101)) == 100
+    assert budget.resumes_at == pytest.approx(1.25)
+    assert not budget.spend(budget.resumes_at - 1e-6)
+    assert budget.spend(budget.resumes_at)
 
 
 def test_all_are_compared_in_a_slow_loop() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.train.process_group.purposes import bucket_text
+from monarch_kernel.train.process_group.collective_purposes import bucket_text
 
 SIZES = [("0.weight", 32), ("0.bias", 8), ("1.weight", 64), ("1.bias", 8), ("2.weight", 5)]
 

@@ -1,0 +1,93 @@
+"""Finds instances of classes that a later cell has defined again: ``isinstance`` with the new class is False for them.
+
+It reads namespaces and frames, and calls no code of the user.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["classes_to_be_redefined", "instances_text", "notes_about_instances"]
+
+_MAX_NAMES = 4
+_MAX_LOOKED_AT = 10_000
+
+
+def classes_to_be_redefined(units: Iterable[CodeType], namespace: Mapping[str, Any]) -> dict[str, type]:
+    """Return the classes that the code of a cell may define again, by name.
+
+    Args:
+        units: the compiled statements of the cell.
+        namespace: the variables before it runs.
+    """
+    names = {const.co_name for unit in units for const in unit.co_consts if isinstance(const, CodeType)}
+    known = ((name, namespace.get(name)) for name in names)
+    return {name: kind for name, kind in known if isinstance(kind, type) and _is_of_cell(kind)}
+
+
+def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> str:
+    """Describe the variables that are instances of classes that a cell has defined again; empty if there are none.
+
+    Args:
+        before: the result of `classes_to_be_redefined`.
+        namespace: the variables after the cell has run.
+    """
+    lines = []
+    for name, earlier in before.items():
+        new = namespace.get(name)
+        if new is earlier or not issubclass(type(new), type) or len(namespace) > _MAX_LOOKED_AT:
+            continue
+        found = [key for key, value in list(namespace.items()) if type(value) is earlier and not key.startswith("_")]
+        if found:
+            lines.append(_text(found, name))
+    return "\n".join(lines)
+
+
+def notes_about_instances(frames: Iterable[FrameType]) -> tuple[str, ...]:
+    """Describe the variables of frames that are instances of classes that have been defined again since."""
+    found: dict[str, list[str]] = {}
+    for key, value in _variables(frames):
+        kind = type(value)
+        if (
+            _is_of_cell(kind)
+            and not _is_of_package(kind)
+            and "." not in kind.__qualname__
+            and key not in found.get(kind.__qualname__, ())
+        ):
+            new = vars(sys.modules.get("__main__", sys)).get(kind.__qualname__)
+            if new is not kind and issubclass(type(new), type):
+                found.setdefault(kind.__qualname__, []).append(key)
+    return tuple(_text(names, kind) for kind, names in found.items())
+
+
+def _variables(frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables that the code of frames names, and that exist."""
+    for frame in frames:
+        local, outer = frame.f_locals, frame.f_globals
+        for name in (*frame.f_code.co_varnames, *frame.f_code.co_freevars, *frame.f_code.co_names):
+            if name in local:
+                yield name, local[name]
+            elif name in outer:
+                yield name, outer[name]
+
+
+def _is_of_cell(kind: Any) -> bool:
+    return bool(type.__getattribute__(kind, "__module__") == "__main__")
+
+
+def _is_of_package(kind: type) -> bool:
+    """Whether a class is derived from this package's, as those of actors are: ranks get them from the program."""
+    package = __name__.partition(".")[0]
+    return any(each.__module__.partition(".")[0] == package for each in kind.__mro__)
+
+
+def _text(names: list[str], kind: str) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    shown = ", ".join(names[:_MAX_NAMES]) + more
+    are = f"{shown} is an instance" if len(names) == 1 else f"{shown} are instances"
+    them = "it" if len(names) == 1 else "them"
+    is_false = f"isinstance({names[0]}, {kind}) is False"
+    return f"{are} of an earlier class {kind}, which a cell has defined again: {is_false}; make {them} again"

@@ -1,0 +1,387 @@
+"""Describes collectives for the traffic counts: those of Python by their calls, those of C++ at torch's dispatcher.
+
+Theory of operation
+===================
+
+Each collective is an operator of torch's dispatcher, such as ``c10d::allreduce_``, whether it comes from Python, the reducer of
+DistributedDataParallel, a functional collective, compiled code. So a kernel in Python for these operators sees those that
+Python does not start. It has the dispatch key ``BackendSelect``, calls the kernel of the device, and then describes the
+collective. No guard excludes this key; functional collectives and inference mode, in contrast, exclude the keys of autograd.
+
+A kernel in Python costs about 10 us, also for the collectives that Python starts, which are described without it. So the
+kernels are added when C++ is about to start a collective for the first time: before a model is wrapped by
+DistributedDataParallel, and in the first functional collective, for which the operators of ``_c10d_functional`` have a kernel
+from the start.
+
+The flight recorder of torch would need no kernel, but it has no entries for the messages of gloo, and a read of it holds the
+interpreter for 20 us per entry, each time for all entries.
+
+A graph of CUDA runs its collectives again without the dispatcher: they are counted only when the graph is captured.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, wraps
+from typing import Any, NamedTuple
+from weakref import ref
+
+from monarch_kernel.features.traffic.bandwidth import Moved, moved
+from monarch_kernel.net.memory.counters import CollectiveKind
+
+__all__ = ["METHODS", "Operator", "Operators", "Seen"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_GROUPS = 256
+
+
+class Operator(NamedTuple):
+    """An operator or a method of a process group, and the positions of its arguments; -1 if it has none.
+
+    Attributes:
+        operation: name of the collective for users.
+        outputs: the tensors that a rank receives into.
+        inputs: the tensors that it gives.
+        group: the process group; -1 in methods.
+        rows: the numbers of rows that it receives from each rank; those that it sends follow.
+    """
+
+    operation: str
+    outputs: int = 0
+    inputs: int = 0
+    group: int = -1
+    rows: int = -1
+
+
+METHODS = {
+    "allreduce": Operator("all_reduce"),
+    "allreduce_coalesced": Operator("all_reduce"),
+    "broadcast": Operator("broadcast"),
+    "reduce": Operator("reduce"),
+    "allgather": Operator("all_gather", 0, 1),
+    "_allgather_base": Operator("all_gather", 0, 1),
+    "all_gather_single": Operator("all_gather", 0, 1),
+    "all_gather_single_coalesced": Operator("all_gather", 0, 1),
+    "allgather_coalesced": Operator("all_gather", 0, 1),
+    "allgather_into_tensor_coalesced": Operator("all_gather", 0, 1),
+    "gather": Operator("gather", 0, 1),
+    "scatter": Operator("scatter", 0, 1),
+    "reduce_scatter": Operator("reduce_scatter", 0, 1),
+    "_reduce_scatter_base": Operator("reduce_scatter", 0, 1),
+    "reduce_scatter_single": Operator("reduce_scatter", 0, 1),
+    "reduce_scatter_single_coalesced": Operator("reduce_scatter", 0, 1),
+    "reduce_scatter_tensor_coalesced": Operator("reduce_scatter", 0, 1),
+    "alltoall": Operator("all_to_all", 0, 1),
+    "alltoall_base": Operator("all_to_all", 0, 1, rows=2),
+    "all_to_all_single": Operator("all_to_all", 0, 1, rows=2),
+    "barrier": Operator("barrier", -1, -1),
+    "send": Operator("send"),
+    "recv": Operator("recv"),
+    "recv_anysource": Operator("recv"),
+    "monitored_barrier": Operator("monitored_barrier", -1, -1),
+}
+"""Methods of a process group that Python code calls."""
+
+_OPERATORS = {
+    "allreduce_": Operator("all_reduce", 0, 0, 1),
+    "allreduce_coalesced_": Operator("all_reduce", 0, 0, 1),
+    "broadcast_": Operator("broadcast", 0, 0, 1),
+    "reduce_": Operator("reduce", 0, 0, 1),
+    "allgather_": Operator("all_gather", 0, 1, 2),
+    "_allgather_base_": Operator("all_gather", 0, 1, 2),
+    "allgather_coalesced_": Operator("all_gather", 0, 1, 2),
+    "allgather_into_tensor_coalesced_": Operator("all_gather", 0, 1, 2),
+    "gather_": Operator("gather", 0, 1, 2),
+    "scatter_": Operator("scatter", 0, 1, 2),
+    "reduce_scatter_": Operator("reduce_scatter", 0, 1, 2),
+    "_reduce_scatter_base_": Operator("reduce_scatter", 0, 1, 2),
+    "reduce_scatter_tensor_coalesced_": Operator("reduce_scatter", 0, 1, 2),
+    "alltoall_": Operator("all_to_all", 0, 1, 2),
+    "alltoall_base_": Operator("all_to_all", 0, 1, 2, 3),
+    "barrier": Operator("barrier", -1, -1, 1),
+    "send": Operator("send", 0, 0, 1),
+    "recv_": Operator("recv", 0, 0, 1),
+    "recv_any_source_": Operator("recv", 0, 0, 1),
+}
+"""Names of operators in ``c10d``."""
+
+_CALLERS = {
+    "_c10d_functional": (
+        "all_reduce",
+        "all_reduce_",
+        "all_reduce_coalesced",
+        "all_reduce_coalesced_",
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out",
+        "reduce_scatter_tensor_coalesced",
+        "all_to_all_single",
+        "broadcast",
+        "broadcast_",
+        "isend",
+        "irecv",
+        "batch_p2p_ops",
+    ),
+    "_dtensor": ("shard_dim_alltoall",),
+}
+"""Operators that call those of ``c10d``."""
+
+_MakeKernel = Callable[[str, Callable[..., Any], Any], Callable[..., Any]]
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+
+class Seen(NamedTuple):
+    """A collective that was started.
+
+    Attributes:
+        started: when, by `time.perf_counter`.
+        kind: what it is counted with.
+        moved: what this rank moves in it.
+        group: torch's name of its process group.
+        is_on_cpu: whether it is over when Python has waited for it.
+        members: the ranks in the group.
+        number: how many collectives and messages the group has started, this one included.
+    """
+
+    started: float
+    kind: CollectiveKind
+    moved: Moved
+    group: str
+    is_on_cpu: bool
+    members: tuple[int, ...]
+    number: int
+
+
+class _Group:
+    """A process group as collectives need it.
+
+    Args:
+        group: the group.
+        label: its label for users.
+        members: the ranks in it.
+    """
+
+    __slots__ = ("kinds", "label", "members", "name", "of", "rank", "ranks")
+
+    def __init__(self, group: Any, label: str, members: tuple[int, ...]) -> None:
+        self.of: Callable[[], Any] = ref(group)
+        self.name = str(group.group_name)
+        self.label = label
+        self.rank = int(group.rank())
+        self.ranks = int(group.size())
+        self.members = members
+        self.kinds: dict[tuple[str, str], CollectiveKind] = {}  # by operation and type of the device
+
+
+class Operators:
+    """Describes collectives, and reports those that C++ code starts.
+
+    Args:
+        label: returns the label of a group for users, given torch's name and description of it.
+        seen: called when C++ has started a collective, by the thread that starts it, with what the operator has returned.
+
+    Attributes:
+        thread: its ``is_inside`` is whether a thread is in a call of Python, which reports the collective.
+    """
+
+    def __init__(self, label: Callable[[str, str], str], seen: Callable[[Seen, Any], None]) -> None:
+        self.thread = _Thread()
+        self._label = label
+        self._seen = seen
+        self._groups: dict[int, _Group] = {}  # by address; the weak reference tells whether it is still that group
+        self._libraries: list[Any] = []  # the kernels end with them
+        self._is_active = False
+        self._lock = threading.Lock()
+
+    def install(self, dist: Any) -> None:
+        """Add the kernels that say that C++ is about to start a collective."""
+        for name, operators in _CALLERS.items():
+            self._add_kernels(name, operators, lambda operator, call, later: self._activating(call, later, dist))
+        broadcast = getattr(dist, "_broadcast_coalesced", None)
+        if broadcast is not None:
+
+            @wraps(broadcast)
+            def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
+                self.activate(dist)
+                return broadcast(*args, **kwargs)
+
+            dist._broadcast_coalesced = broadcast_coalesced
+
+    def activate(self, dist: Any) -> None:
+        """Report the collectives that C++ starts from now on."""
+        with self._lock:
+            if self._is_active:
+                return
+            self._is_active = True
+            unbox = dist.ProcessGroup.unbox
+            self._add_kernels(
+                "c10d", _OPERATORS, lambda name, call, later: self._reporting(_OPERATORS[name], call, later, unbox)
+            )
+
+    def describe(self, operator: Operator, group: Any, args: Sequence[Any], started: float) -> Seen:
+        """Describe a collective.
+
+        Args:
+            operator: its method or operator.
+            group: its process group.
+            args: the arguments.
+            started: when it was started, by `time.perf_counter`.
+        """
+        known = self._groups.get(id(group))
+        if known is None or known.of() is not group:
+            known = self._add(group)
+        operation, outputs, inputs, _, rows = operator
+        if outputs < 0:
+            device = _device_of_barrier(group)
+            received = given = 0
+        else:
+            device = _device(args[outputs]) or _device(args[inputs])  # the first is empty where a rank receives nothing
+            received = _nbytes(args[outputs])
+            given = received if inputs == outputs else _nbytes(args[inputs])
+        kind = known.kinds.get((operation, device))
+        if kind is None:
+            kind = CollectiveKind(known.label, operation, _backend(group, device), known.ranks)
+            known.kinds[operation, device] = kind
+        if operation == "all_to_all":
+            own_output, own_input = _own(args, rows, received, given, known)
+            each = moved(operation, known.ranks, received, given, own_output=own_output, own_input=own_input)
+        else:
+            is_root = operation in _ROOTED and _root(args) == known.rank
+            each = moved(operation, known.ranks, received, given, is_root=is_root)
+        return Seen(started, kind, each, known.name, device == "cpu", known.members, number_in(group))
+
+    def _add_kernels(self, namespace: str, names: Iterable[str], make: _MakeKernel) -> None:
+        """Add a kernel to the operators that this version of torch has."""
+        import torch
+
+        key = torch._C.DispatchKey.BackendSelect
+        later = torch._C._dispatch_keyset_full_after(key)
+        library: Any = _library(torch.library, namespace)
+        for name in names:
+            overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
+            if overload is not None:
+                library.impl(name, make(name, overload.redispatch, later), key.name, with_keyset=True)
+        self._libraries.append(library)
+
+    def _activating(self, call: Callable[..., Any], later: Any, dist: Any) -> Callable[..., Any]:
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_active:
+                self.activate(dist)
+            return call(keys & later, *args, **kwargs)
+
+        return kernel
+
+    def _reporting(
+        self, operator: Operator, call: Callable[..., Any], later: Any, unbox: Callable[[Any], Any]
+    ) -> Callable[..., Any]:
+        thread = self.thread
+
+        def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
+            if thread.is_inside:
+                return call(keys & later, *args, **kwargs)
+            started = time.perf_counter()
+            result = call(keys & later, *args, **kwargs)
+            try:
+                self._seen(self.describe(operator, unbox(args[operator.group]), args, started), result)
+            except Exception:  # a count must not fail a collective that works
+                _log.debug("%s can't be counted", operator.operation, exc_info=True)
+            return result
+
+        return kernel
+
+    def _add(self, group: Any) -> _Group:
+        if len(self._groups) >= _MAX_GROUPS:
+            self._groups = {key: known for key, known in self._groups.items() if known.of() is not None}
+        known = self._groups[id(group)] = _Group(
+            group, self._label(group.group_name, group.group_desc), _members_of(group)
+        )
+        return known
+
+
+def _library(module: Any, namespace: str) -> Any:
+    return module.Library(namespace, "IMPL")  # it has no types
+
+
+def number_in(group: Any) -> int:
+    """How many collectives and messages torch has counted in a group."""
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:  # no number yet
+        return 0
+
+
+def _members_of(group: Any) -> tuple[int, ...]:
+    """The ranks in a group; none if torch does not know them."""
+    import torch.distributed as dist
+
+    return tuple(sorted(dist.distributed_c10d._world.pg_group_ranks.get(group, ())))
+
+
+class _Thread(threading.local):
+    is_inside = False
+
+
+def _device(value: Any) -> str:
+    """The type of the device of the first tensor in nested lists; empty if there is none."""
+    while type(value) is list or type(value) is tuple:
+        if not value:
+            return ""
+        value = value[0]
+    return "cpu" if value.is_cpu else str(value.device.type)
+
+
+def _device_of_barrier(group: Any) -> str:
+    """The type of the device for which a barrier waits: the CPU if the group has no other."""
+    return next((str(device.type) for device in group._device_types if device.type != "cpu"), "cpu")
+
+
+def _backend(group: Any, device: str) -> str:
+    """The name of the backend of a group for a type of device, such as ``gloo``."""
+    import torch
+
+    return str(group._get_backend(torch.device(device)).name())
+
+
+def _root(args: Sequence[Any]) -> int:
+    """The root of a collective: an integer, or in the options."""
+    for each in args:
+        if type(each) is int:
+            return each
+        if hasattr(each, "rootRank"):
+            return int(each.rootRank)
+    return -1
+
+
+def _own(args: Sequence[Any], rows: int, received: int, given: int, group: _Group) -> tuple[int, int]:
+    """What a rank receives from itself, and sends to itself, in an all_to_all."""
+    if rows < 0:
+        return _nbytes(args[0][group.rank]), _nbytes(args[1][group.rank])
+    parts = []
+    for position, nbytes in ((rows, received), (rows + 1, given)):
+        counts = args[position] if position < len(args) else ()
+        parts.append(nbytes * counts[group.rank] // max(1, sum(counts)) if counts else nbytes // group.ranks)
+    return parts[0], parts[1]
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of a tensor, or of the tensors in nested lists; 0 for other values."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return sum(map(_nbytes, value))
+    if not _has_nbytes(kind):  # type: ignore[arg-type]
+        return 0
+    try:
+        return int(value.nbytes)
+    except RuntimeError:  # sparse tensors have no nbytes
+        return int(value._indices().nbytes + value._values().nbytes) if value.is_sparse else 0
+
+
+@cache
+def _has_nbytes(kind: type) -> bool:
+    return hasattr(kind, "nbytes")
