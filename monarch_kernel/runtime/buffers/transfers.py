@@ -61,7 +61,7 @@ def carry(
         keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
     """
     future: Future[Transfer] = Future(
-        _Carrying(client), 0, lambda answers: done[0], note="transferring bytes", procs=(loan.proc,)
+        _Carrying(client), 0, lambda answers: done[0], note="a transfer with a buffer", procs=(loan.proc,)
     )
     done: list[Transfer] = []
 
@@ -135,4 +135,4 @@ class _Carrying:
         self.client.attend(future)
 
     def on_slow_wait(self, wait: Wait) -> float | None:
-        return None
+        return self.client.on_slow_wait(wait)

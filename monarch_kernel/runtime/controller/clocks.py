@@ -8,7 +8,7 @@ from monarch_kernel.net.transport.base import Peer, host_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import ClockRead, ReadClock
 from monarch_kernel.runtime.controller.host_compatibility import Clock
-from monarch_kernel.runtime.controller.records import HostRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord
 from monarch_kernel.runtime.rpc.requests import Send
 
 __all__ = ["note_clock", "read_clock"]

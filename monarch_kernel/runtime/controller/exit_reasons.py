@@ -9,12 +9,14 @@ __all__ = ["describe_exit", "signal_name"]
 
 _MEANINGS = {
     "SIGSEGV": "native code read or wrote memory that is not its own; the stack is in its last lines",
-    "SIGABRT": "native code gave up (in gloo: ranks sent different shapes or dtypes); the reason is in its last lines",
+    "SIGABRT": "native code gave up; the reason is in its last lines",
     "SIGBUS": "a memory mapping lost its file, or shared memory is full",
     "SIGFPE": "an illegal arithmetic operation in native code",
     "SIGILL": "an instruction that this processor does not have",
     "SIGTERM": "something asked it to end: likely a scheduler that preempts the job or its machine",
 }
+
+_OF_GLOO = "native code gave up, in gloo because ranks sent different shapes or dtypes; the reason is in its last lines"
 
 _NO_DESCRIPTORS = (
     "native code had no file descriptor left; in gloo, because something opened many connections to its port while a process "
@@ -46,6 +48,8 @@ def describe_exit(
         meaning = _likely_killer(oom_kills, low_memory) if name == "SIGKILL" else _MEANINGS.get(name)
         if name == "SIGABRT" and any("Too many open files" in line for line in last_lines):
             meaning = _NO_DESCRIPTORS
+        elif name == "SIGABRT" and any("gloo" in line or "enforce fail" in line for line in last_lines):
+            meaning = _OF_GLOO
         return f"killed by {name}" + (f" ({meaning})" if meaning else "") + memory
     return f"the process ended with exit code {exit_code}" + memory
 

@@ -22,7 +22,7 @@ from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.wire.codec import Packed
 from monarch_kernel.net.wire.messages import Message
 from monarch_kernel.runtime.controller.effects import Effect
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["Core", "Extension", "ExtensionT", "Handler", "make_extensions", "register"]
@@ -36,10 +36,17 @@ class Core(Protocol):
 
     Attributes:
         ranks: By number of the process.
+        hosts: By number.
         dropped_messages: The number of messages that were dropped.
     """
 
     ranks: dict[int, RankRecord]
+
+    @property
+    def hosts(self) -> Mapping[int, HostRecord]:
+        """The host agents."""
+        ...
+
     dropped_messages: int
 
     def owing(self, id: int) -> list[int]:
@@ -47,7 +54,7 @@ class Core(Protocol):
         ...
 
     def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
-        """Send a message to a rank, if it lives."""
+        """Send a message to a rank when it is up, if it lives."""
         ...
 
     def to_host(self, host: int, packed: Packed) -> list[Effect]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import SkipGroupNames
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.rpc.requests import Send
 
 __all__ = ["GroupCounts"]

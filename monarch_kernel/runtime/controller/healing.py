@@ -18,7 +18,7 @@ incarnations there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.errors import Failure
@@ -40,12 +40,18 @@ class Healing:
         replaced: The numbers of the processes.
         failures: For each failure, the note of the actor (empty for the process itself), the process, and the failure.
         parts: Requests that have not resolved.
+        error: Why no host could be launched in place of one that has ended meanwhile.
     """
 
     over: Callable[[], None] = lambda: None
     replaced: tuple[int, ...] = ()
     failures: list[tuple[str, int, Failure]] = field(default_factory=list)
     parts: set[int] = field(default_factory=set)
+    error: Exception | None = None
+
+    def forget(self, procs: Collection[int]) -> None:
+        """Forget the failures of processes that are replaced once more."""
+        self.failures = [failure for failure in self.failures if failure[1] not in procs]
 
 
 class Healer:
@@ -78,7 +84,7 @@ class Healer:
         """
         state = self._state
         lost = tuple(proc for proc in procs if state.processes.is_lost(proc))
-        healing.replaced += lost
+        healing.replaced += tuple(proc for proc in lost if proc not in healing.replaced)
         effects = state.processes.heal(lost, now, hosts)
         for record, having in list(state.requests.respawn_log.of(lost)):
             for proc in having:

@@ -24,7 +24,7 @@ from monarch_kernel.net.wire.messages import ReadLog
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.host_compatibility import Comparison, compare
 from monarch_kernel.runtime.controller.state import State
-from monarch_kernel.runtime.controller.views import NEVER_CONNECTED, host_views
+from monarch_kernel.runtime.controller.view_data import NEVER_CONNECTED, host_views
 from monarch_kernel.runtime.host.logs import LogRecord, log_records
 from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -261,6 +261,19 @@ class HostPool:
             return Future.resolved([])
         return self._loop.promise(
             lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, max_nbytes))), read
+        )
+
+    def read_stacks(self, host: int, proc: int) -> Future[str]:
+        """Read the stacks of a rank that does not answer itself, as faulthandler writes them; empty if it can't."""
+
+        def read(answers: Sequence[Answer]) -> str:
+            (answer,) = answers
+            return "" if isinstance(answer, Failure) else str(answer.payload.data, "utf-8", "replace")
+
+        if self._loop.closed:
+            return Future.resolved("")
+        return self._loop.promise(
+            lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, 0, True))), read
         )
 
     def agent_pid(self, host: int) -> int:

@@ -9,7 +9,7 @@ from monarch_kernel.net.transport.base import host_peer
 from monarch_kernel.net.wire.codec import Packed, pack
 from monarch_kernel.net.wire.messages import Detach, Payload
 from monarch_kernel.runtime.controller.effects import Effect
-from monarch_kernel.runtime.controller.records import HostRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
 

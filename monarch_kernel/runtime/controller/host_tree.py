@@ -27,7 +27,7 @@ from collections.abc import Container
 from monarch_kernel.net.transport.base import Peer
 from monarch_kernel.net.wire.messages import ConnectHost, ForgetHost, UseParent
 from monarch_kernel.runtime.controller.effects import Expired
-from monarch_kernel.runtime.controller.records import HostRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord
 
 __all__ = ["Hosts"]
 

@@ -1,50 +1,93 @@
-"""What the interrupt of a wait has stopped on ranks, and what goes on there."""
+"""Interrupts what ranks run for a wait; describes which collectives it waited in, and what goes on."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 
-from monarch_kernel.errors import MeshDownError
+from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.net.transport.driver import Waiter
+from monarch_kernel.runtime.diagnostics.stacks import Doing
+from monarch_kernel.runtime.diagnostics.waits import LEAST_WAIT_S
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.waits import PendingFuture
-from monarch_kernel.runtime.worker.slow_requests import ask_doing, by_rank, goes_on_text
+from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.waits import MAY_GO_ON, PendingFuture
+from monarch_kernel.runtime.worker.slow_requests import ask_doing, by_rank, collective_waits, goes_on_text
 
-__all__ = ["interrupt_effect"]
+__all__ = ["interrupt_work"]
 
 STOP_S = 0.6
 """How long ranks have to stop after an interrupt, and to say what they do, in seconds."""
 
 _MAX_EFFECTS = 4
 
+WaitingFor = Callable[[PendingFuture], Sequence[int]]
 
-def interrupt_effect(
-    client: Client, futures: Sequence[PendingFuture], waiting_for: Callable[[PendingFuture], Sequence[int]]
+
+class _Before:
+    """What the processes of some futures do before they are interrupted.
+
+    Args:
+        client: sends the questions to the processes.
+        futures: the futures.
+        waiting_for: returns the processes that have not answered a request.
+    """
+
+    def __init__(self, client: Client, futures: Sequence[PendingFuture], waiting_for: WaitingFor) -> None:
+        self._owing = {proc for future in futures if future.note for proc in waiting_for(future)}
+        self._procs = list(dict.fromkeys(chain.from_iterable(future.procs for future in futures)))
+        self._looking: Future[list[Doing | Failure]] | None = None
+        if self._owing:
+            self._looking = ask_doing(client, self._procs)
+
+    def waits(self) -> list[str]:
+        """Describe the waits in collectives that the interrupt has ended, as lines. A process had `STOP_S` to answer."""
+        if self._looking is None:
+            return []
+        if not self._looking.done():  # native code holds the GIL
+            self._looking.cancel()
+        answers = dict(zip(self._procs, self._looking.get(), strict=True))
+        return collective_waits(answers, self._owing, LEAST_WAIT_S, is_over=True)
+
+
+def interrupt_work(
+    client: Client, futures: Sequence[PendingFuture], waiting_for: WaitingFor, interrupt: Callable[[], object]
 ) -> str:
-    """Wait a moment for ranks that were interrupted to stop, and describe those that go on.
+    """Interrupt ranks, wait a moment for them to stop, and describe what they waited in, and those that go on.
 
     Args:
         client: sends the questions to the ranks.
         futures: what was waited for.
         waiting_for: returns the processes that have not answered a request.
+        interrupt: interrupts the ranks of the futures.
 
     Returns:
         The text; empty if it is not known what the interrupt did.
     """
-    deadline = time.monotonic() + STOP_S
     try:
-        for future in futures:
-            waiter = Waiter()
-            future.add_done_callback(waiter.set)
-            client.wait(waiter, max(0.0, deadline - time.monotonic()))
-        left = [future for future in futures if not future.done()]
-        if not left:
-            return "the wait was interrupted, and so is what the ranks run for it"
-        parts = [_goes_on(client, future, procs) for future in left if (procs := waiting_for(future))]
+        try:
+            before = _Before(client, futures, waiting_for)  # ranks answer in the order of the messages
+        finally:
+            interrupt()
+        effect = _effect(client, futures, waiting_for)
+        return "\n".join([effect, *before.waits()])
     except (KeyboardInterrupt, MeshDownError):  # the user does not wait any longer
         return ""
-    return "; ".join(["the wait was interrupted", *parts[:_MAX_EFFECTS]]) if parts else ""
+
+
+def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: WaitingFor) -> str:
+    """Wait a moment for ranks that were interrupted to stop, and describe those that go on."""
+    deadline = time.monotonic() + STOP_S
+    for future in futures:
+        waiter = Waiter()
+        future.add_done_callback(waiter.set)
+        client.wait(waiter, max(0.0, deadline - time.monotonic()))
+    left = [future for future in futures if not future.done()]
+    if not left:
+        return "the wait was interrupted, and so is what the ranks run for it"
+    parts = [_goes_on(client, future, procs) for future in left if (procs := waiting_for(future))]
+    return "; ".join(["the wait was interrupted", *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
 
 
 def _goes_on(client: Client, future: PendingFuture, procs: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ Theory of operation
 ===================
 
 Output comes from the host agent; answers and displays come from the rank, on another connection. An answer or a display
-therefore contains the marks that its rank has set in its streams (`net.wire.marks`). If output up to these marks has not
+therefore contains the marks that its rank has set in its streams (`net.wire.stream_marks`). If output up to these marks has not
 arrived, the message waits, and output written after a display waits for the display. Each waits at most `OUTPUT_GRACE_S`,
 because a mark can be lost together with output.
 
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.marks import is_display_mark
 from monarch_kernel.net.wire.messages import OutputChunk, Rich
+from monarch_kernel.net.wire.stream_marks import is_display_mark
 
 __all__ = ["OUTPUT_GRACE_S", "HeldMessage", "OutputOrder", "Spoken"]
 

@@ -13,7 +13,7 @@ from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import Backlog, Output, OutputChunk
 from monarch_kernel.runtime.controller.effects import BacklogEvent, Effect, Tell
 from monarch_kernel.runtime.controller.output_order import HeldMessage, Spoken
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.rpc.requests import Requests
 
 __all__ = ["OutputRouter"]

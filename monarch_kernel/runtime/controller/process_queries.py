@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.messages import RankSpec
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 
 __all__ = ["ProcessQueries"]
 
@@ -24,6 +24,11 @@ class ProcessQueries:
     def specs(self, procs: Sequence[int]) -> tuple[RankSpec, ...]:
         """What the processes were started with."""
         return tuple(self._ranks[proc].spec for proc in procs)
+
+    def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
+        """The mesh and the flat rank of each process; an empty name for the program itself."""
+        records = [self._ranks.get(proc) for proc in procs]
+        return [("", 0) if record is None else (record.spec.mesh, record.spec.rank) for record in records]
 
     def incarnations(self, procs: Sequence[int]) -> tuple[int, ...]:
         """How many processes had each number before the current one."""
@@ -53,6 +58,10 @@ class ProcessQueries:
         records = [self._ranks.get(proc) for proc in procs]
         sizes = {record.group_size for record in records if record is not None} - {-1}
         return len(sizes) <= 1 and -2 not in sizes
+
+    def has_group(self, procs: Sequence[int]) -> bool:
+        """Whether the last answers of all these processes say that they have a usable default group of just them."""
+        return all(proc in self._ranks and self._ranks[proc].group_size == len(procs) for proc in procs)
 
     def pending(self, procs: Sequence[int]) -> list[list[int]]:
         """The requests that each process has yet to answer."""

@@ -36,9 +36,9 @@ from monarch_kernel.runtime.controller.exit_reasons import describe_exit, signal
 from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S, ExitWaits
 from monarch_kernel.runtime.controller.host_requests import HostRequests
 from monarch_kernel.runtime.controller.host_tree import Hosts
-from monarch_kernel.runtime.controller.introductions import Introductions
 from monarch_kernel.runtime.controller.output_router import OutputRouter
-from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.process_status import Introductions
 from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.requests import Requests, Send
@@ -366,6 +366,7 @@ class RankProcesses:
                 effects += self._requests.tell_waiting(id, pack(Release(id, spec.mesh, spec.rank)))
         record.last_error = "" if record.stopping else failure.headline()
         record.failure = None if record.stopping else failure
+        record.failed_at = now
         return effects
 
 

@@ -51,6 +51,7 @@ class Replacement:
         procs: Sequence[int],
         finish: Callable[[Healing], T],
         *,
+        new_hosts: NewHosts,
         hosts: Mapping[int, int] | None = None,
         retire: str = "",
         grace_s: float = 0.0,
@@ -60,29 +61,58 @@ class Replacement:
         Args:
             procs: The numbers. Live processes are left alone, and processes that are not up yet are waited for.
             finish: Makes the future's result of the outcome.
+            new_hosts: Launches others in place of host agents that end meanwhile.
             hosts: For each host agent that has ended, the one that has replaced it.
             retire: Why live processes are ended, so that all are replaced; empty if they continue.
             grace_s: How long these may take to end, in seconds, before they are killed.
 
         Raises:
             MeshDownError: The session was shut down.
+            LaunchError: Raised by the future: an engine has no host in place of one that has ended meanwhile.
         """
         healing = Healing()
+        launched = set((hosts or {}).values())  # an agent that ends, too, is not replaced once more
 
         def begin(id: int, now: float) -> list[Effect]:
             def over() -> None:
-                # Of several ranks that are killed together, some are known to be dead later than others.
-                left = [proc for proc in procs if proc not in healing.replaced and self._state.processes.is_lost(proc)]
-                if left and not self._host_pool.gone(left):
-                    self._loop.perform(self._healer.heal(left, healing, {}, time.monotonic()))
-                else:
+                # Of several ranks that are killed together, some are known to be dead later than others. An agent that
+                # something asked to end reports its dead ranks first, and starts no others.
+                lost = [proc for proc in procs if self._state.processes.is_lost(proc)]
+                gone = [host for host in self._host_pool.gone(lost) if host not in launched]
+                again = [proc for proc in lost if self._is_to_start(proc, healing, gone)]
+                if not again:
                     self._loop.perform([Resolve(id, [], True)])
+                elif gone:
+                    self._in_background(lambda: launch(gone, again))
+                else:
+                    self._loop.perform(self._healer.heal(again, healing, {}, time.monotonic()))
+
+            def launch(gone: Sequence[int], again: Sequence[int]) -> None:
+                try:
+                    found = new_hosts(gone)
+                except (LaunchError, MeshDownError) as error:
+                    healing.error = error
+                    self._loop.enter(lambda now: [Resolve(id, [], True)])
+                    return
+                launched.update(found.values())
+                healing.forget(again)
+                self._loop.enter(lambda now: self._healer.heal(again, healing, found, now))
 
             healing.over = over
             effects = self._state.processes.retire(procs, retire, grace_s, now) if retire else []
             return effects + self._healer.heal(procs, healing, hosts or {}, now)
 
-        return self._loop.promise(begin, lambda answers: finish(healing))
+        def done() -> T:
+            if healing.error is not None:
+                raise healing.error
+            return finish(healing)
+
+        return self._loop.promise(begin, lambda answers: done())
+
+    def _is_to_start(self, proc: int, healing: Healing, gone: Collection[int]) -> bool:
+        """Whether to start a process in place of a lost one: it was not replaced yet, or its host agent has ended since."""
+        host = self._host_pool.host_of(proc)
+        return host in gone or (proc not in healing.replaced and not self._host_pool.is_gone(host))
 
     def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, new_hosts: NewHosts) -> None:
         """Replace the processes of a mesh when they die.
@@ -116,6 +146,9 @@ class Replacement:
         if not gone:
             self._loop.perform(replace({}, time.monotonic()))  # at once: nothing else may find a dead rank there
             return
-        # An agent is a new process, which the thread that drives the loop must not wait for.
         new_hosts = self._new_hosts[due.procs[0]]
+        self._in_background(launch)
+
+    def _in_background(self, launch: Callable[[], None]) -> None:
+        """Launch agents: these are new processes, which the thread that drives the loop must not wait for."""
         threading.Thread(target=launch, name="monarch-restart", daemon=True).start()

@@ -52,14 +52,14 @@ from monarch_kernel.runtime.controller.effects import (
 from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.healing import Healer
 from monarch_kernel.runtime.controller.host_pool import HostPool, Item
-from monarch_kernel.runtime.controller.interrupt_effects import interrupt_effect
+from monarch_kernel.runtime.controller.interrupt_effects import interrupt_work
 from monarch_kernel.runtime.controller.listeners import Listener, Listeners
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
 from monarch_kernel.runtime.controller.replacement import Replacement
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.controller.unhandled import FailureReporter
-from monarch_kernel.runtime.controller.views import mesh_view
+from monarch_kernel.runtime.controller.view_data import mesh_view
 from monarch_kernel.runtime.controller.wait_lines import WaitLines
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client_base import ClientBase, Supervising
@@ -174,7 +174,7 @@ class Runtime(ClientBase):
         """
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
-        id = next(self._ids)
+        id = self._new_request()
         future = Future(self, id, finish, rank, note, procs)
         packed = make(id)
         if listen is not None:
@@ -220,6 +220,7 @@ class Runtime(ClientBase):
 
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         """Send ranks a message that has no answer."""
+        self._before_sending()
         self.enter(lambda now: [*self._state.requests.tell(procs, packed)])
 
     def tell_all(self, packed: Packed) -> None:
@@ -244,11 +245,11 @@ class Runtime(ClientBase):
         """Interrupt a request on the ranks that have not answered it; with ``abort``, at the cost of process groups."""
         self.enter(lambda now: [*self._state.requests.interrupt(id, abort=abort)])
 
-    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
-        """Wait a moment for ranks that were interrupted to stop, and describe those that go on."""
+    def interrupt_work(self, futures: Sequence[PendingFuture], interrupt: Callable[[], object]) -> str:
+        """Interrupt ranks, wait a moment for them to stop, and describe their waits in collectives, and those that go on."""
         waiting_for = lambda future: self.run_on_io_thread(lambda: list(self.waiting_for(future.id)))  # noqa: E731
-        known = "" if self._closed else interrupt_effect(self, futures, waiting_for)
-        return known or super().interrupt_effect(futures)
+        known = "" if self._closed else interrupt_work(self, futures, waiting_for, interrupt)
+        return known or super().interrupt_work(futures, interrupt)
 
     def interrupt_ranks(self, procs: Sequence[int], *, abort: bool = False) -> None:
         """Interrupt the code that these ranks run."""

@@ -25,8 +25,9 @@ from monarch_kernel.runtime.controller.stale_sessions import make_directory, swe
 from monarch_kernel.runtime.host.logs import LogRecord, read_log
 from monarch_kernel.runtime.host.network import listening_addresses
 from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.handles import PROCESS
 
-__all__ = ["Origin", "Session", "close_session", "current_session"]
+__all__ = ["LocalAgents", "Origin", "Session", "close_session", "current_session"]
 
 
 OUTPUT_WAIT_S = 0.5
@@ -48,6 +49,16 @@ class Origin:
     config: AgentConfig
     timeout_s: float
     lost_after_s: float
+
+
+class LocalAgents:
+    """How agents of this machine prepare.
+
+    Attributes:
+        is_light: whether they import no torch before the first rank. An integration sets it, whose ranks import it themselves.
+    """
+
+    is_light = False
 
 
 class Session:
@@ -268,6 +279,7 @@ class Session:
             epoch=self._epoch,
             beat_s=1.0,
             is_idle=is_idle,
+            is_light=LocalAgents.is_light,
         )
 
     def _look_after(self) -> None:
@@ -328,6 +340,15 @@ class _Current:
 
 
 _current = _Current()
+
+
+def _client_of_program() -> Runtime | None:
+    """The client of the current session, for handles that the program unpickles itself."""
+    session = _current.session
+    return session.runtime if session is not None and session.pid == os.getpid() else None
+
+
+PROCESS.program = _client_of_program
 
 
 def current_session() -> Session:

@@ -54,9 +54,11 @@ def left() -> list[str]:
 
 
 def _candidates() -> list[str]:
-    with contextlib.suppress(OSError), os.scandir(session_roots()[0]) as entries:
-        return [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
-    return []
+    found: list[str] = []
+    for root in session_roots():
+        with contextlib.suppress(OSError), os.scandir(root) as entries:
+            found += [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
+    return found
 
 
 @contextlib.contextmanager

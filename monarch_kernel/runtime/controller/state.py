@@ -49,6 +49,7 @@ from monarch_kernel.net.wire.messages import (
     WatchProcess,
 )
 from monarch_kernel.runtime.controller.adoption import Resumption
+from monarch_kernel.runtime.controller.allowed_senders import Senders
 from monarch_kernel.runtime.controller.effects import (
     Attached,
     Effect,
@@ -60,12 +61,11 @@ from monarch_kernel.runtime.controller.group_counts import GroupCounts
 from monarch_kernel.runtime.controller.host_compatibility import refusal
 from monarch_kernel.runtime.controller.host_requests import HostRequests
 from monarch_kernel.runtime.controller.host_tree import Hosts
-from monarch_kernel.runtime.controller.introductions import Introductions
 from monarch_kernel.runtime.controller.output_order import Spoken
 from monarch_kernel.runtime.controller.output_router import OutputRouter
+from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.process_status import Introductions
 from monarch_kernel.runtime.controller.processes import RankProcesses, find_routes
-from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
-from monarch_kernel.runtime.controller.senders import Senders
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.requests import Pending, Requests, Resolve, Send
@@ -155,9 +155,8 @@ class State:
         return [proc for proc, rank in self.ranks.items() if id in rank.open_requests]
 
     def to_rank(self, proc: int, packed: Packed) -> list[Effect]:
-        """Send a message to a rank, if it lives."""
-        record = self.ranks[proc]
-        return [] if record.death is not None else [Send(record.peer, packed)]
+        """Send a message to a rank when it is up, if it lives."""
+        return [*self.ranks[proc].send(packed)]
 
     def to_host(self, host: int, packed: Packed) -> list[Effect]:
         """Send a message to a host agent, when it is up."""
@@ -369,7 +368,7 @@ class State:
                 "exception",
                 "lost",
             ):  # interrupted and released ranks are well
-                record.last_error, record.failure = answer.headline(), answer
+                record.last_error, record.failure, record.failed_at = answer.headline(), answer, now
         effects: list[Effect] = []
         for request_ended in self._at_ends:
             effects += request_ended(proc, id)

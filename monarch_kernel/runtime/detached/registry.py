@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.base.directories import LONGEST_ROOT
+from monarch_kernel.base.directories import LONGEST_ROOT, is_replaceable
 from monarch_kernel.errors import AttachError
 from monarch_kernel.net.wire.config import DETACHED, Manifest
 from monarch_kernel.runtime.host.processes import open_process, start_ticks
@@ -58,18 +58,25 @@ _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: l_type, l_whe
 def default_root(environment: Mapping[str, str], temporary: str) -> Path:
     """Return the directory of a user's meshes: in the user's runtime directory if there is one, else in ``temporary``.
 
-    If the path of ``temporary`` is too long for sockets, ``/tmp`` takes its place. If another user has made a directory of
-    that name there first, the user's home takes its place, until the last mesh there ends.
+    If the path of ``temporary`` is too long for sockets, ``/tmp`` takes its place. A directory in which other users can replace
+    that of the meshes is not used. If another user has made a directory of that name there first, the user's home takes its
+    place, until the last mesh there ends.
     """
     runtime = environment.get("XDG_RUNTIME_DIR", "")
-    if runtime and os.path.isdir(runtime) and len(os.fsencode(runtime)) <= LONGEST_ROOT:
+    if os.path.isdir(runtime) and _is_fit(runtime):
         return Path(runtime) / "monarch-kernel"
-    usual = Path(temporary if len(os.fsencode(temporary)) <= LONGEST_ROOT else "/tmp") / f"monarch-{os.getuid()}"
+    is_other_better = os.access("/tmp", os.W_OK) and not is_replaceable("/tmp")
+    is_usable = _is_fit(temporary) or (len(os.fsencode(temporary)) <= LONGEST_ROOT and not is_other_better)
+    usual = Path(temporary if is_usable else "/tmp") / f"monarch-{os.getuid()}"
     home = environment.get("HOME", "")
     other = Path(home) / ".monarch" / f"run-{os.uname().nodename[:32]}"  # machines may share the home
     if not os.path.isabs(home) or len(os.fsencode(other)) > LONGEST_ROOT:
         return usual
     return other if _is_of_another_user(usual) or os.path.isdir(other) else usual
+
+
+def _is_fit(root: str) -> bool:
+    return len(os.fsencode(root)) <= LONGEST_ROOT and not is_replaceable(root)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ from monarch_kernel.net.memory.processes import open_pidfd
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import WireError, join, pack, split
 from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, LOOPBACK, AgentConfig
-from monarch_kernel.net.wire.marks import MarkReader, new_secret
 from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
@@ -72,13 +71,13 @@ from monarch_kernel.net.wire.messages import (
     StartRanks,
     UseParent,
 )
+from monarch_kernel.net.wire.stream_marks import new_secret
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
 from monarch_kernel.runtime.host.descendants import Descendants
 from monarch_kernel.runtime.host.gpus import gpu_ids
-from monarch_kernel.runtime.host.logs import RankLog, log_bytes
+from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.network import interface_to, listening_addresses
-from monarch_kernel.runtime.host.output import OutputStream
 from monarch_kernel.runtime.host.preemption import Preemption
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
@@ -89,6 +88,7 @@ from monarch_kernel.runtime.host.rank_meters import RankMeters
 from monarch_kernel.runtime.host.rank_output import RankOutput, take_output
 from monarch_kernel.runtime.host.rank_process import RankProcess
 from monarch_kernel.runtime.host.resources import TooFewGpusError, assign_resources
+from monarch_kernel.runtime.host.silent_stacks import answer_for
 from monarch_kernel.runtime.host.software import software_here
 from monarch_kernel.runtime.host.zygote import Zygote
 
@@ -146,7 +146,7 @@ class HostAgent:
         self._backlog = OutputBacklog()
         self._losses: list[Lost] = []
         self._incarnations: dict[int, int] = {}  # of ranks that replace another one
-        self._output = RankOutput(self._ranks, self._selector, self._send)
+        self._output = RankOutput(self._ranks, self._selector, self._send, config.directory)
         self._meters = RankMeters(self._ranks)
         self._keeper = FdKeeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
         self._beat_at = 0.0
@@ -167,7 +167,7 @@ class HostAgent:
                 self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
             except ProcessLookupError:
                 self._end_session()
-        self.preemption = Preemption(self._end)
+        self.preemption = Preemption(self._ranks, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
@@ -229,7 +229,7 @@ class HostAgent:
                 print(f"dropped a bad message: {error}", file=sys.stderr, flush=True)
                 continue
             for message in messages:
-                if isinstance(message, StartRanks):
+                if isinstance(message, StartRanks) and not self.preemption.has_started:  # they would end with the agent
                     self._start(message.specs)
                 elif isinstance(message, KillRanks):
                     self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
@@ -247,7 +247,7 @@ class HostAgent:
                 elif isinstance(message, ReadClock):
                     self._send(ClockRead(message.sent, time.time()))
                 elif isinstance(message, ReadLog):
-                    self._send(LogRead(message.id, log_bytes(self._config.directory, message.proc, message.max_nbytes)))
+                    self._send(LogRead(message.id, answer_for(message, self._config.directory, self._ranks)))
                 elif isinstance(message, Detach):
                     self._outlives = True
                     self._keep_s = message.keep_s
@@ -335,22 +335,15 @@ class HostAgent:
         theirs = []
         secrets = [new_secret() for _ in specs]
         for spec, secret in zip(specs, secrets):
-            streams = []
-            ends = []
             log = RankLog(self._config.directory, spec.proc, appends=spec.incarnation > 0)
             if spec.incarnation:
                 self._incarnations[spec.proc] = spec.incarnation
                 self._logs_of_dead.pop(spec.proc, None)
                 self._losses = [loss for loss in self._losses if loss.proc != spec.proc]
-            for name in ("stdout", "stderr"):
-                read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                stream = OutputStream(spec.proc, name, read_end, MarkReader(secret), log)
-                self._output.watch(stream)
-                streams.append(stream)
-                ends.append(write_end)
+            streams, ends = self._output.open(spec.proc, secret, log)
             self._ranks[spec.proc] = RankProcess(spec, streams, log)
             self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
-            theirs.append((ends[0], ends[1]))
+            theirs.append(ends)
         try:
             self._zygote.fork(specs, theirs, secrets)
         except OSError:
@@ -519,6 +512,7 @@ class HostAgent:
             self._is_time_over = True
             self._kill(list(self._ranks), TIME_OVER_GRACE_S)
             self._leave_at = now + TIME_OVER_GRACE_S + GROUP_GRACE_S
+        self.preemption.do_what_is_due(now)
         self._keeper.do_what_is_due(now)
         self._output.follow_late()
         for rank in self._ranks.values():

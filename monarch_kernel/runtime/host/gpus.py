@@ -10,7 +10,7 @@ import glob
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 __all__ = [
     "VISIBLE",
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+T = TypeVar("T")
 
 
 class Inventory(NamedTuple):
@@ -199,18 +201,23 @@ class GpuMeters:
 
     def read(self, environment: dict[str, str]) -> GpuReading:
         """Read the GPU of a rank with this environment; the reading is empty if the rank has no GPU, or several."""
+        return self.with_gpu(environment, self._reading) or GpuReading()
+
+    def with_gpu(self, environment: dict[str, str], use: Callable[[Any, Any], T]) -> T | None:
+        """Call a function with the library and the GPU of a rank; None if the rank has no GPU, or several, or none works."""
         names = gpus_named(environment.get(VISIBLE, ""))
         if len(names) != 1 or not self._is_loaded():
-            return GpuReading()
+            return None
         try:
             if names[0] not in self._handles:
                 self._handles[names[0]] = self._find(names[0])
             handle = self._handles[names[0]]
-            if handle is None:
-                return GpuReading()
-            memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+            return None if handle is None else use(self._nvml, handle)
         except self._nvml.NVMLError:
-            return GpuReading()
+            return None
+
+    def _reading(self, nvml: Any, handle: Any) -> GpuReading:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         return GpuReading(int(memory.used), int(memory.total), self._percent(handle))
 
     def _is_loaded(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-__all__ = ["LogRecord", "RankLog", "log_bytes", "log_records", "read_log"]
+__all__ = ["LogRecord", "RankLog", "log_bytes", "log_records", "read_log", "stack_path"]
 
 FILE_NBYTES = 4 << 20
 _HEAD = struct.Struct("<BdI")  # stream, time, length of what follows
@@ -43,6 +43,7 @@ class RankLog:
 
     def __init__(self, directory: str, proc: int, file_nbytes: int = FILE_NBYTES, *, appends: bool = False) -> None:
         self._young, self._old = _paths(directory, proc)
+        self._stack = stack_path(directory, proc)
         self._file_nbytes = file_nbytes
         self._fd = -1
         self._nbytes = 0
@@ -81,7 +82,7 @@ class RankLog:
     def remove(self) -> None:
         """Close the log and remove its files."""
         self.close()
-        for path in (self._young, self._old):
+        for path in (self._young, self._old, self._stack):
             path.unlink(missing_ok=True)
 
 
@@ -124,6 +125,11 @@ def _frames(data: bytes) -> Iterator[tuple[int, float, bytes]]:
             return  # the frame is being written
         yield stream, at, data[start : start + length]
         start += length
+
+
+def stack_path(directory: str | Path, proc: int) -> Path:
+    """The file of a rank for the stacks of its threads."""
+    return Path(directory) / f"stack-{proc}"
 
 
 def _paths(directory: str | Path, proc: int) -> tuple[Path, Path]:

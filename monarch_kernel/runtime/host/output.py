@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, is_order_mark, switched
 from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.net.wire.stream_marks import FIRST_MARK, MarkReader, is_end_of_cell, is_order_mark, switched
 from monarch_kernel.runtime.host.logs import RankLog
+from monarch_kernel.runtime.host.read_counts import ReadCounts
 
 __all__ = ["OutputStream", "fold"]
 
@@ -64,12 +65,21 @@ class OutputStream:
         fd: the read end of the pipe.
         marks: removes the rank's marks from the output.
         log: the log of the rank; None for no log.
+        counts: where the rank sees what was read; None for nowhere.
     """
 
     def __init__(
-        self, proc: int, name: Literal["stdout", "stderr"], fd: int, marks: MarkReader, log: RankLog | None = None
+        self,
+        proc: int,
+        name: Literal["stdout", "stderr"],
+        fd: int,
+        marks: MarkReader,
+        log: RankLog | None = None,
+        counts: ReadCounts | None = None,
     ) -> None:
         self._log = log
+        self._counts = counts
+        self._unmarked = 0  # of text since the last mark
         self.request = 0  # the request whose child processes still have this pipe
         self.successor = -1  # the rank's file descriptor of the pipe that replaces this one, until the agent reads it
         self.proc = proc
@@ -96,6 +106,16 @@ class OutputStream:
 
     def read(self) -> bool:
         """Read the available output; return False once the rank and all its children have closed the stream."""
+        counts = self._counts
+        if counts is None:
+            return self._read()
+        counts.begin()
+        try:
+            return self._read()
+        finally:
+            counts.end(self._marks.last, self._unmarked)
+
+    def _read(self) -> bool:
         for _ in range(_READS_PER_TURN):
             try:
                 data = os.read(self.fd, _READ_NBYTES)
@@ -113,6 +133,7 @@ class OutputStream:
         return True
 
     def _take_in(self, data: bytes, mark: int) -> None:
+        self._unmarked = 0 if mark else self._unmarked + len(data)
         if mark and (switch := switched(mark)) is not None:
             self.request, self.successor = switch
         elif mark:
@@ -126,6 +147,10 @@ class OutputStream:
         text = self._decoder.decode(data)
         if text:
             self._pending.append(text)
+            self._remember(text)
+        if is_end_of_cell(mark):
+            self.last_lines.clear()
+            self._partial = ""
         if mark and (self._pending or not self._marked):
             self._marked.append(("".join(self._pending), self._read_to, self._read_to))
             self._pending.clear()
@@ -180,8 +205,6 @@ class OutputStream:
             text, end = "".join([*(text for text, *_ in self._marked), *self._pending]), self._read_to
             self._marked.clear()
             self._pending.clear()
-        if text:
-            self._remember(text)
         if not self._tail and len(text) <= self._allowance:
             self._allowance -= len(text)
             return self._chunk(text, 0, end, request)
@@ -204,7 +227,9 @@ class OutputStream:
 
     def succeed(self, fd: int) -> OutputStream:
         """Return the stream that continues the rank's output in another pipe from the position of this one."""
-        stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log)
+        stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log, self._counts)
+        self._counts = None  # what child processes write from now on is not the rank's
+        stream._unmarked = self._unmarked
         stream._read_to = stream._reported_to = self._read_to
         return stream
 
@@ -232,9 +257,18 @@ class OutputStream:
     def _remember(self, text: str) -> None:
         lines = (self._partial + text[-8192:]).split("\n")
         self._partial = lines.pop()[-1000:]
-        self.last_lines.extend(lines[-60:])
+        self.last_lines.extend(map(_as_seen, lines[-60:]))
 
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines written, for the report of a death, without faulthandler's lines about this package."""
-        lines = (*self.last_lines, self._partial) if self._partial else tuple(self.last_lines)
+        """Return the last lines since the last cell ended, for the report of a death.
+
+        faulthandler's lines about this package are left out.
+        """
+        last = _as_seen(self._partial)
+        lines = (*self.last_lines, last) if last else tuple(self.last_lines)
         return tuple(line for line in lines if not _OURS.match(line))
+
+
+def _as_seen(line: str) -> str:
+    """Return what a terminal shows of a line that a progress bar has rewritten: its last version."""
+    return line.rstrip("\r").rpartition("\r")[2]

@@ -10,10 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 from monarch_kernel.net.wire.messages import Output, OutputChunk
+from monarch_kernel.net.wire.stream_marks import MarkReader
+from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.output import OutputStream, fold
 from monarch_kernel.runtime.host.rank_process import RankProcess
+from monarch_kernel.runtime.host.read_counts import ReadFile
 
 __all__ = ["RankOutput", "take_output"]
 
@@ -21,6 +25,8 @@ OUTPUT_EVERY_S = 0.01
 FEW_RANKS = 8
 FOLD_S = 0.0002
 """How long output waits for other ranks to write the same, times the number of ranks; not up to `FEW_RANKS` ranks."""
+
+_STREAMS: Sequence[Literal["stdout", "stderr"]] = ("stdout", "stderr")
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 """Errors of opening or watching a file that may be temporary: no descriptor, no memory or no epoll watch is left."""
@@ -33,6 +39,7 @@ class RankOutput:
         ranks: By number of the process; owned by the caller.
         selector: Watches the pipes.
         send: Sends output to the controller.
+        directory: Where ranks see what was read.
     """
 
     def __init__(
@@ -40,7 +47,9 @@ class RankOutput:
         ranks: Mapping[int, RankProcess],
         selector: selectors.BaseSelector,
         send: Callable[[Output], None],
+        directory: str,
     ) -> None:
+        self._reads = ReadFile(directory)
         self._ranks = ranks
         self._selector = selector
         self._send = send
@@ -53,6 +62,16 @@ class RankOutput:
     def is_late(self) -> bool:
         """Whether pipes wait for a descriptor (`follow_late`)."""
         return bool(self._late)
+
+    def open(self, proc: int, secret: str, log: RankLog) -> tuple[list[OutputStream], tuple[int, int]]:
+        """Make the pipes of a new rank, and read them from now on; returns their streams and write ends."""
+        streams, ends = [], []
+        for name, counts in zip(_STREAMS, self._reads.take_slot(proc, secret) or (None, None), strict=True):
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            streams.append(OutputStream(proc, name, read_end, MarkReader(secret), log, counts))
+            ends.append(write_end)
+            self.watch(streams[-1])
+        return streams, (ends[0], ends[1])
 
     def watch(self, stream: OutputStream) -> None:
         """Read a pipe from now on."""

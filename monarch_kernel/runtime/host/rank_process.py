@@ -10,11 +10,14 @@ from dataclasses import dataclass, field
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.output import OutputStream
-from monarch_kernel.runtime.host.preemption import note_stop
+from monarch_kernel.runtime.host.preemption import note_stop, nudge
 from monarch_kernel.runtime.host.processes import signal_rank
 from monarch_kernel.runtime.host.segments import remove_segments
 
 __all__ = ["RankProcess"]
+
+NUDGE_S = 0.5
+"""How often a rank that was stopped, and has not ended, is nudged."""
 
 
 @dataclass
@@ -29,6 +32,7 @@ class RankProcess:
         pidfd: A descriptor of the process; -1 until then.
         forked_at: When that was, in seconds since 1970.
         kill_at: When to send SIGKILL; None if it was not stopped.
+        nudge_at: When to make it handle the SIGTERM that it has got, if it has not ended by then.
         rss_nbytes: Its resident memory at the last reading.
         cpu_s: Its processor time at the last reading, in seconds.
         stopping: How long it has to end by itself, in seconds; None if it was not stopped.
@@ -42,6 +46,7 @@ class RankProcess:
     pidfd: int = -1
     forked_at: float = 0.0
     kill_at: float | None = None
+    nudge_at: float = 0.0
     rss_nbytes: int = 0
     cpu_s: float = 0.0
     stopping: float | None = field(default=None)
@@ -61,13 +66,18 @@ class RankProcess:
         if grace_s:
             note_stop(self.pid)
         signal_rank(self.pid, signal.SIGTERM if grace_s else signal.SIGKILL)
-        self.kill_at = now + grace_s
+        self.kill_at, self.nudge_at = now + grace_s, now + NUDGE_S
 
     def kill_if_due(self, now: float) -> None:
-        """Send SIGKILL if the process was stopped and has had its time."""
-        if self.kill_at is not None and now >= self.kill_at:
+        """Send SIGKILL if the process was stopped and has had its time; nudge it before."""
+        if self.kill_at is None:
+            return
+        if now >= self.kill_at:
             signal_rank(self.pid, signal.SIGKILL)
             self.kill_at = None
+        elif now >= self.nudge_at:
+            nudge(self.pid)
+            self.nudge_at = now + NUDGE_S
 
     def collect(self) -> tuple[int, int] | None:
         """Collect the exit code and the signal of the process; None while the agent can't, or the process has not ended.

@@ -39,7 +39,8 @@ def assign_resources(
     """Fill in a rank's share of its host; a spec that the controller has completed (`threads` is set) is returned unchanged.
 
     Values that the user has set, for the mesh or on the host, stay. If the user has named GPUs for the mesh, ranks share those,
-    in their order, also if one occurs several times. The device ``auto`` means ``cuda`` if there is a GPU for each rank.
+    in their order, also if one occurs several times. The device ``auto`` means ``cuda`` if there is a GPU for each rank. With
+    ``visible``, each rank sees all GPUs that the user has named for the mesh or on the host, and its code chooses.
 
     Args:
         spec: specification from the controller.
@@ -56,13 +57,22 @@ def assign_resources(
     if spec.threads:
         return spec
     per_host, device = spec.local_world_size, spec.device
-    found = gpus(spec.env.get(VISIBLE)) if device != "cpu" else ()
+    found = gpus(spec.env.get(VISIBLE)) if device in ("auto", "cuda") else ()
     if device == "auto":
         device = "cuda" if len(found) >= per_host else "cpu"
     elif device == "cuda" and len(found) < per_host:
         raise TooFewGpusError(per_host, len(found), hostname)
     env = dict(spec.env)
-    env[VISIBLE] = found[spec.local_rank] if device == "cuda" else ""
+    if device == "visible":
+        device = "cpu"  # of process groups that cells use: it is not known which GPU the code of a rank takes
+        if VISIBLE in environment:
+            env.setdefault(VISIBLE, environment[VISIBLE])
+    elif device == "cuda":
+        env[VISIBLE] = found[spec.local_rank]
+    elif spec.device == "cpu":
+        env[VISIBLE] = ""
+    else:
+        env.setdefault(VISIBLE, "")
     if spec.world_size == per_host:
         names = {"GLOO_SOCKET_IFNAME": "lo"}  # otherwise gloo uses the interface that the hostname resolves to
     else:

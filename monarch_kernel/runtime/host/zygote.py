@@ -3,7 +3,8 @@
 It is single-threaded and never touches CUDA, a store or a process group, so that its forks are intact. It reads requests from a
 packet socket that it shares with the host agent: one packet for each rank, with the write ends of the rank's output pipes; the
 last packet of a group is marked. For each group it forks a helper, which forks the ranks, reports their pids and ends. The
-agent, a subreaper, then becomes the parent of the ranks and learns how they end.
+agent, a subreaper, then becomes the parent of the ranks and learns how they end. A rank that must have nothing imported yet
+(`RankSpec.python`) replaces its fork by a new process of an interpreter.
 
 If the agent is killed, the Linux kernel kills the ranks, but not the processes that they have started. The zygote kills those:
 it notices the agent's end, knows the process groups from a packet (`OrphanGroups`), and finds the processes in other groups
@@ -25,15 +26,17 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from monarch_kernel.base.own_log import LogFileHandler, take_log
+from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import module_command
-from monarch_kernel.net.wire.config import ForkReport, ForkRequest, OrphanGroups, Preloads
+from monarch_kernel.net.wire.config import SAME, ForkReport, ForkRequest, FreshRank, OrphanGroups, Preloads
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.descendants import kill_marked, mark_rank
 from monarch_kernel.runtime.host.preemption import block_stop_signal
 
-__all__ = ["HUGE_PAGES", "Zygote", "serve"]
+__all__ = ["HUGE_PAGES", "Zygote", "run_fresh", "serve"]
 
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Makes torch use huge pages for large tensors: other processes read them twice as fast, and they are allocated faster."""
@@ -142,12 +145,19 @@ class Zygote:
 def serve(fd: int) -> None:
     """Run as the zygote until the agent closes its end."""
     entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
-    take_log(LogFileHandler(os.dup(2)))  # also for the forks, in which descriptor 2 belongs to the user's code
+    log = os.dup(2)
+    take_log(LogFileHandler(log))  # also for the forks, in which descriptor 2 belongs to the user's code
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     block_stop_signal()
     _load(preload)
     module, function = entry.split(":")
-    run: _Run = getattr(importlib.import_module(module), function)
+    forked: _Run = getattr(importlib.import_module(module), function)
+
+    def run(spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str) -> None:
+        if spec.python:
+            _start_fresh(spec, entry, log, [*addresses, token, str(helper), secret])
+        forked(spec, addresses, token, helper, secret)
+
     channel = socket.socket(fileno=fd)
     group: list[tuple[ForkRequest, Sequence[int]]] = []
     inherited: Sequence[int] = ()
@@ -187,12 +197,60 @@ def serve(fd: int) -> None:
             os.waitpid(helper, 0)
 
 
+def _start_fresh(spec: RankSpec, entry: str, log: int, arguments: Sequence[str]) -> NoReturn:
+    """Become a new process of an interpreter, in which nothing is imported, with the same pid, marks and descriptors.
+
+    Variables that libraries read when they are imported then have their effect. The spec and the secrets go through a file in
+    memory, since other users can see a command line.
+    """
+    fd = os.memfd_create("monarch-rank", 0)
+    os.write(fd, FreshRank(spec, entry, log, tuple(arguments)).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.set_inheritable(log, True)
+    environment = {name: value for name, value in os.environ.items() if name not in spec.unset} | spec.env
+    command = module_command(
+        "monarch_kernel.bootstrap", "rank", str(fd), python="" if spec.python == SAME else spec.python
+    )
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        raise LaunchError(f"{command[0]} can't be run: {error.strerror}") from None
+
+
+def run_fresh(fd: int) -> None:
+    """Run as the rank that the zygote has described in this file."""
+    with open(fd, "rb") as file:
+        rank = FreshRank.decode(file.read())
+    os.set_inheritable(rank.log, False)
+    take_log(LogFileHandler(rank.log))
+    module, function = rank.entry.split(":")
+    run: _Run = getattr(importlib.import_module(module), function)
+    *addresses, token, helper, secret = rank.arguments
+    try:
+        run(rank.spec, addresses, token, int(helper), secret)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def _load(names: Sequence[str]) -> None:
-    for name in names:
-        module_name, _, prepare = name.partition(":")
-        module = importlib.import_module(module_name)
-        if prepare:
-            getattr(module, prepare)()
+    gc.disable()  # what modules make stays, so searching it for garbage again and again only delays the ranks
+    try:
+        for name in names:
+            module_name, _, prepare = name.partition(":")
+            module = importlib.import_module(module_name)
+            if prepare:
+                getattr(module, prepare)()
+    finally:
+        gc.enable()
     gc.collect()
     gc.freeze()  # forks share these pages as long as the collector does not write to them
 
@@ -250,7 +308,4 @@ def _become_rank(
     except BaseException:  # an exception that is not caught here would run the zygote's loop a second time
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+        _leave(code)

@@ -14,7 +14,7 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future, FutureOwner
 from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.respawn_log import MakeSpawn
-from monarch_kernel.runtime.rpc.stores import StoreTable
+from monarch_kernel.runtime.rpc.store_server import StoreTable
 from monarch_kernel.runtime.rpc.waits import PendingFuture
 
 __all__ = ["Client"]
@@ -95,8 +95,8 @@ class Client(FutureOwner, Protocol):
         """The processes that have not answered a request yet; on the I/O thread."""
         ...
 
-    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
-        """Describe the effect of an interrupt on the processes of some futures; may wait for it for a moment."""
+    def interrupt_work(self, futures: Sequence[PendingFuture], interrupt: Callable[[], object]) -> str:
+        """Call a function that interrupts the processes of some futures, and describe its effect; may wait for it a moment."""
         ...
 
     def submit(self, do: Callable[[], object]) -> None:

@@ -11,8 +11,8 @@ from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.exports import ExportTable
 from monarch_kernel.runtime.rpc.ports import PortTable
 from monarch_kernel.runtime.rpc.requests import Requests
-from monarch_kernel.runtime.rpc.stores import StoreTable
-from monarch_kernel.runtime.rpc.waits import PendingFuture
+from monarch_kernel.runtime.rpc.store_server import StoreTable
+from monarch_kernel.runtime.rpc.waits import MAY_GO_ON, PendingFuture
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -40,6 +40,10 @@ class ClientBase(ABC):
         requests: Its requests that have not resolved.
         ids: Makes ids of requests, actors and ports.
         meters: Count what it carries.
+
+    Attributes:
+        before_requests: Functions to call before a request or a message to ranks is submitted, on the thread that makes it.
+            A feature that collects messages in batches ends its batch there.
     """
 
     def __init__(self, proc: int, requests: Requests, ids: Iterator[int], meters: Meters) -> None:
@@ -48,6 +52,7 @@ class ClientBase(ABC):
         self.exports = ExportTable(proc)
         self.meters = meters
         self.shared: MutableMapping[int, Any] = WeakValueDictionary()
+        self.before_requests: list[Callable[[], None]] = []
         self._requests = requests
         self._ids = ids
 
@@ -68,12 +73,24 @@ class ClientBase(ABC):
         """Make the id of a new actor or port, which says that this process has made it."""
         return next(self._ids)
 
+    def _new_request(self) -> int:
+        """Make the id of a new request, after what other parts have to send first."""
+        self._before_sending()
+        return next(self._ids)
+
+    def _before_sending(self) -> None:
+        for prepare in self.before_requests:
+            prepare()
+
     def waiting_for(self, id: int) -> Sequence[int]:
         """Return the processes that have yet to answer a request; on the I/O thread."""
         return self._requests.waiting_for(id)
 
-    def interrupt_effect(self, futures: Sequence[PendingFuture]) -> str:
-        """Describe the effect of an interrupt that was sent to the processes of some futures, which is not known here."""
+    def interrupt_work(self, futures: Sequence[PendingFuture], interrupt: Callable[[], object]) -> str:
+        """Interrupt the processes of some futures; describe that, because the effect is not known here."""
+        interrupt()
+        if not any(future.id for future in futures):  # no process has a request for it, as for a transfer of memory
+            return MAY_GO_ON
         return "the wait was interrupted, and the interrupt was sent to the ranks that work for it"
 
     def actor_ended(self, actor: int, proc: int) -> None:

@@ -279,8 +279,7 @@ class Future(Generic[T]):
                 self._owner.interrupt(self.id)
                 raise
             except KeyboardInterrupt:
-                self._owner.interrupt(self.id)
-                raise RemoteInterrupt(self._owner.client.interrupt_effect([self])) from None
+                raise RemoteInterrupt(self._interrupt_work()) from None
             finally:
                 stop_watching()
         return self.get(0)
@@ -368,12 +367,16 @@ class Future(Generic[T]):
         try:
             over = self._wait_and_attend(timeout, warn_after_s)
         except KeyboardInterrupt:
-            self._owner.interrupt(self.id)
-            raise RemoteInterrupt(self._owner.client.interrupt_effect([self])) from None
+            raise RemoteInterrupt(self._interrupt_work()) from None
         if not over:
             if timeout is None:
                 raise MeshDownError("the session was shut down before an answer came")
             raise TimeoutError(f"no answer within {timeout} s; the request goes on")
+
+    def _interrupt_work(self) -> str:
+        """Interrupt the ranks that have not answered, and describe the effect."""
+        effect: str = self._owner.client.interrupt_work([self], self.interrupt)
+        return effect
 
     def _wait_and_attend(self, timeout: float | None, warn_after_s: float | None) -> bool:
         """Wait for the answers; the clock stands still while the owner attends to ranks that have stopped."""
@@ -454,11 +457,18 @@ def as_they_come(futures: Sequence[Future[T]]) -> Iterator[Future[T]]:
                 elif not arrived:
                     next(iter(left))._owner.wait(waiter, None)
         except KeyboardInterrupt:
-            for future in left:
-                future.interrupt()
-            raise RemoteInterrupt(next(iter(left))._owner.client.interrupt_effect(list(left))) from None
+            raise RemoteInterrupt(_interrupt_all(list(left))) from None
         future = arrived.popleft() if arrived else next(iter(left))
         if not future._done:
             future._wait(None)
         del left[future]
         yield future
+
+
+def _interrupt_all(futures: Sequence[Future[Any]]) -> str:
+    def interrupt() -> None:
+        for future in futures:
+            future.interrupt()
+
+    effect: str = futures[0].owner.client.interrupt_work(futures, interrupt)
+    return effect

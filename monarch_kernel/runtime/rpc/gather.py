@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from monarch_kernel.base.mesh import Extent, Point, Region, ValueMesh
-from monarch_kernel.errors import Failure, RanksError, SupervisionError, format_ranks
+from monarch_kernel.errors import ActorDiedError, ActorError, Failure, RanksError, SupervisionError, format_ranks
 from monarch_kernel.net.wire.codec import load
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 
-__all__ = ["CellResult", "check_name", "check_title", "check_type", "gather", "read_value"]
+__all__ = ["CellResult", "check_name", "check_title", "check_type", "error_for", "gather", "read_value"]
 
 T = TypeVar("T")
 
@@ -44,7 +44,6 @@ def gather(
                 succeeded.append(point_of(i))
             elif answer.etype != "NotSent":
                 reports[point_of(i)] = answer
-        gone = any(report.kind in ("lost", "stopped") for report in reports.values())
         said = what
         if len(reports) < len(answers) - len(values):
             dead = format_ranks(point.rank for point in reports)
@@ -52,9 +51,17 @@ def gather(
             remedy = "heal the mesh (.heal())" if can_heal else "bring the mesh up again"
             are_gone = "is gone; slice it" if len(reports) == 1 else "are gone; slice them"
             said = f"{what}: it was not sent, because {dead} {are_gone} out, or {remedy}"
-        raise (SupervisionError if gone else error)(said, reports, dict(zip(succeeded, values)))
+        raise error_for(reports.values(), error)(said, reports, dict(zip(succeeded, values)))
 
     return finish
+
+
+def error_for(reports: Iterable[Failure], error: type[RanksError] = ActorError) -> type[RanksError]:
+    """Return the class of the error for failures of ranks: another than ``error``, if a rank or an actor has ended."""
+    known = list(reports)
+    if any(report.kind in ("lost", "stopped") for report in known):
+        return SupervisionError
+    return ActorDiedError if error is ActorError and any(report.is_fatal for report in known) else error
 
 
 def read_value(answer: Value) -> Any:

@@ -1,13 +1,13 @@
 """Handles, such as meshes and ports, and the `Client` that an unpickled handle sends its requests through.
 
 Handles travel as numbers. A handle that is unpickled gets the `Client` of the answer that it came in (a controller may have
-several), or else that of the process (a rank has one).
+several), or else that of the process (a rank has one), or of the session of the program.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -33,13 +33,19 @@ class ProcessContext:
     Attributes:
         client: Sends the requests of this process.
         proc: This process, as a mesh of one process.
+        python: The interpreter that was chosen for this process; empty for that of its host.
         loops: The live loops that its code runs.
+        checks: Compares replicas with other ranks in these loops.
+        program: Returns the client of the current session of a program; None without a session.
     """
 
     def __init__(self) -> None:
         self.client: Any = None
         self.proc: Any = None
+        self.python = ""
         self.loops: Any = None
+        self.checks: Any = None
+        self.program: Callable[[], Any] = lambda: None
 
 
 PROCESS = ProcessContext()
@@ -69,7 +75,7 @@ def client_for_unpickling() -> Any:
     Raises:
         RuntimeError: This process belongs to no session.
     """
-    client = _opening.get() or PROCESS.client
+    client = _opening.get() or PROCESS.client or PROCESS.program()
     if client is None:
         raise RuntimeError(
             "a mesh, actor or port can be opened only in a process of its session: pass it as an argument, or return it"

@@ -16,13 +16,15 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["PATIENCE_S", "WARN_AFTER_S", "Awaited", "PendingFuture", "Wait", "futures_needed_by"]
+__all__ = ["MAY_GO_ON", "PATIENCE_S", "WARN_AFTER_S", "Awaited", "PendingFuture", "Wait", "futures_needed_by"]
 
 PATIENCE_S = 0.2
 """The owner gets a report of a wait that lasts longer, in seconds."""
 
 WARN_AFTER_S = 60.0
 """After a longer wait, in seconds, the processes that have not answered are shown."""
+
+MAY_GO_ON = "the wait was interrupted; what it waited for may go on"
 
 T = TypeVar("T")
 

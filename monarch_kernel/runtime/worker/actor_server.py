@@ -39,9 +39,11 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.awaited_calls import AwaitedCalls
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.deadlock_detector import DeadlockDetector
 from monarch_kernel.runtime.worker.executor import Debugger, Driving, Executor, Kept
+from monarch_kernel.runtime.worker.imports import forget_torn_imports
 from monarch_kernel.runtime.worker.slow_requests import warn_if_slow
 from monarch_kernel.runtime.worker.supervisor import Supervisor
 
@@ -50,6 +52,9 @@ __all__ = ["NOT_STARTED", "ActorServer", "later"]
 NOT_STARTED = "interrupted before it began"
 _MAX_STOPPED = 1 << 16
 _MAX_DEAD = 16
+
+MAKING_S = 5.0
+"""How long a request to stop an actor waits for the end of its constructor, in seconds."""
 
 
 class ActorServer(ABC):
@@ -68,6 +73,8 @@ class ActorServer(ABC):
         broken: Why no actor can live here; None if actors can.
         actors: Maps the number of an actor to its executor.
         is_retiring: Whether the process is about to end.
+        leave_collectives: Called when a request that was interrupted ends, on the thread of its executor.
+        awaited_calls: The calls that code of the process has waited for, for longer than a moment.
         hosted: Maps the number of an actor to its host (`features.editing.worker.Hosted`), as long as the host exists.
     """
 
@@ -80,6 +87,7 @@ class ActorServer(ABC):
         self.hosted: MutableMapping[int, Any] = WeakValueDictionary()
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.broken: Failure | None = None
+        self.leave_collectives: Callable[[Executor], object] = lambda executor: None
         self._stopped: dict[int, str | Failure] = {}
         self._dead: dict[int, Failure] = {}
         self._stopping: list[Executor] = []
@@ -87,6 +95,7 @@ class ActorServer(ABC):
         self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
         self._buffer_server = BufferServer(client.exports, self.send_answer_now, self.send_answer)
         self.deadlock_detector = DeadlockDetector(self)
+        self.awaited_calls = AwaitedCalls(client.waiting_for)
         self.supervisor = Supervisor(self)
         self._handlers: dict[type[Message], Callable[[Any, Sequence[Frame], Peer], None]] = {
             ActorEnded: lambda message, frames, peer: self.supervisor.child_ended(message, _process(peer)),
@@ -133,7 +142,7 @@ class ActorServer(ABC):
     def name(self) -> str:
         """Return the name of the process in error messages."""
 
-    def marks(self) -> tuple[tuple[int, int], int, int, int]:
+    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int]:
         """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
         return (0, 0), -1, -1, -1
 
@@ -151,10 +160,11 @@ class ActorServer(ABC):
         if interrupt is not None:
             interrupt()
         else:
-            executor.interrupt_thread()
+            executor.interrupt_thread(insist=abort)
 
     def on_slow_wait(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
+        self.awaited_calls.note(wait)
         pauses = [
             pause
             for pause in (self.deadlock_detector.on_slow_wait(wait), warn_if_slow(self.client, wait))
@@ -193,7 +203,7 @@ class ActorServer(ABC):
         if not output:
             self.send_answer(id, pack(Result(id, payload), frames))
             return
-        self.send_answer(id, pack(Result(id, payload, bundle or {}, *self.marks()), frames))
+        self.send_answer(id, pack(Result(id, payload, bundle or {}, *self.marks(ends_request=True)), frames))
 
     def fail(
         self, executor: Executor, id: int, error: BaseException | Failure, cause: BaseException | None = None
@@ -205,14 +215,19 @@ class ActorServer(ABC):
         if not id:
             return
         failure = error if isinstance(error, Failure) else describe(error)
+        interrupt = cause or error
+        if isinstance(interrupt, KeyboardInterrupt):
+            forget_torn_imports(interrupt.__traceback__)
         if isinstance(error, PayloadError):  # its text is sufficient; its frames are code of this package
             failure = dataclasses.replace(failure, frames=(), traceback="", chain=())
         kind = self._why(executor, id, failure)
+        if kind == "interrupted":
+            self.leave_collectives(executor)
         if kind != failure.kind:
             failure = dataclasses.replace(failure, kind=kind)
         if cause is not None and cause.__traceback__ is not None:
             executor.kept = Kept(id, failure, cause)
-        self.send_answer(id, pack(Failed(id, failure, *self.marks())))
+        self.send_answer(id, pack(Failed(id, failure, *self.marks(ends_request=True))))
 
     @staticmethod
     def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
@@ -257,8 +272,21 @@ class ActorServer(ABC):
         if stopped is not None:
             self._stopping.append(stopped)
             stopped.post(message, frames)
+            if message.id and not stopped.is_made:
+                later(MAKING_S, self.submit, lambda: self._give_up(stopped, message))
         elif message.id:
             self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+
+    def _give_up(self, executor: Executor, message: StopActor) -> None:
+        """Answer the request to stop an actor whose constructor does not end, and what waits for that actor."""
+        if executor.is_made or executor.over:
+            return
+        executor.interrupt_all()
+        for waiting in [item for item in list(executor.mailbox) if isinstance(item[0], Call)]:
+            with contextlib.suppress(ValueError):  # the executor has just taken it
+                executor.mailbox.remove(waiting)
+                self.refuse(waiting[0].id, message.reason)
+        self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def _handle_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
         self.client.stores.forget(message.id)
@@ -290,12 +318,18 @@ class ActorServer(ABC):
 
     def end_actor(self, actor: int, reason: str) -> None:
         """End an actor, and interrupt what it runs, because its owner is gone; for the I/O thread."""
+        stopped = self.stop_actor(actor, reason)
+        if stopped is not None:
+            stopped.interrupt_all()
+
+    def stop_actor(self, actor: int, reason: str) -> Executor | None:
+        """End an actor after what it runs and what waits for it; for the I/O thread."""
         stopped = self.actors.pop(actor, None)
         self._note_stopped(actor, reason)
         if stopped is not None:
             self._stopping.append(stopped)
             stopped.post(StopActor(0, actor, reason), ())
-            stopped.interrupt_all()
+        return stopped
 
     def refuse(self, id: int, why: str | Failure) -> None:
         """Answer a call because the actor is not here."""
@@ -391,6 +425,7 @@ class ActorServer(ABC):
                     host = socket.gethostname()
                     dropped = Failure("interrupted", "KeyboardInterrupt", NOT_STARTED, host=host, pid=os.getpid())
                     self.send_answer_now(id, pack(Failed(id, dropped)))
+                    executor.on_dropped(waits[0], abort)
                     return
             if executor.current == id or id in executor.interrupters:
                 executor.interrupted = id

@@ -13,6 +13,9 @@ from monarch_kernel.runtime.diagnostics.failures import describe
 
 __all__ = ["CellOutcome", "cell_failure", "followed_by_semicolon", "forget_last_error"]
 
+_PARSERS = ("absl", "argparse", "click", "docopt", "fire", "optparse", "simple_parsing", "typer", "tyro")
+"""Modules that parse the arguments of a program, and end it if these are wrong."""
+
 
 @dataclass(frozen=True)
 class CellOutcome:
@@ -49,12 +52,24 @@ def cell_failure(error: BaseException, name: str, flush: Callable[[], object]) -
     try:
         failure = describe(error, kind="interrupted" if isinstance(error, KeyboardInterrupt) else "exception")
         if isinstance(error, SystemExit):
-            why = "a cell cannot end its rank; use %mesh down"
+            why = _advice(error)
             failure = replace(failure, message=why if error.code is None else f"{failure.message} ({why})")
         flush()
     except KeyboardInterrupt:  # a second interrupt, while the report of the first was made
         return Failure("interrupted", "KeyboardInterrupt", "")
     return failure
+
+
+def _advice(error: SystemExit) -> str:
+    """Say what to do after a cell has tried to end its process; a parser of a program's arguments does so if it finds none."""
+    trace = error.__traceback__
+    while trace is not None:
+        parser = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if parser in _PARSERS:
+            given = "parse_args([...])" if parser in ("argparse", "optparse") else "its arguments as a list"
+            return f"{parser} parses the command line of a program, and a cell has none: pass {given}"
+        trace = trace.tb_next
+    return "a cell cannot end its rank; use %mesh down"
 
 
 def _set_last_error(error: BaseException) -> None:

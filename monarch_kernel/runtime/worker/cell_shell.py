@@ -2,7 +2,8 @@
 
 Theory of operation. `CellShell.run` does not use ``run_cell`` of IPython's shell. It uses the same input transformers, compiler
 flags and events, but compiles a cell as one unit (so a cell with a syntax error runs nothing), returns the failure instead of
-printing it, and keeps no history. Magics that run code (``%%capture``, ``%run``) still use ``run_cell``; if that wants to
+printing it, and keeps no history. A cell of plain Python goes past the transformers, which would not change it
+(`runtime.worker.plain_cells`). Magics that run code (``%%capture``, ``%run``) still use ``run_cell``; if that wants to
 print a traceback, the shell keeps the error, and the cell fails.
 
 Everything here happens in the main thread of the rank. A cell is interrupted by a signal whose handler raises
@@ -25,6 +26,7 @@ import asyncio
 import importlib.util
 import inspect
 import os
+import sys
 import types
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -32,6 +34,7 @@ from typing import Any
 from IPython.core.compilerop import PyCF_MASK
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
+from monarch_kernel.runtime.diagnostics.earlier_classes import classes_to_be_redefined, instances_text
 from monarch_kernel.runtime.worker.cell_outcome import (
     CellOutcome,
     cell_failure,
@@ -39,6 +42,7 @@ from monarch_kernel.runtime.worker.cell_outcome import (
     forget_last_error,
 )
 from monarch_kernel.runtime.worker.ipython_shell import Publish, RankShell, flush, prepare
+from monarch_kernel.runtime.worker.plain_cells import may_be_plain
 
 __all__ = ["CellShell"]
 
@@ -87,6 +91,7 @@ class CellShell:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._last_error: BaseException | None = None
         self._raise_if_interrupted = raise_if_interrupted
+        self._transformers = _transformers(shell)
 
     @property
     def last_error(self) -> BaseException | None:
@@ -146,8 +151,12 @@ class CellShell:
     def _run(self, code: str, name: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         shell = self._shell
         shell.sources.keep(name, code)
-        source = _transformed(shell, code)
-        shell.sources.keep(name, _as_written(code, source))
+        tree = _parsed(shell, code, name) if may_be_plain(code) and _transformers(shell) == self._transformers else None
+        if tree is not None:
+            source = code if code.endswith("\n") else f"{code}\n"
+        else:
+            source = _transformed(shell, code)
+            shell.sources.keep(name, _as_written(code, source))
         if code.startswith("%%"):
             shell.sources.keep("<timed exec>", code.partition("\n")[2])  # %%time names the body of its cell so
         # Only the arguments that all versions take.
@@ -158,7 +167,7 @@ class CellShell:
         shell.events.trigger("pre_run_cell", info)
         try:
             self._raise_if_interrupted()  # IPython would show an exception of a hook, and go on
-            units, last_is_value, quiet = _compiled(shell, source, name)
+            units, last_is_value, quiet = _compiled(shell, source, name, tree)
             value = self._executed(units)
             if not last_is_value:
                 value = None
@@ -183,10 +192,14 @@ class CellShell:
     def _executed(self, units: list[types.CodeType]) -> Any:
         namespace = self.namespace
         value: Any = None
+        before = classes_to_be_redefined(units, namespace)
         if any(unit.co_flags & inspect.CO_COROUTINE for unit in units):
-            return self._run_in_loop(_awaited(units, namespace))
-        for unit in units:
-            value = eval(unit, namespace)
+            value = self._run_in_loop(_awaited(units, namespace))
+        else:
+            for unit in units:
+                value = eval(unit, namespace)
+        if before and (text := instances_text(before, namespace)):
+            print(text, file=sys.stderr)
         return value
 
     def _run_in_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -273,14 +286,42 @@ def _as_written(code: str, source: str) -> str:
     return code if same_lines or source.lstrip().startswith("get_ipython().run_cell_magic(") else source
 
 
-def _compiled(shell: RankShell, source: str, name: str) -> tuple[list[types.CodeType], bool, bool]:
-    """Compile a cell.
+def _transformers(shell: RankShell) -> list[list[Any]]:
+    """List the transformers of the text of cells; the user may add some."""
+    manager: Any = shell.input_transformer_manager
+    return [
+        [*manager.cleanup_transforms],
+        [*manager.line_transforms],
+        [*manager.token_transformers],
+        [*shell.input_transformers_post],
+    ]
+
+
+def _parse(shell: RankShell, source: str, name: str) -> ast.Module:
+    compiler: Any = shell.compile
+    tree: ast.Module = compile(source, name, "exec", ast.PyCF_ONLY_AST | (compiler.flags & PyCF_MASK), True)
+    return tree
+
+
+def _parsed(shell: RankShell, code: str, name: str) -> ast.Module | None:
+    """Parse a cell that may be plain Python; return None if it is not."""
+    try:
+        return _parse(shell, code, name)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def _compiled(
+    shell: RankShell, source: str, name: str, tree: ast.Module | None
+) -> tuple[list[types.CodeType], bool, bool]:
+    """Compile a cell, from its tree if it is parsed already.
 
     Returns:
         The units to execute in order; whether the last one gives the cell's value; whether a ``;`` hides that.
     """
     compiler: Any = shell.compile
-    tree = compile(source, name, "exec", ast.PyCF_ONLY_AST | (compiler.flags & PyCF_MASK), True)
+    if tree is None:
+        tree = _parse(shell, source, name)
     quiet = bool(tree.body) and followed_by_semicolon(source, tree.body[-1])
     tree = shell.transform_ast(tree)  # type: ignore[no-untyped-call]
     body, mode = tree.body, shell.ast_node_interactivity

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import GetStacks, RankSpec, Release, Result
+from monarch_kernel.runtime.diagnostics.loop_positions import LoopEnds
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, with_callers
 from monarch_kernel.runtime.rpc.handles import PROCESS
+from monarch_kernel.runtime.worker.awaited_calls import AwaitedCalls
 from monarch_kernel.runtime.worker.executor import Executor
 
-__all__ = ["TORCH_ERRORS", "CollectiveAborts", "Group"]
+__all__ = ["ABORT_GRACE_S", "COLLECTIVE_GRACE_S", "TORCH_ERRORS", "CollectiveAborts", "Group"]
 
 _log = logging.getLogger(__name__)
 
+COLLECTIVE_GRACE_S = 0.3
+ABORT_GRACE_S = 0.1
 RELEASE_AFTER_S = 1.0
+_LEAVE_EVERY_S = 0.05
 TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"})
 """Names of the exceptions that a collective raises when it is aborted, or when a peer is gone."""
 
@@ -38,12 +44,16 @@ class Group(Protocol):
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         ...
 
-    def pending_s(self) -> float:
-        """Return the age of the oldest pending collective in seconds; 0 if there is none."""
+    def pending_s(self, others: Collection[int] = ()) -> float:
+        """Return the age of the oldest pending collective that none of these threads has started; 0 if there is none."""
         ...
 
-    def pending(self) -> tuple[tuple[Collective, ...], dict[str, int]]:
-        """Return the pending collectives, and the number of the last collective that was started in each process group."""
+    def pending(self, brief: bool = False) -> tuple[tuple[Collective, ...], dict[str, int]]:
+        """Return the pending collectives, and the number of the last collective that was started in each process group.
+
+        Args:
+            brief: whether groups may be left out in which more were started since the last call.
+        """
         ...
 
     def abort(self, dead: int | None = None) -> None:
@@ -68,6 +78,8 @@ class AbortsOwner(Protocol):
 
     spec: RankSpec
     group: Group | None
+    awaited_calls: AwaitedCalls
+    loop_ends: LoopEnds
 
     def executors(self) -> list[Executor]:
         """Return all executors: that of the main thread, and those of the actors."""
@@ -85,30 +97,75 @@ class AbortsOwner(Protocol):
 class CollectiveAborts:
     """Aborts the process group where code waits for a collective that may never end; for the I/O thread.
 
+    An interrupt takes effect at the next bytecode of the user's code. Until then the code may still enter a collective that
+    the other ranks have left: at the end of an import, which is not interrupted, or in native code, such as the backward pass
+    of a model. So this looks for a wait again and again until the interrupt has taken effect, and not only once.
+
+    An interrupt may also be raised after a collective has started, and before the code waits for it. If the collective does not
+    end, the ranks no longer agree on the number of the next one.
+
     Args:
         rank: The rank.
+        later: Calls a function with arguments on another thread, after some seconds.
+        sleep: Waits for some seconds.
     """
 
-    def __init__(self, rank: AbortsOwner) -> None:
+    def __init__(
+        self, rank: AbortsOwner, later: Callable[..., object], sleep: Callable[[float], object] = time.sleep
+    ) -> None:
         self._rank = rank
+        self._later = later
+        self._sleep = sleep
         self._unknown = ""  # why the last `GetStacks` could not find the pending collectives
 
-    def abort(self, executor: Executor, id: int, insist: bool) -> None:
-        """Abort the group if an executor still runs a request, and waits in a collective, or always with ``insist``."""
+    def after_interrupt(self, executor: Executor, id: int, insist: bool) -> None:
+        """Abort the group after a grace period if an executor still runs a request, and waits; always with ``insist``."""
+        self._later(ABORT_GRACE_S if insist else COLLECTIVE_GRACE_S, self._look, executor, id, insist)
+
+    def _look(self, executor: Executor, id: int, insist: bool) -> None:
         group = self._rank.group
         if executor.current != id or group is None:
             return
         if insist or self._pending_s([executor]) > 0:
             group.abort()
+        elif not executor.was_raised(id):
+            self._later(COLLECTIVE_GRACE_S, self._look_again, executor, id, False)
+
+    def _look_again(self, executor: Executor, id: int, waited: bool) -> None:
+        """Look again; code that may go on must wait at two looks (``waited``), because a collective may be on its way."""
+        group = self._rank.group
+        if executor.current != id or group is None:
+            return
+        waits = self._pending_s([executor]) > 0
+        if executor.was_raised(id):  # since the last look
+            self._later(COLLECTIVE_GRACE_S, self._look, executor, id, False)
+        elif waits and waited:
+            group.abort()
+        else:
+            self._later(COLLECTIVE_GRACE_S, self._look_again, executor, id, waits)
+
+    def leave(self, executor: Executor) -> None:
+        """Abort the group if a collective that an interrupted request has started does not end; for the executor's thread."""
+        group = self._rank.group
+        if group is None or group.collectives() < 0:  # there is none, or it is unusable anyway
+            return
+        waited_s = 0.0
+        while self._pending_s([executor]) > 0:
+            if waited_s >= COLLECTIVE_GRACE_S:
+                group.abort()
+                return
+            self._sleep(_LEAVE_EVERY_S)
+            waited_s += _LEAVE_EVERY_S
 
     def get_stacks(self, message: GetStacks, _: Sequence[Frame]) -> None:
         """Answer with what this rank does now, on the thread that drives the socket, so that it needs no busy thread."""
         collectives: tuple[Collective, ...] = ()
         reached: dict[str, int] = {}
-        unknown = ""
+        unknown, groups = "", -1
         if self._rank.group is not None:
             try:
-                collectives, reached = self._rank.group.pending()
+                collectives, reached = self._rank.group.pending(message.brief)
+                groups = self._rank.group.groups()
             except Exception as error:  # torch does not promise the interface of its recorder
                 unknown = f"{type(error).__name__}: {error}"
                 if unknown != self._unknown:  # views send `GetStacks` once a second
@@ -118,7 +175,9 @@ class CollectiveAborts:
         activities = self._rank.activities()
         collectives = with_callers(collectives, activities)
         loops = () if PROCESS.loops is None else PROCESS.loops.places()
-        doing = Doing(activities, collectives, reached, unknown, aborted, self._rank.spec.rank, loops)
+        calls = self._rank.awaited_calls.describe()
+        rank, ends = self._rank.spec.rank, self._rank.loop_ends.values()
+        doing = Doing(activities, collectives, reached, unknown, aborted, rank, loops, calls, groups, ends)
         payload, frames = dump(doing, "what the rank does")
         self._rank.send_answer_now(message.id, pack(Result(message.id, payload), frames))
 
@@ -144,14 +203,15 @@ class CollectiveAborts:
     def _pending_s(self, executors: Sequence[Executor]) -> float:
         """Return the age of the oldest collective that is pending or that these executors wait for; 0 if there is none.
 
-        Also 0 if it is unknown.
+        Those that other executors have started do not count: an abort would end innocent work. Also 0 if it is unknown.
         """
         group = self._rank.group
         if group is None:
             return 0.0
         waited_s = max((group.waits_s(executor.thread_id) for executor in executors), default=0.0)
         try:
-            return max(waited_s, group.pending_s())
+            others = {each.thread_id for each in self._rank.executors() if each not in executors}
+            return max(waited_s, group.pending_s(others))
         except Exception:  # torch does not promise the interface of its recorder
             _log.exception("could not determine whether a collective is pending")
             return waited_s

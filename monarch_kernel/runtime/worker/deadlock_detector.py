@@ -69,7 +69,7 @@ class DeadlockDetector:
 
     def on_slow_wait(self, wait: Wait) -> float | None:
         """Handle a wait that lasts, on the thread that waits. Returns when to report it again, in seconds."""
-        if wait.ends_by_itself:
+        if wait.ends_by_itself or not wait.future.id:  # no actor works for a transfer
             return None
         me = threading.get_ident()
         executor = next((each for each in self._place.executors() if each.thread_id == me), None)

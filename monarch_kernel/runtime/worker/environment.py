@@ -15,6 +15,9 @@ from monarch_kernel.net.wire.messages import RankSpec
 
 __all__ = ["path_here", "settle"]
 
+PROGRAM = "remote_cell"
+"""The name of the program, which parsers of arguments show; some fail if it is empty."""
+
 _INTERPRETERS = re.compile(r"(?:^|/)(?:(?:site|dist)-packages|lib(?:32|64)?/python\d[^/]*|python\d+\.zip)(?:/|$)")
 """Matches paths that belong to an interpreter: its library, and packages installed for it."""
 
@@ -23,7 +26,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 def settle(spec: RankSpec) -> None:
     """Set up the environment, directory, threads and random seeds of this process, a fork of the zygote."""
-    sys.argv[:] = [""]  # as in an interactive interpreter; a script in a cell would parse the zygote's arguments
+    sys.argv[:] = [PROGRAM]  # a script in a cell would parse the zygote's arguments
     for name in spec.unset:
         os.environ.pop(name, None)
     os.environ.update(spec.env)

@@ -19,6 +19,8 @@ from monarch_kernel.net.transport.thread_interrupts import ACTOR_THREAD, ActorTh
 from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import Call, Message, PostMortem
 from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
+from monarch_kernel.runtime.worker.imports import is_importing
 
 __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
 
@@ -26,6 +28,11 @@ Handler = Callable[[Any, Sequence[Frame]], None]
 
 BROADCAST = -1
 """Marks a request without a number as the one that is interrupted."""
+
+_AFTER_IMPORT_S = 0.05
+"""How often to look whether an import has ended, in seconds."""
+
+_MAX_DEPTH = 500
 
 
 class _Called:
@@ -132,7 +139,10 @@ class Executor:
         interrupted: The id of the request that was interrupted last; 0 if none.
         delivered: The id of the request in which the interrupt was raised; 0 if none.
         interrupters: Functions that interrupt requests that run not in this thread alone, but on its event loop.
+        is_made: Whether the constructor of its actor has ended.
         retire: Makes the actor end, because its process does; on the I/O thread. Returns the thread, if that cleans up.
+        on_dropped: Called when an interrupt has removed a request from the mailbox, with it and whether to abort process
+            groups; on the I/O thread.
     """
 
     def __init__(self, rank: ExecutorOwner, name: str) -> None:
@@ -148,17 +158,21 @@ class Executor:
         self.is_traced = False
         self.thread_id = 0
         self.over = False
+        self.is_made = False
         self.taken: tuple[Any, Sequence[Frame]] = (None, ())
         self.calls: Collection[OnLoop] = ()
         self.takes_port: Callable[[str], bool] = lambda method: False
         self.interrupters: dict[int, Callable[[], object]] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
+        self.on_dropped: Callable[[Any, bool], object] = lambda message, abort: None
         self.attend: Callable[[], object] | None = None
         self.look: Callable[[], object] | None = None
         self._is_called = False
         self._is_looking = False
         self._waits_for: Waiter | None = None
         self._thread = ActorThread()
+        self._interrupts_after_import: object = None  # the message for which it runs what imports a library
+        self._interrupted_at: tuple[int, int] | None = None  # where the thread was when an exception was sent to it
         self._rank = rank
 
     @property
@@ -323,9 +337,37 @@ class Executor:
             self.interrupted = self.current or BROADCAST
             self.interrupt_thread()
 
-    def interrupt_thread(self) -> None:
-        """Raise KeyboardInterrupt in this executor's thread, if it runs user code."""
-        self._thread.interrupt()
+    def interrupt_thread(self, *, insist: bool = False) -> None:
+        """Raise KeyboardInterrupt in this executor's thread, if it runs user code.
+
+        Args:
+            insist: whether to raise it also while a library is imported; otherwise it is raised after that, because a library
+                that is imported in part fails from then on.
+        """
+        self._interrupts_after_import = None
+        if insist or not is_importing(frames_of(self.thread_id, _MAX_DEPTH)):
+            self._interrupted_at = self._place()
+            self._thread.interrupt()
+            return
+        self._interrupts_after_import = self.taken
+        timer = threading.Timer(_AFTER_IMPORT_S, self._interrupt_after_import, (self.taken,))
+        timer.daemon = True
+        timer.start()
+
+    def _interrupt_after_import(self, taken: object) -> None:
+        if self._interrupts_after_import is taken is self.taken:
+            self.interrupt_thread()
+
+    def was_raised(self, id: int) -> bool:
+        """Whether KeyboardInterrupt was raised in a request. A thread that has moved on since it was sent one counts, too."""
+        if self._interrupts_after_import is self.taken:
+            return False
+        return self.delivered == id or self._interrupted_at not in (None, self._place())
+
+    def _place(self) -> tuple[int, int]:
+        """The innermost frame of the thread, and the instruction at which it is; these change before an exception is raised."""
+        frame = sys._current_frames().get(self.thread_id)
+        return (id(frame), -1 if frame is None else frame.f_lasti)
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:

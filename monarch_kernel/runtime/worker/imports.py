@@ -8,6 +8,7 @@ with *module 'sympy' has no attribute 'printing'* or *already registered*. So an
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import FrameType, TracebackType
 
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
@@ -17,14 +18,17 @@ __all__ = ["forget_torn_imports", "is_importing"]
 _IMPORT = "<frozen importlib._bootstrap>"
 
 
-def is_importing(frame: FrameType | None) -> bool:
-    """Whether code of a library runs because it is imported; a module of the user's own may be left at any line."""
-    while frame is not None:
+def is_importing(frames: Iterable[FrameType]) -> bool:
+    """Whether code of a library runs because it is imported; a module of the user's own may be left at any line.
+
+    Args:
+        frames: the frames of the thread, the innermost first.
+    """
+    for frame in frames:
         if frame.f_code.co_filename == _IMPORT:
             return True
         if is_user(frame) and not is_machinery(frame.f_code.co_filename):
             return False
-        frame = frame.f_back
     return False
 
 

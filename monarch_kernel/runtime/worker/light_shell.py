@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.diagnostics.earlier_classes import classes_to_be_redefined, instances_text
 from monarch_kernel.runtime.worker.cell_outcome import (
     CellOutcome,
     cell_failure,
@@ -96,8 +97,11 @@ class LightShell:
         self._keep(name, code)
         value: Any = None
         try:
+            before = classes_to_be_redefined(units, self.namespace)
             for unit in units:
                 value = eval(unit, self.namespace)
+            if before and (text := instances_text(before, self.namespace)):
+                print(text, file=sys.stderr)
             sys.stdout.flush()
             sys.stderr.flush()
             if len(units) == 1 or value is None:

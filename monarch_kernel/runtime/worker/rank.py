@@ -15,7 +15,8 @@ has no effect. SIGINT from elsewhere (a terminal, Jupyter's process group) has n
 
 KeyboardInterrupt does not end a collective. If the request still runs `COLLECTIVE_GRACE_S` after an interrupt, and a collective
 is pending or a call of torch.distributed waits, the rank aborts the process group: the call raises, the rank keeps its state,
-and the group is formed again later. With ``abort`` in the interrupt, the rank aborts the group even if no collective is known.
+and the group is formed again later. The rank looks again until KeyboardInterrupt was raised, because the code may enter the
+collective later. With ``abort`` in the interrupt, the rank aborts the group even if no collective is known.
 
 Code that ignores SIGINT gets another signal, which only this package uses. A SIGINT handler of the user's code is called once.
 
@@ -47,6 +48,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -81,7 +83,10 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.loop_positions import LoopEnds
 from monarch_kernel.runtime.diagnostics.namespace import NameTracker
+from monarch_kernel.runtime.diagnostics.thread_frames import callers_of
+from monarch_kernel.runtime.host.preemption import INTERRUPT_SIGNAL
 from monarch_kernel.runtime.host.processes import await_end, die_with_parent, end_by_sigterm, has_children
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
@@ -89,8 +94,9 @@ from monarch_kernel.runtime.worker.actor_server import ActorServer, later
 from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
 from monarch_kernel.runtime.worker.collective_aborts import CollectiveAborts, Group
 from monarch_kernel.runtime.worker.executor import Executor, working
-from monarch_kernel.runtime.worker.functions import Applier, run_bootstrap
+from monarch_kernel.runtime.worker.function_calls import Applier, run_bootstrap
 from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_importing
+from monarch_kernel.runtime.worker.last_objects import drop_objects
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 from monarch_kernel.runtime.worker.termination import Termination
@@ -99,10 +105,7 @@ __all__ = ["Rank", "RankItem", "Shell"]
 
 _log = logging.getLogger(__name__)
 
-COLLECTIVE_GRACE_S = 0.3
-ABORT_GRACE_S = 0.1
 INTERRUPT_EVERY_S = 0.05
-INTERRUPT_SIGNAL = signal.SIGRTMIN + 7
 SWITCH_INTERVAL_S = 0.001
 
 _FROM_RANKS = (Run, Apply, Push, Pull, Ping, GetStacks, Release)
@@ -156,7 +159,9 @@ class Rank(ActorServer):
         self.peers.slow_wait_hook = self.on_slow_wait
         self.peers.supervisor = self.supervisor
         self.group: Group | None = None
-        self._aborts = CollectiveAborts(self)
+        self.loop_ends = LoopEnds("", {})
+        self._aborts = CollectiveAborts(self, later)
+        self.leave_collectives = self._aborts.leave
         self.main = Executor(self, "main")
         self.main.handlers |= {
             Run: self._run_cell,
@@ -263,8 +268,8 @@ class Rank(ActorServer):
         self.driver.submit(self._start_waiting_actors)
 
     def begin(self, message: Spawn, executor: Executor) -> None:
-        """Start an actor once the bootstrap has returned."""
-        if self._waiting_spawns is None:
+        """Start an actor once the bootstrap has returned; actors that the bootstrap has spawned start at once."""
+        if self._waiting_spawns is None or origin_of(message.actor) == self.spec.proc:
             super().begin(message, executor)
         else:
             self._waiting_spawns.append((message, executor))
@@ -330,12 +335,13 @@ class Rank(ActorServer):
         """Return the name of the process in error messages."""
         return f"{self.spec.mesh}[{self.spec.rank}]"
 
-    def marks(self) -> tuple[tuple[int, int], int, int, int]:
+    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int]:
         """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        group, marks = self.group, self._output_marks.set()
+        ends_cell = ends_request and threading.current_thread() is threading.main_thread()
+        group, marks = self.group, self._output_marks.set(ends_cell=ends_cell)
         return (marks, -1, -1, 0) if group is None else (marks, group.collectives(), group.groups(), group.size())
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
@@ -353,6 +359,7 @@ class Rank(ActorServer):
         self._last_cell = message.id
         self._cell = message.cell
         self.rewind = message.rewind
+        self.loop_ends = LoopEnds(message.code, shell.namespace)
         with self.main.user_code():
             with CellClasses(message.cell, message.code, shell.namespace):
                 outcome = shell.run(message.code, message.cell)
@@ -498,7 +505,7 @@ class Rank(ActorServer):
 
     def after_interrupt(self, executor: Executor, id: int, abort: bool) -> None:
         """Abort the process group after a grace period, if the request still waits in a collective."""
-        later(ABORT_GRACE_S if abort else COLLECTIVE_GRACE_S, self._aborts.abort, executor, id, abort)
+        self._aborts.after_interrupt(executor, id, abort)
 
     def _interrupt_main(self, id: int, insist: bool) -> None:
         """Signal the main thread until its handler has run: a signal just before a system call does not interrupt the call."""
@@ -519,20 +526,23 @@ class Rank(ActorServer):
     @in_forks(lambda rank: signal.default_int_handler)
     def _on_sigint(self, signum: int, frame: FrameType | None) -> None:
         main = self.main
+        self.termination.insist()
         if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
             return
-        if is_importing(frame) and self._insisted != main.current:  # for the same reason
+        if is_importing(callers_of(frame)) and self._insisted != main.current:  # for the same reason
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.delivered:
             main.delivered = main.current
             raise KeyboardInterrupt
 
     def _exit(self) -> NoReturn:
-        self.termination.has_started = True
+        self.termination.has_started = self.termination.is_ending = True
         with contextlib.suppress(BaseException):
             self.retire(self.driver.submit)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
+        with contextlib.suppress(BaseException):
+            drop_objects(self)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

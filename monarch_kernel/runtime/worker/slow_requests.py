@@ -16,7 +16,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 
-__all__ = ["ask_doing", "by_rank", "goes_on_text", "slow_text", "warn_if_slow"]
+__all__ = ["ask_doing", "by_rank", "collective_waits", "goes_on_text", "slow_text", "warn_if_slow"]
 
 LOOK_S = 1.0
 COLLECTIVES_AFTER_S = 10.0
@@ -30,6 +30,12 @@ def warn_if_slow(client: Client, wait: Wait) -> float | None:
     """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
     after_s = wait.warn_after_s  # another thread sets it to None when it has shown the wait
     if after_s is None or not wait.future.note:
+        return None
+    if not wait.future.id:  # no request, so that no process knows of it
+        if wait.lasts_s < after_s:
+            return after_s - wait.lasts_s
+        wait.warn_after_s = None
+        wait.tell(f"{wait.future.note}: it has not ended for {wait.lasts_s:.2g} s")
         return None
     if wait.lasts_s >= after_s:
         wait.warn_after_s = None
@@ -55,7 +61,7 @@ def _ask(client: Client, wait: Wait, *, only_collectives: bool = False) -> None:
     def show() -> None:
         timer.cancel()
         answers = dict(zip(procs, looking.get(0), strict=True))
-        waits = _waits(answers, owing, COLLECTIVES_AFTER_S - LOOK_S if only_collectives else 0.0)
+        waits = collective_waits(answers, owing, COLLECTIVES_AFTER_S - LOOK_S if only_collectives else 0.0)
         if not (waits or not only_collectives) or wait.over:
             return
         wait.warn_after_s = None
@@ -67,20 +73,23 @@ def _ask(client: Client, wait: Wait, *, only_collectives: bool = False) -> None:
     looking.add_done_callback(show)
 
 
-def _waits(answers: Mapping[int, Doing | Failure], owing: Collection[int], min_age_s: float) -> list[str]:
+def collective_waits(
+    answers: Mapping[int, Doing | Failure], owing: Collection[int], min_age_s: float, *, is_over: bool = False
+) -> list[str]:
     """Describe the waits in collectives of the ranks of a call, as lines.
 
     Args:
         answers: what each process of the call does.
         owing: the processes that have not answered the call.
         min_age_s: the least age of a wait, in seconds.
+        is_over: whether to describe the waits in the past tense.
     """
     known = {proc: each for proc, each in answers.items() if isinstance(each, Doing) and each.rank >= 0}
-    if len(known) < len(answers):  # which rank the others are is not known
-        return []
     ranks = {each.rank: each for each in known.values()}
+    if len(ranks) < len(answers):  # which rank the others are is not known, or they are ranks of several meshes
+        return []
     finished = [each.rank for proc, each in known.items() if proc not in owing]
-    found = stalls(None, ranks, finished, min_age_s, what="the call")
+    found = stalls(None, ranks, finished, min_age_s, what="the call", is_over=is_over)
     return [f"  {stall.text}" for stall in found[:_MAX_WAITS]]
 
 

@@ -12,6 +12,9 @@ with new ones, and writes a mark into the old pipes that says where the new ones
 From then on all output in the old pipes belongs to the children. A cell without such children costs a system call for each
 stream.
 
+A rank sets no mark if nothing was written since the last one, and the agent has read that (`runtime.host.read_counts`): a
+silent cell costs the agent nothing.
+
 Two alternatives are worse: counting bytes instead of setting marks would miss the output of native code, and sending answers
 through the agent would cost each call a hop.
 """
@@ -28,7 +31,17 @@ import sys
 import termios
 from typing import Any
 
-from monarch_kernel.net.wire.marks import DISPLAY, FIRST_MARK, MARK_STEP, ORDER, mark_bytes, switch_mark
+from monarch_kernel.net.wire.stream_marks import (
+    DISPLAY,
+    END_OF_CELL,
+    FIRST_MARK,
+    MARK_STEP,
+    ORDER,
+    is_end_of_cell,
+    mark_bytes,
+    switch_mark,
+)
+from monarch_kernel.runtime.host.read_counts import ReaderOf
 
 __all__ = ["OutputMarks", "install_streams"]
 
@@ -39,10 +52,13 @@ class OutputMarks:
     Args:
         fds: Separate file descriptors of the streams.
         secret: The secret by which the host agent recognizes this rank's marks.
+        reader: Knows what the agent has read; None if that is unknown.
     """
 
-    def __init__(self, fds: tuple[int, int], secret: str) -> None:
+    def __init__(self, fds: tuple[int, int], secret: str, reader: ReaderOf | None = None) -> None:
         self._fds = fds
+        self._reader = reader
+        self._last = 0  # the number of the last mark
         self._secret = secret
         self._pid = os.getpid()
         self._read_ends: list[int] = []
@@ -56,20 +72,36 @@ class OutputMarks:
             self._set(ORDER)
         self._written = fd
 
-    def set(self, *, display: bool = False) -> tuple[int, int]:
-        """Write a mark to both streams, when a request ends or a display is sent.
+    def set(self, *, display: bool = False, ends_cell: bool = False) -> tuple[int, int]:
+        """Write a mark to both streams, when a request ends or a display is sent; the last one serves again if it can.
+
+        Args:
+            display: whether a display is sent.
+            ends_cell: whether a cell ends: the report of a later death shows only what was written since then.
 
         Returns:
             The numbers of the marks in stdout and stderr, which only grow. They are 0 in a fork, which writes no marks because
             its numbers would repeat those of the rank.
         """
-        return self._set(DISPLAY if display else 0)
+        if not display and self._is_silent(ends_cell):
+            return self._last, self._last
+        return self._set(DISPLAY if display else END_OF_CELL if ends_cell else 0)
+
+    def _is_silent(self, ends_cell: bool) -> bool:
+        """Whether nothing was written since the last mark, which means what is needed now."""
+        last, reader = self._last, self._reader
+        if reader is None or self._written or not last or (ends_cell and not is_end_of_cell(last)):
+            return False
+        try:
+            return os.getpid() == self._pid and reader.has_read_nothing_since(last, self._fds)
+        except OSError:
+            return False
 
     def _set(self, kind: int) -> tuple[int, int]:
         if os.getpid() != self._pid:
             return 0, 0
         self._written = 0
-        number = next(self._numbers) + kind
+        number = self._last = next(self._numbers) + kind
         for fd in self._fds:
             with contextlib.suppress(OSError):
                 os.write(fd, mark_bytes(self._secret, number))
@@ -151,9 +183,9 @@ class _MarkedFile(io.FileIO):
         return super().write(data)
 
 
-def install_streams(secret: str) -> OutputMarks:
-    """Replace `sys.stdout` and `sys.stderr`; ``secret`` is part of each mark in them."""
-    marks = OutputMarks((os.dup(1), os.dup(2)), secret)
+def install_streams(secret: str, reader: ReaderOf | None = None) -> OutputMarks:
+    """Replace `sys.stdout` and `sys.stderr`; ``secret`` is part of each mark in them, and ``reader`` knows what was read."""
+    marks = OutputMarks((os.dup(1), os.dup(2)), secret, reader)
     for fd, name in ((1, "stdout"), (2, "stderr")):
         raw: io.RawIOBase = _MarkedFile(fd, marks)
         stream = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)

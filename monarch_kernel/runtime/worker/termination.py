@@ -24,13 +24,14 @@ class Termination:
         hooks: functions that learn of a signal from outside, in its handler; each returns whether the end must wait for
             `finish`.
         has_started: whether the process ends now.
+        is_ending: whether the main thread has left the user's code and its own loop for that.
         by_signal: whether SIGTERM ends it.
         is_put_off: whether a signal has come, and the end waits for something.
     """
 
     def __init__(self) -> None:
         self.hooks: list[Callable[[], bool]] = []
-        self.has_started = self.by_signal = self.is_put_off = False
+        self.has_started = self.is_ending = self.by_signal = self.is_put_off = False
         self._must_end = False
 
     def install(self) -> None:
@@ -42,6 +43,11 @@ class Termination:
         if self.is_put_off:
             self.has_started = self.by_signal = True
         if self.has_started:
+            raise SystemExit(0)
+
+    def insist(self) -> None:
+        """End now, in the main thread, if the exception of the handler was lost, as in a ``__del__``."""
+        if self.has_started and not self.is_ending:
             raise SystemExit(0)
 
     def finish(self) -> None:

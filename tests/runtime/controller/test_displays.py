@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.marks import FIRST_MARK
 from monarch_kernel.net.wire.messages import Hello, HostHello, Lost, Output, OutputChunk, Ping, Rich
+from monarch_kernel.net.wire.stream_marks import DISPLAY, FIRST_MARK, MARK_STEP
 from monarch_kernel.runtime.controller.effects import Effect, RichEvent, Tell
 from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
 from monarch_kernel.runtime.controller.state import State
@@ -17,11 +17,11 @@ from monarch_kernel.testing import rank_spec
 
 
 def display_mark(i: int) -> int:
-    return FIRST_MARK + 2 * i + 1
+    return FIRST_MARK + MARK_STEP * i + DISPLAY
 
 
 def cell_mark(i: int) -> int:
-    return FIRST_MARK + 2 * i
+    return FIRST_MARK + MARK_STEP * i
 
 
 def a_state() -> State:

@@ -29,5 +29,6 @@ def test_other_ends_are_described_by_signal_or_exit_code() -> None:
 
 def test_an_abort_for_lack_of_descriptors_differs_from_others() -> None:
     assert "different shapes" in describe_exit(0, signal.SIGABRT, last_lines=["[enforce fail at pair.cc:446] 8 vs 4"])
+    assert "shapes" not in describe_exit(0, signal.SIGABRT, last_lines=["Fatal Python error: Aborted"])
     lines = ["[enforce fail at listener.cc:55] false. accept: Too many open files", "Fatal Python error: Aborted"]
     assert "no file descriptor left" in describe_exit(0, signal.SIGABRT, last_lines=lines)

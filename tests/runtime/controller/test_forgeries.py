@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import types
 import typing
@@ -33,6 +34,9 @@ NUMBERS = [0, 1, 1, 2, 2, 3, 4, 5, 99, -1, 2**31, 2**62, 2**64 - 1]
 TEXTS = ["", "x", "R1", "H1", "C", "stdout", "\x00", "é" * 100, TOKEN]
 
 
+hints_of = functools.cache(typing.get_type_hints)
+
+
 class Forger:
     """Makes messages of any kind, with random values of the right types."""
 
@@ -43,7 +47,7 @@ class Forger:
         return self._struct(kind)
 
     def _struct(self, kind: Any) -> Any:
-        hints = typing.get_type_hints(kind)
+        hints = hints_of(kind)
         return kind(*[self._any(hints[name]) for name in kind.__struct_fields__])
 
     def _any(self, hint: Any) -> Any:

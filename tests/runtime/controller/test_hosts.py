@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch_kernel.net.wire.messages import ConnectHost, ForgetHost, UseParent
 from monarch_kernel.runtime.controller.host_tree import FAN_OUT, RETURN_S, Hosts
-from monarch_kernel.runtime.controller.records import HostRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord
 
 
 def table(count: int, *, elsewhere: bool = True) -> Hosts:

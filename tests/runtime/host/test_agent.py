@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import sys
@@ -13,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, SupervisionError, shutdown_context, this_host
+from monarch_kernel.actor import ProcMesh, SupervisionError, this_host
 from monarch_kernel.base.events import OutputEvent
-from monarch_kernel.net.wire.marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
+from monarch_kernel.net.wire.stream_marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.host.agent import GROUP_GRACE_S, remove_all_but_kept_files, write_detached
 from monarch_kernel.runtime.host.processes import rss_nbytes
@@ -43,13 +44,11 @@ def procs(warm: None) -> Iterator[ProcMesh]:
 
 
 @pytest.fixture
-def mortal(warm: None) -> Iterator[ProcMesh]:
+def mortal(warm: None, own_session: None) -> ProcMesh:
     """Three ranks in a separate session, since the test kills their agent or their zygote."""
-    shutdown_context().get(LONG_S)  # ends the session that all tests share
     mesh = this_host().spawn_procs({"r": 3}, device="cpu")
     mesh.run("import os, time").get(LONG_S)
-    yield mesh
-    shutdown_context().get(LONG_S)
+    return mesh
 
 
 @pytest.fixture
@@ -96,7 +95,7 @@ def text_of(events: list[OutputEvent], stream: str = "stdout") -> str:
 TAKES_MARKS = """
 import gc
 from monarch_kernel.runtime.worker.stdio import OutputMarks
-from monarch_kernel.net.wire.marks import mark_bytes, switch_mark
+from monarch_kernel.net.wire.stream_marks import mark_bytes, switch_mark
 (marks,) = (each for each in gc.get_objects() if type(each) is OutputMarks)
 """
 
@@ -144,6 +143,7 @@ grandchild = int(family.stdout.readline())
 )
 def test_the_end_of_a_rank_is_reported_with_its_last_lines(procs: ProcMesh, code: str, message: str) -> None:
     pid = pids_of(procs)[1]
+    procs.run("print('words of an earlier cell')").get(LONG_S)
     cell = f"if rank == 1:\n    print('last words of', rank)\n    os.write(2, b'and a warning')\n    {code}\n'fine'"
     with pytest.raises(SupervisionError) as caught:
         procs.run(cell).get(LONG_S)
@@ -154,6 +154,7 @@ def test_the_end_of_a_rank_is_reported_with_its_last_lines(procs: ProcMesh, code
     assert (error.primary.kind, error.primary.etype, error.primary.pid) == ("lost", "RankDied", pid)
     assert error.primary.host
     assert "last words of 1" in error.primary.last_lines
+    assert "words of an earlier cell" not in error.primary.last_lines
     assert any("and a warning" in line for line in error.primary.last_lines)
     if code != "os._exit(17)":
         assert "it was running" in error.primary.message
@@ -486,8 +487,8 @@ def test_ranks_that_are_stopped_before_they_are_up_never_run(mortal: ProcMesh) -
 @pytest.mark.parametrize(
     ("signum", "message"),
     [
-        (signal.SIGKILL, "was killed by SIGKILL"),
-        (signal.SIGTERM, "was killed by SIGTERM"),
+        (signal.SIGKILL, r"the host agent \(pid {agent}\) was killed by SIGKILL"),
+        (signal.SIGTERM, r"killed by SIGTERM \(something asked it to end"),
     ],
 )
 def test_ranks_end_with_the_agent_and_the_next_host_works(
@@ -500,10 +501,10 @@ def test_ranks_end_with_the_agent_and_the_next_host_works(
         error = running.exception(LONG_S)
     assert isinstance(error, SupervisionError)
     assert error.ranks == (0, 1, 2)
-    assert f"the host agent (pid {agent}) {message}" in str(error)
-    for pid in (*pids, zygote):
-        wait_gone(pid)
-    with pytest.raises(SupervisionError, match="the host agent"):
+    message = message.format(agent=agent)
+    assert re.search(message, str(error))
+    wait_gone(*pids, zygote, agent)
+    with pytest.raises(SupervisionError, match=message):
         mortal.run("1").get(LONG_S)
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     assert mesh.run("rank").get(LONG_S).values() == (0, 1)

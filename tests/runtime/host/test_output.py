@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret, switch_mark
 from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.net.wire.stream_marks import (
+    END_OF_CELL,
+    FIRST_MARK,
+    MARK_STEP,
+    MarkReader,
+    mark_bytes,
+    new_secret,
+    switch_mark,
+)
 from monarch_kernel.runtime.host.output import (
     BURST_CHARS,
     CHARS_PER_S,
@@ -291,3 +299,16 @@ def test_output_does_not_wait_for_ever_for_a_mark_that_is_lost(pipe: Pipe) -> No
     assert [chunk.text for chunk in take_output(streams, 9.0, last=True)] == ["", "three\n"]
     os.close(other)
     os.close(other_end)
+
+
+def test_the_tail_has_nothing_of_cells_that_have_ended(pipe: Pipe) -> None:
+    pipe.write(b"of the first cell\nhalf" + mark_bytes(SECRET, FIRST_MARK + END_OF_CELL))
+    assert pipe.stream.tail() == ()
+    pipe.write(b"of a call\n" + mark_bytes(SECRET, FIRST_MARK + MARK_STEP) + b"of the second cell\n")
+    assert pipe.stream.tail() == ("of a call", "of the second cell")
+
+
+@pytest.mark.parametrize("end", [b"", b"\r", b"\n", b"\r\n"])
+def test_the_tail_shows_the_last_version_of_a_progress_bar(pipe: Pipe, end: bytes) -> None:
+    pipe.write(b"start\r\n" + b"".join(b"\r%3d%%|####" % i for i in range(500)) + end)
+    assert pipe.stream.tail() == ("start", "499%|####")

@@ -56,6 +56,21 @@ def test_ranks_share_the_gpus_that_the_user_names() -> None:
         assert (given.device, given.env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "0")
 
 
+def test_a_rank_sees_the_gpus_that_the_user_names_if_none_is_assigned() -> None:
+    assert share(spec("auto", CUDA_VISIBLE_DEVICES="4"), ["0", "1"]).env["CUDA_VISIBLE_DEVICES"] == "4"
+    assert share(spec("cpu", CUDA_VISIBLE_DEVICES="4,5"), ["0", "1"]).env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_all_ranks_see_all_gpus_of_the_mesh_or_the_host() -> None:
+    for env, surroundings, visible in [
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "4,5"),
+        ({}, {"CUDA_VISIBLE_DEVICES": "0,1"}, "0,1"),
+        ({}, {}, None),
+    ]:
+        given = share(spec("visible", **env), ["0", "1"], **surroundings)
+        assert (given.device, given.env.get("CUDA_VISIBLE_DEVICES")) == ("cpu", visible)
+
+
 @pytest.mark.parametrize("visible", ["NoDevFiles", "8", "0,8", "0,abc,1", "0,,1", "MIG-1"])
 def test_names_that_are_no_gpu_do_not_count(visible: str) -> None:
     assert share(spec("auto", CUDA_VISIBLE_DEVICES=visible), ["0", "1"]).device == "cpu"

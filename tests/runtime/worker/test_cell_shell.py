@@ -179,6 +179,10 @@ def test_a_syntax_error_is_reported_with_its_line(rank: Script, code: str, headl
             "import asyncio\nawait asyncio.sleep(0)\nraise SystemExit",
             "SystemExit: a cell cannot end its rank; use %mesh",
         ),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()",
+            "SystemExit: 2 (argparse parses the command line of a program, and a cell has none: pass parse_args([...]))",
+        ),
     ],
 )
 def test_a_cell_does_not_end_its_rank(rank: Script, code: str, headline: str) -> None:
@@ -302,3 +306,28 @@ def test_an_empty_cell_is_cheap(rank: Script, bar: Bar) -> None:
     bar.check(ran.report["us"] / 1e6, 500e-6, "an empty cell")  # it takes about 85 us if nothing else runs
     assert ran.report["threads"] == 1
     assert not [name for name in ran.report["files"] if "sqlite" in name or "ipython" in name]
+
+
+def test_plain_python_passes_no_transformer_until_the_user_adds_one(rank: Script) -> None:
+    ran = rank(
+        """
+        run("%who_ls")
+        from IPython import get_ipython
+        ip = get_ipython()
+        passed, transform = [], ip.transform_cell
+        ip.transform_cell = lambda code: passed.append(code) or transform(code)
+        report["values"] = [run("x = 1\\nx + 1").value, run("import os\\n\\nos.sep").value, run("x\\n# %pwd").value]
+        report["plain"] = list(passed)
+        report["magics"] = [told(run("%pwd\\nx")), told(run("y = !true\\nx")), told(run("x?\\n1"))]
+        report["passed"] = len(passed)
+        ip.input_transformers_post.append(lambda lines: [line.replace("five", "5") for line in lines])
+        report["added"] = run("five\\nfive").value
+        """
+    )
+    assert ran.report == {
+        "values": [2, "/", 1],
+        "plain": [],
+        "magics": [None] * 3,
+        "passed": 3,
+        "added": 5,
+    }

@@ -120,13 +120,14 @@ settle(RankSpec(1, 0, 1, 0, 1, (("ranks", 1),), "m", "cpu", 1, {}, os.getcwd(), 
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=0.1)
 print(parser.parse_args(), sys.argv)
+print(parser.format_usage(), end="")
 """
 
 
 def test_a_script_in_a_cell_parses_no_arguments_of_the_zygote() -> None:
     command = [sys.executable, "-c", ARGUMENTS, "zygote", "4"]
     done = subprocess.run(command, env=environment_with_this_package(), capture_output=True, text=True, check=True)
-    assert done.stdout == "Namespace(lr=0.1) ['']\n"
+    assert done.stdout == "Namespace(lr=0.1) ['remote_cell']\nusage: remote_cell [-h] [--lr LR]\n"
 
 
 STEPS = """

@@ -429,6 +429,36 @@ def test_an_abort_ends_an_import_and_the_next_one_starts_over(library: ProcMesh,
     assert (tmp_path / "imports").read_text() == "xx"
 
 
+def test_an_interrupt_of_an_actor_waits_for_the_end_of_an_import(library: ProcMesh, tmp_path: Path) -> None:
+    body: Any = library.spawn("importer", Body)
+    call = body.execute.call_one("import slow_library\nimport time\nwhile True: time.sleep(0.01)")
+    wait_until((tmp_path / "started").exists, "the import to run")
+    call.interrupt()
+    assert not call.wait(0.3)
+    (tmp_path / "go").touch()
+    error = call.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert error.primary.kind == "interrupted"
+    assert body.run.call_one("__import__('slow_library').part.VALUE").get(LONG_S) == 7
+    assert (tmp_path / "imports").read_text() == "x"
+
+
+def test_an_abort_ends_an_import_of_an_actor_and_the_next_one_starts_over(library: ProcMesh, tmp_path: Path) -> None:
+    body: Any = library.spawn("importer", Body)
+    call = body.execute.call_one("import slow_library")
+    wait_until((tmp_path / "started").exists, "the import to run")
+    call.interrupt()
+    call.interrupt(abort=True)
+    error = call.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert error.primary.kind == "interrupted"
+    names = "[name for name in __import__('sys').modules if name.startswith('slow_library')]"
+    assert body.run.call_one(names).get(LONG_S) == []
+    (tmp_path / "go").touch()
+    assert body.run.call_one("__import__('slow_library').part.VALUE").get(LONG_S) == 7
+    assert (tmp_path / "imports").read_text() == "xx"
+
+
 def test_a_handler_of_the_user_is_called_once_and_overruled_by_an_abort(procs: ProcMesh, tmp_path: Path) -> None:
     one = procs.slice(r=0)
     cell = one.run(

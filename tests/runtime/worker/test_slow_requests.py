@@ -93,6 +93,18 @@ def test_a_call_that_waits_in_a_collective_is_shown_after_ten_seconds() -> None:
     assert warn_if_slow(cast(Any, client), wait) is None  # once
 
 
+def test_a_transfer_for_which_no_process_has_a_request_is_shown_after_a_minute() -> None:
+    transfer: Future[None] = Future(
+        Future.resolved(None).owner, 0, lambda answers: None, note="a transfer with a buffer", procs=(11,)
+    )
+    wait, client = Wait(transfer, lambda: None, warn_after_s=60.0), Asked(*[Doing()] * 3)
+    wait.lasts_s = 10.0
+    assert warn_if_slow(cast(Any, client), wait) == 50.0
+    wait.lasts_s = 60.0
+    assert warn_if_slow(cast(Any, client), wait) is None
+    assert (wait.news, client.asked) == ("a transfer with a buffer: it has not ended for 60 s", 0)
+
+
 def test_a_call_that_waits_in_no_collective_is_shown_after_a_minute() -> None:
     wait, client = slow_wait(), Asked(*(replace(at(7, LINE), rank=rank) for rank in range(3)))
     wait.lasts_s = 10.0

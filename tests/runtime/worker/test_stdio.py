@@ -9,7 +9,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.net.wire.marks import FIRST_MARK, MARK_STEP, MarkReader, mark_bytes, new_secret
+from monarch_kernel.net.wire.stream_marks import FIRST_MARK, MARK_STEP, MarkReader, mark_bytes, new_secret
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 SECRET = new_secret()

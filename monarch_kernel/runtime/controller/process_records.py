@@ -95,6 +95,7 @@ class RankRecord(Recipient):
         last_request: The request that it worked on last.
         last_error: The headline of ``failure``; empty if the last request succeeded.
         failure: How the last request failed.
+        failed_at: When it failed or died.
         last_line: The last line that it wrote.
         order: Output and messages that wait for their turn.
         reading: The last measurements of its host agent.
@@ -121,6 +122,7 @@ class RankRecord(Recipient):
     last_request: int = 0
     last_error: str = ""
     failure: Failure | None = None
+    failed_at: float = 0.0
     last_line: str = ""
     order: OutputOrder = field(default_factory=OutputOrder)
     reading: Reading = NO_READING

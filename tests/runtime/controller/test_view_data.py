@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
-from monarch_kernel.runtime.controller.views import host_views, mesh_view
+from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.view_data import host_views, mesh_view
 from monarch_kernel.testing import rank_spec
 
 

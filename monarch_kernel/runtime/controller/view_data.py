@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from monarch_kernel.base.events import HostState, HostView, MeshView, RankView
-from monarch_kernel.runtime.controller.records import NO_READING, HostRecord, RankRecord
+from monarch_kernel.runtime.controller.process_records import NO_READING, HostRecord, RankRecord
 
 __all__ = ["NEVER_CONNECTED", "host_views", "mesh_view"]
 
@@ -109,6 +109,7 @@ def _rank_view(rank: int, point: tuple[tuple[str, int], ...], record: RankRecord
         gpu_nbytes=reading.gpu_nbytes,
         gpu_total_nbytes=reading.gpu_total_nbytes,
         gpu_percent=reading.gpu_percent,
+        failed_s=now - record.failed_at if record.last_error else 0.0,
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch.distributed as torch_distributed
 
-from monarch_kernel.runtime.rpc.stores import MAX_NBYTES
-from monarch_kernel.runtime.worker.store import StoreClient
+from monarch_kernel.runtime.rpc.store_server import MAX_NBYTES
+from monarch_kernel.runtime.worker.store_client import StoreClient
 
 
 def test_a_value_that_no_store_takes_is_not_sent() -> None:

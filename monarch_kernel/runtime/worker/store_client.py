@@ -2,7 +2,7 @@
 
 A ``TCPStore`` has no authentication: every user of the machine can connect to its port, overwrite keys so that ranks connect
 to another address, and send data that the ranks unpickle. Here operations are requests (`StoreCall`) over the connections of
-the session, which are authenticated, and `runtime.rpc.stores` performs them.
+the session, which are authenticated, and `runtime.rpc.store_server` performs them.
 
 gloo and NCCL call the store from their own threads, without the GIL; torch acquires it around each call of a method here. A
 store in Python can do everything except list its keys and keep queues.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -26,20 +26,40 @@ from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import StoreCall, StoreOperation
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.stores import MAX_NBYTES
+from monarch_kernel.runtime.rpc.store_server import MAX_NBYTES
 
-__all__ = ["StoreClient", "is_session_store", "note_values", "serve_rendezvous", "torch_store", "values_set"]
+__all__ = [
+    "StoreClient",
+    "is_session_store",
+    "meeting_in",
+    "note_values",
+    "serve_rendezvous",
+    "torch_store",
+    "values_set",
+]
 
 _NOTE = "meeting in a store"
+_READY = " ready"
+"""End of the key by which a rank says that it has the values of all ranks."""
+
 _END_WITHIN_S = 3.0
 """How long a request waits for `StoreClient.end`, in seconds, after the process that keeps the keys has ended."""
 
 
 class _Collected(threading.local):
-    """The lists of `values_set`, of this thread."""
+    """The lists of `values_set` and the meeting of `meeting_in`, of this thread."""
 
     def __init__(self) -> None:
         self.lists: list[list[bytes]] = []
+        self.meeting: _Meeting | None = None
+
+
+class _Meeting:
+    """Ranks that make a group: each writes a value, and waits for the values of all."""
+
+    def __init__(self, while_waiting: Callable[[], contextlib.AbstractContextManager[object]]) -> None:
+        self.while_waiting = while_waiting
+        self.key = ""  # that this rank wrote last
 
 
 _collected = _Collected()
@@ -54,6 +74,20 @@ def values_set() -> Iterator[list[bytes]]:
         yield values
     finally:
         _collected.lists.pop()
+
+
+@contextlib.contextmanager
+def meeting_in(while_waiting: Callable[[], contextlib.AbstractContextManager[object]]) -> Iterator[None]:
+    """Context in which this thread makes a group.
+
+    Args:
+        while_waiting: makes the context in which the rank waits for the values of all ranks. It goes on when all have left it.
+    """
+    before, _collected.meeting = _collected.meeting, _Meeting(while_waiting)
+    try:
+        yield
+    finally:
+        _collected.meeting = before
 
 
 def note_values(values: Sequence[bytes]) -> None:
@@ -226,6 +260,8 @@ def _store_class() -> Any:
 
         def set(self, key: str, value: str | bytes) -> None:
             self._ask("set", [key], [_bytes(value)])
+            if _collected.meeting is not None:
+                _collected.meeting.key = key
 
         def get(self, key: str) -> bytes:
             return bytes(self._ask("get", [key])[0])
@@ -252,7 +288,14 @@ def _store_class() -> Any:
             return int(self._ask("count"))
 
         def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-            return list(self._ask("get", keys))
+            meeting = _collected.meeting
+            if meeting is None or meeting.key not in keys or len(keys) == 1:
+                return list(self._ask("get", keys))
+            with meeting.while_waiting():
+                values = list(self._ask("get", keys))
+            self._ask("set", [f"{meeting.key}{_READY}"], [b""])
+            self._ask("wait", [f"{key}{_READY}" for key in keys])
+            return values
 
         def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
             self._ask("set", keys, [_bytes(value) for value in values])

@@ -10,7 +10,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import ProcessStatus
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.host_tree import Hosts
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.rpc.requests import Send
 
 __all__ = ["Introductions"]

@@ -8,7 +8,7 @@ import pytest
 
 from monarch_kernel.net.wire.codec import join, load, split
 from monarch_kernel.net.wire.messages import Failed, Result, StoreCall
-from monarch_kernel.runtime.rpc.stores import StoreTable
+from monarch_kernel.runtime.rpc.store_server import StoreTable
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.controller.extensions import Extension
 from monarch_kernel.runtime.controller.host_requests import HostRequests
-from monarch_kernel.runtime.controller.records import HostRecord, RankRecord
+from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
 
 __all__ = ["Senders"]
 

@@ -1,0 +1,91 @@
+"""Reads the stacks of a rank that can't say what it does, because native code holds the GIL.
+
+Theory of operation
+===================
+
+No thread of such a rank runs Python code. But faulthandler can write the stacks of all threads from the handler of a signal,
+without the GIL. A rank prepares this when it starts; nothing happens until its agent sends the signal. The stacks go to a file
+beside the log of the rank, since a pipe might be full. The agent waits for them for some milliseconds, as the process may be
+stopped.
+
+The signal is a real-time signal that programs hardly use. System calls that it interrupts are restarted, as far as Linux does.
+A process that has no handler yet would end by it, and gets none.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from monarch_kernel.net.wire.messages import ReadLog
+from monarch_kernel.runtime.host.logs import log_bytes, stack_path
+
+__all__ = ["SIGNAL", "answer_for", "listen"]
+
+_log = logging.getLogger(__name__)
+
+SIGNAL = signal.SIGRTMIN + 13
+_PATIENCE_S = 0.05
+_PAUSE_S = 0.002
+_MAX_NBYTES = 1 << 16
+
+
+class Forked(Protocol):
+    """The part of a rank's process that this module uses."""
+
+    pid: int
+
+
+def listen(directory: str, proc: int) -> None:
+    """Write the stacks of this process to its file whenever the signal arrives."""
+    flags = os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC
+    try:
+        file = os.open(stack_path(directory, proc), flags, 0o600)
+    except OSError as error:  # the rank works without it
+        _log.warning("the stacks of this process can't be written while native code holds the GIL: %s", error)
+        return
+    faulthandler.register(SIGNAL, file, all_threads=True, chain=False)
+
+
+def answer_for(message: ReadLog, directory: str, ranks: Mapping[int, Forked]) -> bytes:
+    """Return what a `ReadLog` asks for: the log of a rank, or its stacks as faulthandler writes them, which may be empty."""
+    if not message.stack:
+        return log_bytes(directory, message.proc, message.max_nbytes)
+    rank = ranks.get(message.proc)
+    return b"" if rank is None or not rank.pid else _stacks(directory, message.proc, rank.pid)
+
+
+def _stacks(directory: str, proc: int, pid: int) -> bytes:
+    path = stack_path(directory, proc)
+    try:
+        if not _handles(pid):
+            return b""
+        os.truncate(path, 0)
+        os.kill(pid, SIGNAL)
+    except OSError:  # it has ended
+        return b""
+    data, until = b"", time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        time.sleep(_PAUSE_S)
+        before, data = data, _content(path)
+        if data and data == before:  # it is written at once, without pauses
+            break
+    return data
+
+
+def _handles(pid: int) -> bool:
+    """Whether a process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+
+
+def _content(path: os.PathLike[str]) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(_MAX_NBYTES)

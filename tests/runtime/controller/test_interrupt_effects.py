@@ -1,0 +1,101 @@
+"""Tests what an interrupted wait says: which collectives it waited in, what has stopped, and what goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from monarch_kernel.errors import Failure, Frame, MeshDownError
+from monarch_kernel.runtime.controller import interrupt_effects
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.rpc.future import Future
+
+PROCS = (11, 12, 13)
+LINE = Frame("<remote cell [2]>", 9, "step", ("dist.all_reduce(x)",), 9, user=True)
+STOPPED = "the wait was interrupted, and so is what the ranks run for it"
+WAITED = (
+    "  [0-1] waited for 9.5 s in all_reduce #3 (shape 4), actor a: cell [2], line 9; [2] had finished the call; "
+    "[3] was not in the call"
+)
+
+
+def in_sum(rank: int, age_s: float = 9.5) -> Doing:
+    activity = Activity(7, "actor a", (LINE,), "dist.all_reduce(x)", thread=1)
+    return Doing((activity,), (Collective("all_reduce", 3, "", (0, 1, 2, 3), "4", age_s, 1),), {"": 3}, rank=rank)
+
+
+class Ranks:
+    """Stands for the client of processes that do what the test says, and its own futures.
+
+    Args:
+        doing: what each process does.
+        stops: whether the interrupt ends the work.
+        silent: the processes that never say what they do.
+    """
+
+    def __init__(self, *doing: Doing, stops: bool = True, silent: Sequence[int] = ()) -> None:
+        self.doing = dict(zip(PROCS, doing, strict=True))
+        self.stops = stops
+        self.silent = silent
+        self.said: list[str] = []
+        self.future: Future[None] = Future(
+            Future.resolved(None).owner, 7, lambda answers: None, note="a.step", procs=PROCS
+        )
+
+    def owing(self, future: object) -> Sequence[int]:
+        return PROCS[:2]
+
+    def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
+        self.said.append("asked")
+        gone = Failure("interrupted", "CancelledError", "cancelled by the caller")
+        return Future.resolved([gone if proc in self.silent else self.doing[proc] for proc in procs])
+
+    def wait(self, waiter: object, timeout_s: float | None) -> bool:
+        return self.future.done()
+
+    def interrupt(self) -> None:
+        self.said.append("interrupted")
+        if self.stops:
+            self.future.resolve((), True)
+
+    def effect(self, waiting_for: Callable[[object], Sequence[int]] | None = None) -> str:
+        client: Any = self
+        return interrupt_effects.interrupt_work(client, [self.future], waiting_for or self.owing, self.interrupt)
+
+
+def test_the_collective_in_which_a_call_waited_is_named_with_the_ranks_that_were_missing() -> None:
+    ranks = Ranks(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2))
+    assert ranks.effect() == f"{STOPPED}\n{WAITED}"
+    assert ranks.said == ["asked", "interrupted"]  # afterwards no rank waits any longer
+
+
+def test_a_call_that_goes_on_is_named_before_what_it_waited_in() -> None:
+    ranks = Ranks(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2), stops=False)
+    going_on = "[0-1] go on with a.step until dist.all_reduce(x) returns (cell [2], line 9)"
+    assert ranks.effect() == f"the wait was interrupted; {going_on}\n{WAITED}"
+
+
+def test_short_waits_and_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
+    assert Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2)).effect() == STOPPED
+    assert Ranks(in_sum(0), in_sum(1), Doing(rank=2), silent=PROCS[:1]).effect() == STOPPED
+
+
+def test_ranks_of_two_meshes_are_not_taken_for_one_another() -> None:
+    assert Ranks(in_sum(0), in_sum(1), Doing(rank=0)).effect() == STOPPED
+
+
+def test_nothing_is_claimed_of_a_wait_for_which_no_rank_has_a_request() -> None:
+    ranks = Ranks(in_sum(0), in_sum(1), Doing(rank=2), stops=False)
+    assert ranks.effect(lambda future: ()) == "the wait was interrupted; what it waited for may go on"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MeshDownError("the session was shut down")])
+def test_the_ranks_are_interrupted_whatever_happens_before(error: Any) -> None:
+    def fails(future: object) -> Sequence[int]:
+        raise error
+
+    ranks = Ranks(in_sum(0), in_sum(1), Doing(rank=2))
+    assert ranks.effect(fails) == ""
+    assert ranks.said == ["interrupted"]

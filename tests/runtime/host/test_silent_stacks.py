@@ -1,0 +1,64 @@
+"""A process whose native code holds the GIL has its stacks written when its agent asks; other processes are not harmed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from monarch_kernel.net.wire.messages import ReadLog
+from monarch_kernel.runtime.host.silent_stacks import answer_for
+
+HOLDS = """
+import ctypes, os, sys
+def hold():
+    empty, _ = os.pipe()
+    print("ready", flush=True)
+    ctypes.PyDLL(None).read(empty, ctypes.create_string_buffer(1), 1)
+{prepare}
+hold()
+"""
+PREPARE = "from monarch_kernel.runtime.host.silent_stacks import listen\nlisten({directory!r}, 5)"
+
+
+@pytest.fixture
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds its GIL forever; the parameter says whether it has prepared."""
+    prepare = PREPARE.format(directory=str(tmp_path)) if request.param else ""
+    code = HOLDS.format(prepare=prepare)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("held", [True], indirect=True)
+def test_the_stacks_are_written_each_time(held: subprocess.Popen[str], tmp_path: Path) -> None:
+    ask, ranks = ReadLog(1, 5, 0, True), {5: SimpleNamespace(pid=held.pid)}
+    for _ in range(2):
+        text = answer_for(ask, str(tmp_path), ranks).decode()
+        assert text.count("most recent call first") == 1
+        assert " in hold\n" in text
+    assert held.poll() is None
+
+
+@pytest.mark.parametrize("held", [False], indirect=True)
+def test_a_process_that_has_not_prepared_gets_no_signal(held: subprocess.Popen[str], tmp_path: Path) -> None:
+    (tmp_path / "stack-5").touch()  # of a process that it replaces
+    assert answer_for(ReadLog(1, 5, 0, True), str(tmp_path), {5: SimpleNamespace(pid=held.pid)}) == b""
+    assert held.poll() is None
+
+
+def test_a_rank_that_is_not_there_has_no_stacks(tmp_path: Path) -> None:
+    ask = ReadLog(1, 5, 0, True)
+    assert answer_for(ask, str(tmp_path), {}) == b""
+    assert answer_for(ask, str(tmp_path), {5: SimpleNamespace(pid=0)}) == b""
+    assert answer_for(ask, str(tmp_path), {5: SimpleNamespace(pid=2**22 + 1)}) == b""
