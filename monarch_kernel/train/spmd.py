@@ -11,7 +11,7 @@ from typing import NamedTuple
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_kernel.actor.channels import client_here
 from monarch_kernel.runtime.host.network import AddressKind, address_of
-from monarch_kernel.runtime.worker.store import StoreClient, serve_rendezvous, torch_store
+from monarch_kernel.runtime.worker.store_client import StoreClient, serve_rendezvous, torch_store
 
 __all__ = ["setup_torch_elastic_env", "setup_torch_elastic_env_async"]
 

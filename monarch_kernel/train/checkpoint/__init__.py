@@ -8,9 +8,12 @@ On all ranks of a mesh or of any torch.distributed program, or in a single proce
     values = checkpoint.load(checkpoint.latest("runs/gpt"), model=model, optimizer=optimizer)
     values["step"]
 
+State that differs by rank, such as that of random number generators (`rng`), comes back on its rank.
+
 Anywhere, also in the notebook::
 
     checkpoint.describe("runs/gpt/step-100")
+    checkpoint.verify("runs/gpt/step-100")
     checkpoint.export("runs/gpt/step-100", "gpt.safetensors")
 """
 
@@ -19,7 +22,22 @@ from __future__ import annotations
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.atomic_directory import Contents, describe, latest
 from monarch_kernel.train.checkpoint.exporting import export
-from monarch_kernel.train.checkpoint.loading import load
+from monarch_kernel.train.checkpoint.loading import load, verify
+from monarch_kernel.train.checkpoint.sampler import Loader, Sampler
 from monarch_kernel.train.checkpoint.saving import Saving, save
+from monarch_kernel.train.generators import rng
 
-__all__ = ["CheckpointError", "Contents", "Saving", "describe", "export", "latest", "load", "save"]
+__all__ = [
+    "CheckpointError",
+    "Contents",
+    "Loader",
+    "Sampler",
+    "Saving",
+    "describe",
+    "export",
+    "latest",
+    "load",
+    "rng",
+    "save",
+    "verify",
+]

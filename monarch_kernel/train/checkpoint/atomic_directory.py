@@ -5,7 +5,8 @@ done and all data is on disk. It first renames an existing checkpoint at this pa
 between leaves the old checkpoint under its temporary name, where `resolve` finds it. The next save to the same path removes
 what a failed save has left.
 
-The directory contains the files of `torch.distributed.checkpoint`; ``values.pt``, the plain values; and ``monarch.json``,
+The directory contains the files of `torch.distributed.checkpoint`; ``values.pt``, the plain values that are the same on all
+ranks; ``values-0.pt``, ``values-1.pt`` ..., those of each rank, if some differ; ``checksums.json``; and ``monarch.json``,
 written last, with a list of the contents.
 """
 
@@ -23,20 +24,39 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.base.text import format_nbytes, html_table, one_line
 from monarch_kernel.errors import CheckpointError
+from monarch_kernel.train.checkpoint.checksums import WRONG, checksum, damaged
+from monarch_kernel.train.checkpoint.disk_errors import why
 
-__all__ = ["VALUES", "Contents", "begin", "describe", "finish", "latest", "resolve"]
+__all__ = [
+    "VALUES",
+    "Contents",
+    "absolute",
+    "as_path",
+    "begin",
+    "describe",
+    "finish",
+    "latest",
+    "previous",
+    "resolve",
+    "values_of",
+]
 
-VERSION = 1
+VERSION = 2
 VALUES = "values.pt"
 _CONTENTS = "monarch.json"
+_SEAL_BEGIN = b', "checksum": "'
+_SEAL = _SEAL_BEGIN + b'%s"}'
 _SAVING, _LAST = "saving", "last"
 _MAX_SHOWN = 12
 _ATTEMPTS = 10
+_LARGEST = 1 << 62
+_MOST_RANKS = 1_000_000
+_LAST_S = 1e11  # in the year 5138
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Contents:
     """The contents of a checkpoint.
 
@@ -48,6 +68,8 @@ class Contents:
         ranks: number of ranks that wrote it.
         saved_s: time of the save, in seconds since 1970.
         torch: version of torch that wrote it.
+        by_rank: names of values and states that are stored for each rank, because they differ.
+        checksums: checksum of the file with checksums; empty in checkpoints of earlier versions, which have none.
     """
 
     path: Path
@@ -57,22 +79,83 @@ class Contents:
     ranks: int
     saved_s: float
     torch: str
+    by_rank: frozenset[str] = frozenset()
+    checksums: str = ""
 
     def __str__(self) -> str:
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_s))
-        lines = [
-            f"{self.path}: {format_nbytes(self.nbytes)}, saved {when} by {self.ranks} rank{'s' * (self.ranks > 1)} "
-            f"with torch {self.torch}"
-        ]
+        lines = [self._headline()]
         for name, kind in self.names.items():
             own = [(full, *self.tensors[full]) for full in self.tensors if full.startswith(f"{name}.")]
-            lines.append(f"  {name} ({kind}){f': {len(own):,} tensors' if own else ''}")
+            each = ", by rank" if name in self.by_rank else ""
+            lines.append(f"  {name} ({kind}{each}){f': {len(own):,} tensors' if own else ''}")
             if kind == "module":
                 lines += [
                     f"    {full.partition('.')[2]} {dtype}{list(shape)}" for full, shape, dtype in own[:_MAX_SHOWN]
                 ]
                 lines += [f"    and {len(own) - _MAX_SHOWN:,} more"] if len(own) > _MAX_SHOWN else []
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
+
+    def __repr__(self) -> str:
+        """The objects without their tensors, which ``print`` lists."""
+        rows = []
+        for name, kind, each, n in self._rows():
+            of_kind = f" ({kind}{each})" if kind else ""
+            tensors = f": {n} tensor{'s' * (n != '1')}" if n else ""
+            rows.append(f"  {name}{of_kind}{tensors}")
+        return "\n".join(map(one_line, [self._headline(), *rows]))
+
+    def _repr_html_(self) -> str:
+        rows = list(self._rows())
+        columns = [
+            ("name", [name for name, *_ in rows], False),
+            ("kind", [f"{kind}{each}" for _, kind, each, _ in rows], False),
+            ("tensors", [n for *_, n in rows], True),
+        ]
+        return html_table(self._headline(), columns)
+
+    def _headline(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.saved_s))
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
+        return f"{self.path}: {format_nbytes(self.nbytes)}, saved {when} by {ranks} with torch {self.torch}"
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield name, kind, whether it is stored by rank, and the tensors, of each object up to a maximum."""
+        for name, kind in list(self.names.items())[:_MAX_SHOWN]:
+            n = sum(full.startswith(f"{name}.") for full in self.tensors)
+            yield name, kind, ", by rank" if name in self.by_rank else "", f"{n:,}" if n else ""
+        if (hidden := len(self.names) - _MAX_SHOWN) > 0:
+            yield f"and {hidden:,} more", "", "", ""
+
+
+def values_of(rank: int) -> str:
+    """The file with the values of a rank that differ from those of other ranks."""
+    return f"values-{rank}.pt"
+
+
+def as_path(path: object, call: str, what: str = "a directory") -> Path:
+    """Return a path that a user gives, as an absolute one.
+
+    Args:
+        path: the path.
+        call: the function, such as ``save``.
+        what: what the path is of.
+
+    Raises:
+        TypeError: it is no path.
+        ValueError: it is empty, so that it would mean the current directory.
+    """
+    if isinstance(path, bytes) or not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"checkpoint.{call}() takes the path of {what}, such as 'runs/step-100', not a {type(path).__name__}"
+        )
+    if not os.fspath(path):
+        raise ValueError(f"checkpoint.{call}(''): the path of {what} is empty; write one, such as 'runs/step-100'")
+    return absolute(path)
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """Return an absolute path; ``~`` is the home directory, as in a shell, and not a directory of that name."""
+    return Path(os.path.expanduser(path)).absolute()
 
 
 def begin(path: Path) -> Path:
@@ -99,8 +182,9 @@ def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
         OSError: it can't be written; then the previous one stays.
     """
     about = making / _CONTENTS
-    with about.open("w") as file:
-        json.dump({"version": VERSION, "saved_s": time.time(), **contents}, file)
+    body = json.dumps({"version": VERSION, "saved_s": time.time(), **contents}).encode()
+    with about.open("wb") as file:
+        file.write(body[:-1] + _SEAL % checksum(body).encode())
         file.flush()
         os.fsync(file.fileno())
     _sync(making)
@@ -132,7 +216,7 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     Raises:
         CheckpointError: there is no complete checkpoint at this path.
     """
-    wanted = Path(path).absolute()
+    wanted = absolute(path)
     found = _find(wanted)
     if found is not None:
         return found
@@ -164,7 +248,7 @@ def _beside(wanted: Path) -> str:
     if not wanted.parent.is_dir():
         return f"there is no directory {wanted.parent}"
     others = [each.name for each in _complete(wanted.parent)]
-    return f"in {wanted.parent} there is {', '.join(sorted(others)[-6:]) or 'none'}"
+    return f"available in {wanted.parent}: {', '.join(sorted(others)[-6:]) or 'none'}"
 
 
 def describe(path: str | os.PathLike[str]) -> Contents:
@@ -172,32 +256,73 @@ def describe(path: str | os.PathLike[str]) -> Contents:
 
     Raises:
         CheckpointError: there is no checkpoint, or it can't be read.
+        TypeError: ``path`` is no path.
+        ValueError: ``path`` is empty.
     """
+    as_path(path, "describe")
     for _ in range(_ATTEMPTS):
         place = resolve(path)
         try:
             return _read(place)
         except FileNotFoundError as error:  # a save has replaced it in the meantime, or it is being removed
             problem = error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise _unreadable(place, error) from None
     raise _unreadable(place, problem)
 
 
 def _read(place: Path) -> Contents:
-    stored = json.loads((place / _CONTENTS).read_text())
+    content = (place / _CONTENTS).read_bytes()
+    body, seal, end = content.rpartition(_SEAL_BEGIN)
+    if seal and _SEAL % checksum(body + b"}").encode() != seal + end:
+        raise damaged(place, [f"  {_CONTENTS}, written by rank 0, {WRONG}"])
+    stored = json.loads(content)
     version = stored["version"]
     if version > VERSION:
         raise CheckpointError(
             f"{place} was written by a newer monarch_kernel (format {version}; this version reads format {VERSION})"
         )
-    tensors = {name: (tuple(shape), dtype) for name, (shape, dtype) in stored["tensors"].items()}
     nbytes = sum(file.stat().st_size for file in place.iterdir())
-    return Contents(place, stored["names"], tensors, nbytes, stored["ranks"], stored["saved_s"], stored["torch"])
+    if version == VERSION and not seal:
+        raise damaged(place, [f"  {_CONTENTS}, written by rank 0, {WRONG}"])
+    return _checked(
+        Contents(
+            place,
+            stored["names"],
+            {name: (tuple(shape), dtype) for name, (shape, dtype) in stored["tensors"].items()},
+            nbytes,
+            stored["ranks"],
+            stored["saved_s"],
+            stored["torch"],
+            frozenset(stored.get("by_rank", ())),
+            stored.get("checksums", ""),
+        )
+    )
+
+
+def _checked(contents: Contents) -> Contents:
+    """Return contents whose values are of the right types: the file may come from anywhere.
+
+    Raises:
+        ValueError: a value is not.
+    """
+    names, tensors = contents.names, contents.tensors
+    shapes = [size for shape, _ in tensors.values() for size in shape]
+    texts = (contents.torch, contents.checksums, *contents.by_rank, *(dtype for _, dtype in tensors.values()))
+    whys = {
+        "a name is missing": not isinstance(names, dict) or not all(isinstance(kind, str) for kind in names.values()),
+        "a text is missing": not all(isinstance(text, str) for text in texts),
+        "a shape has no sizes": not all(type(size) is int and 0 <= size < _LARGEST for size in shapes),
+        "the number of ranks is wrong": type(contents.ranks) is not int or not 0 < contents.ranks <= _MOST_RANKS,
+        "the time is wrong": type(contents.saved_s) not in (int, float) or not 0 <= contents.saved_s < _LAST_S,
+    }
+    if wrong := next((text for text, is_so in whys.items() if is_so), ""):
+        raise ValueError(wrong)
+    return contents
 
 
 def _unreadable(place: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(f"{place / _CONTENTS} can't be read: {type(error).__name__}: {error}")
+    return CheckpointError(f"{place / _CONTENTS} can't be read: {why(error).text}")
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:
@@ -205,15 +330,27 @@ def latest(folder: str | os.PathLike[str]) -> Path | None:
 
     Raises:
         CheckpointError: a checkpoint can't be read.
+        TypeError: ``folder`` is no path.
+        ValueError: ``folder`` is empty.
     """
+    as_path(folder, "latest")
     found = []
-    for each in _complete(Path(folder)):
+    for each in _complete(Path(os.path.expanduser(folder))):
         try:
             found.append((describe(each).saved_s, each.name, each))
         except CheckpointError:
             if _find(each) is not None:
                 raise  # else it was removed, for example by a program that keeps the last few
     return max(found)[-1] if found else None
+
+
+def previous(path: Path) -> str:
+    """Say what a save that failed has left at its path and beside it; never fails, because it is part of an error."""
+    try:
+        exists = next(_complete(path.parent), None) is not None
+    except OSError:
+        return "earlier checkpoints are intact"
+    return "the previous checkpoint is intact" if exists else f"there is no earlier checkpoint in {path.parent}"
 
 
 def _complete(folder: Path) -> Iterator[Path]:

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from monarch_kernel.train.checkpoint.checksums import HashedFiles, Part
 from monarch_kernel.train.checkpoint.unpickling import load_index, load_objects
 
 __all__ = ["Refused", "files_of", "group_here", "read", "write"]
@@ -50,19 +51,20 @@ def group_here() -> dist.ProcessGroup | None:
     return dist.group.WORLD
 
 
-def write(tensors: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> None:
+def write(tensors: dict[str, Any], folder: Path, group: dist.ProcessGroup | None) -> dict[str, list[Part]]:
     """Write tensors and sync them to disk, each rank its shards; collective.
+
+    Returns:
+        The checksums of what this rank has written.
 
     Raises:
         Refused: it fails on any rank; raised on all ranks.
     """
+    writer = FileSystemWriter(folder, sync_files=True)
+    writer.fs = files = HashedFiles()
     with _quietly():
-        save(
-            tensors,
-            storage_writer=FileSystemWriter(folder, sync_files=True),
-            process_group=group,
-            no_dist=group is None,
-        )
+        save(tensors, storage_writer=writer, process_group=group, no_dist=group is None)
+    return files.parts
 
 
 def read(tensors: dict[str, Any], folder: Path, index: Metadata, group: dist.ProcessGroup | None) -> None:

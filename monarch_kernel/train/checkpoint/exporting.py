@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.net.memory.limits import room
-from monarch_kernel.train.checkpoint.atomic_directory import describe
+from monarch_kernel.train.checkpoint.atomic_directory import Contents, as_path, describe
+from monarch_kernel.train.checkpoint.checksums import Checksums, damaged
 from monarch_kernel.train.checkpoint.dcp import Refused, read
-from monarch_kernel.train.checkpoint.unpickling import load_index
+from monarch_kernel.train.checkpoint.disk_errors import why
+from monarch_kernel.train.checkpoint.unpickling import INDEX, load_index
 
 __all__ = ["export"]
 
@@ -33,7 +37,7 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
 
     Raises:
         CheckpointError: there is no such module, it is larger than the free memory, the checkpoint can't be read (for example
-            because that would run code), or the file can't be written.
+            because it is damaged, or because that would run code), or the file can't be written.
     """
     try:
         from safetensors import SafetensorError
@@ -44,13 +48,12 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
     if contents.names.get(name) != "module":
         modules = [key for key, kind in contents.names.items() if kind == "module"]
         raise CheckpointError(f"{contents.path} has no module {name!r}; it has {', '.join(modules) or 'none'}")
-    index = load_index(contents.path)
-    target = Path(file).absolute()
+    sums = Checksums(contents.path, contents.checksums)
+    index = load_index(contents.path, sums.content(INDEX))
+    target = as_path(file, "export", "a file")
     _check_place(target, name)
     wanted: dict[str, Any] = {
-        key.partition(".")[2]: torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
-        for key, (shape, dtype) in contents.tensors.items()
-        if key.startswith(f"{name}.")
+        key.partition(".")[2]: _like(contents, key) for key in contents.tensors if key.startswith(f"{name}.")
     }
     nbytes, there = sum(tensor.nbytes for tensor in wanted.values()), room()
     if nbytes > there.nbytes:
@@ -58,25 +61,46 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
             f"{name} of {contents.path} takes {format_nbytes(nbytes)}, but there are {format_nbytes(there.nbytes)} {there.of}: "
             "export it on a machine with more memory"
         )
+    if wrong := sums.damaged_tensors(index, [name]):
+        raise damaged(contents.path, wrong)
     wanted = {key: torch.empty_like(tensor, device="cpu") for key, tensor in wanted.items()}
     try:
         read({name: wanted}, contents.path, index, None)
     except Refused as error:
-        raise CheckpointError(f"{contents.path} can't be read: {error}") from error
+        raise CheckpointError(f"{contents.path} can't be read: {why(error.cause).text}") from error.cause
     free = _free_text(target)
-    making = target.with_name(f".{target.name}.saving")
+    for left in target.parent.glob(f".{escape(target.name)}.saving-*"):  # by an export that was killed
+        with contextlib.suppress(OSError):
+            left.unlink()
+    # With a fixed name, another user of the folder could put a link there, and the export would write to its target.
+    making = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
     try:
         save_file(wanted, making, {"format": "pt"})
         making.replace(target)
     except (OSError, SafetensorError) as error:
+        found = why(error)
         raise CheckpointError(
-            f"{target} was not written: {type(error).__name__}: {error} (it takes {format_nbytes(nbytes)}{free}); "
-            "free some space, or use another path"
+            f"{target} was not written: {found.text} (it takes {format_nbytes(nbytes)}{free}); "
+            f"{found.remedy[:1].lower()}{found.remedy[1:] or 'free some space, or use another path'}"
         ) from error
     finally:
         with contextlib.suppress(OSError):
             making.unlink(missing_ok=True)
     return target
+
+
+def _like(contents: Contents, key: str) -> torch.Tensor:
+    """A tensor without memory that has the shape and dtype of one of the checkpoint."""
+    shape, dtype = contents.tensors[key]
+    kind = vars(torch).get(dtype)
+    if not isinstance(kind, torch.dtype):
+        raise CheckpointError(
+            f"in {contents.path} {key} has the dtype {dtype!r}, which torch {torch.__version__} does not have"
+        )
+    try:
+        return torch.empty(shape, dtype=kind, device="meta")
+    except RuntimeError as error:  # it would have more bytes than there are addresses
+        raise CheckpointError(f"in {contents.path} {key} has the shape {list(shape)}: {error}") from None
 
 
 def _check_place(target: Path, name: str) -> None:

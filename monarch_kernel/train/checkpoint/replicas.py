@@ -1,10 +1,10 @@
-"""Checks that all ranks have the same values of what a checkpoint stores once.
+"""Finds what differs between ranks of that which a checkpoint would store once.
 
-Theory of operation. Each rank writes its own shards of sharded tensors. A checkpoint stores everything else once: plain
-values, tensors that are not distributed, and shards that a `DTensor` replicates. If these differ between ranks, a checkpoint
-can't store them all, and `torch.distributed.checkpoint` would take one tensor from one rank and the next from another. So each
-rank computes a digest of every such leaf, and the ranks compare one digest of all digests in a collective that a save does
-anyway. Only if these differ do they exchange the digests of the leaves, to name the leaves that differ.
+Theory of operation. Each rank writes its own shards of sharded tensors. Everything else exists on each rank: plain values,
+tensors that are not distributed, and shards that a `DTensor` replicates. Each rank computes a digest of every such leaf, and
+the ranks compare one digest of all digests in a collective that a save does anyway. Only if these differ do they exchange the
+digests of the leaves. Plain values that differ are stored for each rank. Tensors of modules and optimizers that differ are
+refused: `torch.distributed.checkpoint` would take one tensor from one rank and the next from another.
 
 Digests of tensors are computed on the tensor's device, at about memory bandwidth: they only need to detect accidental
 differences.
@@ -16,7 +16,6 @@ import io
 import pickle
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AnySet
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from monarch_kernel.errors import CheckpointError, format_ranks
+from monarch_kernel.features.replicas.digests import digest_of_bytes, mixed
+from monarch_kernel.train.checkpoint.atomic_directory import previous
 
 __all__ = [
-    "EACH_RANK",
     "SAME_MODEL",
     "Digests",
     "Place",
@@ -44,20 +44,12 @@ Place = tuple[int, ...]
 Digests = dict[tuple[str, Place], bytes]
 """The digests of a rank's leaves, by name and place."""
 
-EACH_RANK = (
-    "Pass the same values on all ranks. To save a value of each rank, such as a random state, gather the values in a list with "
-    "torch.distributed.all_gather_object, save the list, and take the item of the rank after loading"
-)
 SAME_MODEL = (
     "All ranks must train the same model with the same settings: use parallelize, or send the tensors of rank 0 to all ranks "
     "with torch.distributed.broadcast"
 )
 _MAX_LISTED = 8
 _TEXTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_MIX = -4417276706812531889  # an odd number with as many ones as zeros
-_STEP = -7046029254386353131  # 2**64 over the golden ratio
-_WORDS_CPU = 1 << 16  # of 8 bytes each: they stay in a cache
-_WORDS = 1 << 22  # on other devices, where calls are expensive
 
 
 def of_values(values: Mapping[str, Any]) -> Digests:
@@ -103,7 +95,7 @@ def summary(digests: Digests) -> dict[Place, bytes]:
     places: dict[Place, list[tuple[str, bytes]]] = {}
     for (name, place), digest in digests.items():
         places.setdefault(place, []).append((name, digest))
-    return {place: _hash(repr(sorted(each)).encode()) for place, each in places.items()}
+    return {place: digest_of_bytes(repr(sorted(each)).encode()) for place, each in places.items()}
 
 
 def differing(by_rank: Sequence[Mapping[Any, bytes]]) -> dict[Any, tuple[int, list[int]]]:
@@ -145,8 +137,8 @@ def refusal(path: Path, found: Mapping[tuple[str, Place], tuple[int, list[int]]]
     more = [f"  and {len(lines) - _MAX_LISTED:,} more"] if len(lines) > _MAX_LISTED else []
     listed = "\n".join(lines[:_MAX_LISTED] + more)
     return CheckpointError(
-        f"{path} was not saved: a checkpoint stores these once, but their values differ between ranks; the previous checkpoint "
-        f"is intact\n{listed}\n{way_out}"
+        f"{path} was not saved: a checkpoint stores these once, but their values differ between ranks; "
+        f"{previous(path)}\n{listed}\n{way_out}"
     )
 
 
@@ -162,7 +154,7 @@ def buffers_text(path: Path, names: Sequence[str]) -> str:
 def _digest(value: Any) -> bytes:
     """Compute a digest that is the same for equal values, whatever objects they share."""
     if isinstance(value, torch.Tensor):
-        return _digest((str(value.dtype), tuple(value.shape), _mixed(value)))
+        return _digest((str(value.dtype), tuple(value.shape), mixed(value)))
     if isinstance(value, Mapping):
         parts = sorted(_digest(key) + _digest(each) for key, each in value.items())
     elif isinstance(value, AnySet):
@@ -171,11 +163,7 @@ def _digest(value: Any) -> bytes:
         parts = list(map(_digest, value))
     else:
         parts = [repr(value).encode() if type(value) in _TEXTS else _pickled(value)]
-    return _hash(type(value).__name__.encode(), *parts)
-
-
-def _hash(*parts: bytes) -> bytes:
-    return blake2b(b"\0".join(parts), digest_size=16).digest()
+    return digest_of_bytes(type(value).__name__.encode(), *parts)
 
 
 def _pickled(value: Any) -> bytes:
@@ -185,23 +173,3 @@ def _pickled(value: Any) -> bytes:
     pickler.fast = True
     pickler.dump(value)
     return buffer.getvalue()
-
-
-def _mixed(tensor: torch.Tensor) -> int | bytes:
-    """Mix the bytes of a tensor and their positions into a 64-bit number, on the tensor's device."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        buffer = io.BytesIO()
-        torch.save(tensor.cpu(), buffer)
-        return _hash(buffer.getvalue())
-    raw = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    if raw.numel() % 8 or raw.storage_offset() % 8:
-        raw = torch.cat([raw, raw.new_zeros(-raw.numel() % 8)])
-    words = raw.view(torch.int64)
-    most = _WORDS_CPU if words.device.type == "cpu" else _WORDS
-    salt = torch.arange(1, min(most, len(words)) + 1, device=words.device) * _STEP
-    total = 0
-    for chunk in words.split(most):  # type: ignore[no-untyped-call]
-        mixed = (chunk ^ salt[: len(chunk)]).mul_(_MIX)
-        mixed.bitwise_xor_(mixed >> 32).mul_(_MIX)
-        total = (total * _MIX + int(mixed.sum())) % (1 << 64)
-    return total

@@ -19,10 +19,20 @@ from torch.distributed.tensor import DTensor
 
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.errors import CheckpointError, format_ranks
-from monarch_kernel.train.checkpoint.atomic_directory import VALUES, begin, finish
+from monarch_kernel.train.checkpoint.atomic_directory import (
+    VALUES,
+    absolute,
+    as_path,
+    begin,
+    finish,
+    previous,
+    values_of,
+)
+from monarch_kernel.train.checkpoint.checksums import CHECKSUMS, Part, checksum
+from monarch_kernel.train.checkpoint.checksums import dumped as dumped_checksums
 from monarch_kernel.train.checkpoint.dcp import Refused, files_of, group_here, write
+from monarch_kernel.train.checkpoint.disk_errors import why
 from monarch_kernel.train.checkpoint.replicas import (
-    EACH_RANK,
     SAME_MODEL,
     Digests,
     Place,
@@ -33,10 +43,10 @@ from monarch_kernel.train.checkpoint.replicas import (
     refusal,
     summary,
 )
-from monarch_kernel.train.checkpoint.states import States, check_loadable, collect, flat, loadable
+from monarch_kernel.train.checkpoint.states import States, check_loadable, collect, dumped, flat
 from monarch_kernel.train.run_on_all import run_on_all_ranks
 
-__all__ = ["Saving", "save", "settle"]
+__all__ = ["Saving", "refuse_unnamed", "save", "settle"]
 
 T = TypeVar("T")
 
@@ -67,7 +77,7 @@ class Saving:
         """Wait until the checkpoint is complete, and return its path.
 
         Raises:
-            CheckpointError: it could not be written; the previous checkpoint is intact.
+            CheckpointError: it could not be written; a previous checkpoint is intact.
             TimeoutError: it was not complete within ``timeout`` seconds; the save continues.
         """
         if not self._over.wait(timeout):
@@ -126,8 +136,7 @@ class _Background:
             first, path = given_up[0]
             if group is None or group.rank() == first:
                 print(
-                    f"the checkpoint {path} was abandoned when the process group was formed again; the previous checkpoint is "
-                    "intact",
+                    f"the checkpoint {path} was abandoned when the process group was formed again; {previous(Path(path))}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -159,29 +168,36 @@ _background = _Background()
 settle = _background.settle
 
 
-def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> Saving | None:
+def save(path: str | os.PathLike[str], *unnamed: Any, wait: bool = True, **things: Any) -> Saving | None:
     """Save a checkpoint. All ranks call this, with the same names.
 
     The checkpoint appears at ``path`` once it is complete; until then, and if the save fails, an existing checkpoint stays.
 
     Args:
         path: path of a directory that all ranks can reach.
+        unnamed: refused, as each object needs a name.
         wait: False: copy tensors to host memory, and write them in the background while training continues.
-        things: modules, optimizers, objects with ``state_dict()``, and plain values. Everything but sharded tensors must be the
-            same on all ranks; of buffers that differ, the values of rank 0 are saved.
+        things: modules, optimizers, objects with ``state_dict()``, random number generators, and plain values. States and
+            values that differ between ranks are saved for each rank. Tensors of modules and optimizers must be the same on all
+            ranks, unless they are sharded; of buffers that differ, the values of rank 0 are saved.
 
     Returns:
         A handle, if ``wait`` is False.
 
     Raises:
         CheckpointError: this save, or the previous background save, failed on any rank. Or the ranks pass different paths or
-            names, or have different values of what is stored once.
-        TypeError: there is nothing to save.
+            names, or have different tensors of a module or an optimizer.
+        TypeError: there is nothing to save, an object has no name, or ``path`` is no path.
+        ValueError: ``path`` is empty.
     """
-    _background.settle(_call_text(path, wait, things))
+    # First the ranks compare their calls: one that refused its own alone would leave the others in a collective.
+    _background.settle(_call_text(path, wait, things, len(unnamed)))
+    where = as_path(path, "save")
+    refuse_unnamed("save", unnamed)
+    if not isinstance(wait, bool):
+        raise TypeError(f"checkpoint.save(wait=...) takes True or False, not a {type(wait).__name__}")
     if not things:
         raise TypeError("nothing to save: checkpoint.save(path, model=model, optimizer=optimizer, step=step)")
-    where = Path(path).absolute()
     group = group_here() if wait else _background.group()
     writers: list[_Writer] = []
 
@@ -191,7 +207,7 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
 
     summaries = run_on_all_ranks(group, f"save {where}", begin_here, CheckpointError)
     writer = writers[0]
-    writer.check_values(summaries)
+    writer.divide_values(summaries)
     if wait:
         writer.write()
         return None
@@ -212,9 +228,24 @@ def save(path: str | os.PathLike[str], *, wait: bool = True, **things: Any) -> S
     return saving
 
 
-def _call_text(path: Any, wait: bool, things: Mapping[str, Any]) -> str:
-    where = str(Path(path).absolute()) if isinstance(path, (str, os.PathLike)) else path
-    given = [repr(where), *(["wait=False"] if not wait else []), *(f"{name}=..." for name in sorted(things))]
+def refuse_unnamed(function: str, unnamed: tuple[Any, ...]) -> None:
+    """Refuse objects without a name, which the checkpoint needs.
+
+    Raises:
+        TypeError: there are some.
+    """
+    if unnamed:
+        raise TypeError(
+            f"checkpoint.{function}() takes each object under its name, not a bare {type(unnamed[0]).__name__}: "
+            f"checkpoint.{function}(path, model=model, optimizer=optimizer)"
+        )
+
+
+def _call_text(path: Any, wait: object, things: Mapping[str, Any], n_unnamed: int) -> str:
+    where = str(absolute(path)) if isinstance(path, (str, os.PathLike)) else path
+    shown = repr(where) if where is None or isinstance(where, str) else f"a {type(where).__name__}"
+    how = [] if wait is True else [f"wait={wait}" if isinstance(wait, bool) else f"wait=a {type(wait).__name__}"]
+    given = [shown, *["..."] * n_unnamed, *how, *(f"{name}=..." for name in sorted(things))]
     return f"checkpoint.save({', '.join(given)})"
 
 
@@ -232,9 +263,8 @@ def _check_same(calls: list[str]) -> None:
 def _as_checkpoint_error(path: Path, error: BaseException) -> CheckpointError:
     if isinstance(error, CheckpointError):
         return error
-    wrapped = CheckpointError(
-        f"{path} was not saved: {type(error).__name__}: {error}; the previous checkpoint is intact. Save again"
-    )
+    found = why(error)
+    wrapped = CheckpointError(f"{path} was not saved: {found.text}; {previous(path)}. {found.remedy or 'Save again'}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -251,6 +281,7 @@ class _Writer:
 
     Attributes:
         digests: digests of the plain values.
+        by_rank: names of plain values that differ between ranks, once `divide_values` has found them.
         is_complete: whether the checkpoint is at its path; known on rank 0 only.
     """
 
@@ -258,13 +289,18 @@ class _Writer:
         self.path = path
         self.group = group
         self.is_complete = False
-        self.is_first = group is None or dist.get_rank(group) == 0
+        self._rank = 0 if group is None else dist.get_rank(group)
+        self.is_first = self._rank == 0
         self.kinds = states.kinds
         self.tensors = _copied(states.tensors) if copies else states.tensors
-        self.values = loadable(states.values)  # on all ranks, so that all of them refuse a value
+        check_loadable(states.values)  # on all ranks, so that all of them refuse a value
+        self.values = states.values
+        self.by_rank: list[str] = []
         self.digests = of_values(states.values) if group is not None else {}
         self._buffers = states.buffers
         self._replicas: Digests = {}
+        self._shared = self._own = b""
+        self._parts: dict[str, list[Part]] = {}  # of the files that this rank has written
         self.flat = flat(self.tensors)
         check_loadable({name: value for name, value in self.flat.items() if not isinstance(value, torch.Tensor)})
         self.nbytes = sum(_local_nbytes(value, self.is_first) for value in self.flat.values())
@@ -282,23 +318,25 @@ class _Writer:
             with _Progress(self.path.name, making, sum(nbytes for _, _, nbytes in needed), self.is_first):
                 self._run_on_all_ranks(lambda: self._write_values(making))
                 self._write_tensors(making)
-            self._run_on_all_ranks(lambda: self._finish(making))
+            parts = self._run_on_all_ranks(lambda: self._parts)
+            self._run_on_all_ranks(lambda: self._finish(making, parts))
         except BaseException:
             if self.is_first:
                 shutil.rmtree(making, ignore_errors=True)
             raise
 
-    def check_values(self, summaries: list[dict[Place, bytes]]) -> None:
-        """Check that all ranks have the same plain values; collective.
+    def divide_values(self, summaries: list[dict[Place, bytes]]) -> None:
+        """Find the plain values that differ between ranks, and serialise all of them as they are now; collective.
 
         Args:
             summaries: summaries of the digests, by rank.
-
-        Raises:
-            CheckpointError: values differ; the message lists the names and the ranks.
         """
-        if differing(summaries) and (found := differing(self._run_on_all_ranks(lambda: self.digests))):
-            raise refusal(self.path, found, EACH_RANK)
+        found = differing(self._run_on_all_ranks(lambda: self.digests)) if differing(summaries) else {}
+        self.by_rank = sorted({name.partition(".")[0] for name, _ in found})
+        self._own = dumped({name: self.values[name] for name in self.by_rank}) if self.by_rank else b""
+        if self.is_first:
+            self._shared = dumped({name: value for name, value in self.values.items() if name not in self.by_rank})
+        self.nbytes += len(self._own)
 
     def _summary(self) -> dict[Place, bytes]:
         if self.group is not None:
@@ -336,9 +374,10 @@ class _Writer:
             except CheckpointError:
                 raise
             except Exception as error:
+                found = why(error)
+                remedy = found.remedy or "Check that all ranks can write there, or use another path"
                 raise CheckpointError(
-                    f"{self.path} was not saved: {type(error).__name__}: {error}; the previous checkpoint is intact. Check "
-                    "that all ranks can write there, or use another path"
+                    f"{self.path} was not saved: {found.text}; {previous(self.path)}. {remedy}"
                 ) from error
 
         return run_on_all_ranks(self.group, f"save {self.path}", checked, CheckpointError)
@@ -350,21 +389,31 @@ class _Writer:
 
     def _write_values(self, making: Path) -> None:
         if self.is_first:
-            with (making / VALUES).open("wb") as file:
-                file.write(self.values)
-                file.flush()
-                os.fsync(file.fileno())
+            self._write_file(making / VALUES, self._shared)
+        if self.by_rank:
+            self._write_file(making / values_of(self._rank), self._own)
+
+    def _write_file(self, path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self._parts[path.name] = [Part(0, len(content), checksum(content))]
 
     def _write_tensors(self, making: Path) -> None:
         try:
-            write(self.tensors, making, self.group)
+            self._parts |= write(self.tensors, making, self.group)
         except Refused as error:
-            raise CheckpointError(_what_failed(error, self.path, self.nbytes)) from error
+            # The chain begins with the error of the rank; `Refused` and torch's collection of errors add nothing to it.
+            raise CheckpointError(_what_failed(error, self.path, self.nbytes)) from (
+                error.cause if error.is_known else error
+            )
 
-    def _finish(self, making: Path) -> None:
+    def _finish(self, making: Path, parts: list[dict[str, list[Part]]]) -> None:
         if not self.is_first:
             return
-        files = files_of(making)
+        ranks = 1 if self.group is None else self.group.size()
+        files = files_of(making) | ({values_of(rank) for rank in range(ranks)} if self.by_rank else set())
         if absent := sorted(name for name in files if not (making / name).is_file()):
             raise CheckpointError(
                 f"{self.path}: rank 0 does not find {len(absent)} of {len(files)} files: the hosts have different disks there; "
@@ -375,8 +424,10 @@ class _Writer:
             for name, value in self.flat.items()
             if isinstance(value, torch.Tensor)
         }
-        ranks = 1 if self.group is None else self.group.size()
-        finish(making, self.path, {"names": self.kinds, "tensors": tensors, "ranks": ranks, "torch": torch.__version__})
+        sums = dumped_checksums(parts)
+        self._write_file(making / CHECKSUMS, sums)
+        contents = {"names": self.kinds, "by_rank": self.by_rank, "tensors": tensors, "ranks": ranks}
+        finish(making, self.path, {**contents, "torch": torch.__version__, "checksums": checksum(sums)})
         self.is_complete = True
 
 
@@ -414,16 +465,20 @@ def _check_room(path: Path, needed: list[tuple[str, tuple[int, int], int]]) -> N
         if nbytes * _ROOM > free:
             raise CheckpointError(
                 f"{path} was not saved: it takes {format_nbytes(nbytes)} on {host}, but {format_nbytes(free)} are free there; "
-                "the previous checkpoint is intact. Remove older checkpoints, or save elsewhere"
+                f"{previous(path)}. Remove older checkpoints or other files, or save elsewhere"
             )
 
 
 def _what_failed(error: Refused, path: Path, nbytes: int) -> str:
     """Describe a failed write, with the free space, because torch often reports a full disk as a file that can't be written."""
-    free = format_nbytes(_free(path.parent)[1])
+    found = why(error.cause)
+    try:
+        free = f", and {format_nbytes(_free(path.parent)[1])} are free in {path.parent}"
+    except OSError:  # the folder is gone, or its disk fails
+        free = ""
     return (
-        f"{path} was not saved: it failed on rank {error.rank}: {str(error).splitlines()[0]} (this rank writes "
-        f"{format_nbytes(nbytes)}, and {free} are free in {path.parent}); the previous checkpoint is intact"
+        f"{path} was not saved: on rank {error.rank} {found.text} (this rank writes {format_nbytes(nbytes)}{free}); "
+        f"{previous(path)}{f'. {found.remedy}' if found.remedy else ''}"
     )
 
 

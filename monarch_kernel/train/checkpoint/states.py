@@ -18,14 +18,17 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Sampler
 
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.atomic_directory import Contents
 from monarch_kernel.train.checkpoint.unpickling import load_plain, other_names
+from monarch_kernel.train.generators import stateful
 
-__all__ = ["States", "check_fits", "check_loadable", "collect", "flat", "loadable", "put_back"]
+__all__ = ["States", "check_fits", "check_loadable", "collect", "dumped", "flat", "put_back"]
 
 _MAX_LISTED = 8
+_MOST_COMPARED = 1_000  # names of a file, for one that is much like another
 _ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # exactly these classes, not subclasses
 
 
@@ -48,14 +51,20 @@ class States:
     model_of: dict[str, nn.Module] = field(default_factory=dict)
 
 
-def collect(things: Mapping[str, Any]) -> States:
+def collect(things: Mapping[str, Any], *, loads: bool = False) -> States:
     """Get the states of objects, with their tensors, not copies.
+
+    Args:
+        things: the objects, by name.
+        loads: leave out the states of objects that are neither modules nor optimizers, because a load replaces them; some
+            loaders start workers to give theirs.
 
     Raises:
         CheckpointError: an object can't be saved.
     """
     states = States()
-    for name, thing in things.items():
+    for name, given in things.items():
+        thing = stateful(given)
         if not name.isidentifier():
             raise CheckpointError(f"{name!r} can't be a name in a checkpoint: use an identifier")
         if isinstance(thing, nn.Module):
@@ -70,7 +79,13 @@ def collect(things: Mapping[str, Any]) -> States:
             states.tensors[name] = get_optimizer_state_dict(states.model_of[name], thing)
         elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
             states.kinds[name] = "state"
-            states.values[name] = thing.state_dict()
+            if not loads:
+                states.values[name] = thing.state_dict()
+        elif isinstance(thing, (DataLoader, Sampler)):
+            raise CheckpointError(
+                f"{name} is a {type(thing).__name__}, which can't go on in the middle of an epoch: pass "
+                "checkpoint.Loader(DataLoader(data, batch_size=..., sampler=checkpoint.Sampler(data)))"
+            )
         else:
             states.kinds[name] = "value"
             states.values[name] = thing
@@ -96,13 +111,8 @@ def _trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> n
     )
 
 
-def loadable(values: Mapping[str, Any]) -> bytes:
-    """Serialise values so that they can be read without running code from the file.
-
-    Raises:
-        CheckpointError: a value can't be serialised so.
-    """
-    check_loadable(values)
+def dumped(values: Mapping[str, Any]) -> bytes:
+    """Serialise values that `check_loadable` has accepted."""
     buffer = io.BytesIO()
     torch.save(dict(values), buffer)
     return buffer.getvalue()
@@ -189,16 +199,16 @@ def _listed(what: str, keys: list[str], more: Any) -> list[str]:
 
 
 def _near(key: str, others: list[str]) -> str:
-    near = difflib.get_close_matches(key, others, n=1, cutoff=0.7)
+    likely = [other for other in others[:_MOST_COMPARED] if len(other) <= 2 * len(key)]
+    near = difflib.get_close_matches(key, likely, n=1, cutoff=0.7)
     return f" (it has {near[0]})" if near else ""
 
 
-def put_back(things: Mapping[str, Any], states: States) -> None:
-    """Load the states into objects."""
-    for name, thing in things.items():
-        if states.kinds[name] == "module":
-            set_model_state_dict(thing, states.tensors[name])
-        elif states.kinds[name] == "optimizer":
-            set_optimizer_state_dict(states.model_of[name], thing, states.tensors[name])
-        elif states.kinds[name] == "state":
-            thing.load_state_dict(states.values[name])
+def put_back(name: str, thing: Any, states: States) -> None:
+    """Load its state into an object, if it has one."""
+    if states.kinds[name] == "module":
+        set_model_state_dict(thing, states.tensors[name])
+    elif states.kinds[name] == "optimizer":
+        set_optimizer_state_dict(states.model_of[name], thing, states.tensors[name])
+    elif name in states.values:
+        stateful(thing).load_state_dict(states.values[name])

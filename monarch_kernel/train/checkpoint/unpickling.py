@@ -13,13 +13,15 @@ import pickle
 import sys
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from monarch_kernel.errors import CheckpointError
+from monarch_kernel.train.checkpoint.checksums import check_kind
 
 __all__ = ["INDEX", "load_index", "load_objects", "load_plain", "other_names"]
 
@@ -103,11 +105,12 @@ def _refuse(path: Path, names: list[str], what: str = "") -> NoReturn:
     )
 
 
-def load_index(folder: Path) -> Metadata:
+def load_index(folder: Path, content: bytes | None = None) -> Metadata:
     """Read the index of a checkpoint.
 
     Args:
         folder: folder of the checkpoint.
+        content: the content of the file, if it is already read.
 
     Raises:
         CheckpointError: the file is damaged, needs a class that no index has, or refers to files outside of the folder; no code
@@ -115,22 +118,44 @@ def load_index(folder: Path) -> Metadata:
     """
     path = folder / INDEX
     try:
-        index = _IndexUnpickler(path.read_bytes(), path).load()
+        if content is None:
+            check_kind(path)
+            content = path.read_bytes()
+        index = _IndexUnpickler(content, path).load()
+        places = _places(index)
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
         raise CheckpointError(
             f"{path} can't be read: {type(error).__name__}: {error}; load another checkpoint"
         ) from error
-    if not isinstance(index, Metadata):
-        raise CheckpointError(
-            f"{path} was not read: it contains a {type(index).__name__}, not the index of a checkpoint"
-        )
-    for info in (index.storage_data or {}).values():
-        inner = PurePosixPath(info.relative_path)
+    for place in sorted(places):
+        inner = PurePosixPath(place)
         if inner.is_absolute() or ".." in inner.parts:
-            raise CheckpointError(f"{path} was not read: it refers to {info.relative_path}, outside of the checkpoint")
-    return index
+            raise CheckpointError(f"{path} was not read: it refers to {place}, outside of the checkpoint")
+        check_kind(folder / inner)
+    return cast(Metadata, index)
+
+
+def _places(index: Any) -> set[str]:
+    """The names of the files to which an index refers.
+
+    Raises:
+        TypeError: it is not the index of a checkpoint.
+    """
+    if not isinstance(index, Metadata):
+        raise TypeError(f"it contains a {type(index).__name__}, not the index of a checkpoint")
+    described, stored = index.state_dict_metadata, index.storage_data or {}
+    if not (isinstance(described, dict) and isinstance(stored, dict)):
+        raise TypeError("it lists no tensors")
+    for item, info in stored.items():
+        if not (isinstance(item, MetadataIndex) and isinstance(info, _StorageInfo)):
+            raise TypeError(f"it has a {type(item).__name__} and a {type(info).__name__} in the place of a tensor")
+        if not (isinstance(item.fqn, str) and isinstance(info.relative_path, str)):
+            raise TypeError("a name in it is no text")
+        if not all(type(number) is int and number >= 0 for number in (info.offset, info.length)):
+            raise TypeError("a place in it is no number")
+    return {info.relative_path for info in stored.values()}
 
 
 def load_objects(file: io.BytesIO, path: Path, what: str = "") -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from monarch_kernel.errors import PlanError
 from monarch_kernel.train.parallel.gradients import clip_grad_norm_
 from monarch_kernel.train.parallel.parallelize import parallelize, plan_for, plan_of
-from monarch_kernel.train.planning.facts import Needs
+from monarch_kernel.train.planning.model_facts import Needs
 from monarch_kernel.train.planning.plan import Plan
 
 __all__ = ["Needs", "Plan", "PlanError", "clip_grad_norm_", "parallelize", "plan_for", "plan_of"]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts
 
 __all__ = ["compare_models", "group_of", "names_in_words", "spread"]
 

@@ -14,14 +14,14 @@ from torch.optim import Optimizer
 
 from monarch_kernel.errors import PlanError
 from monarch_kernel.net.memory.limits import room
-from monarch_kernel.train.parallel.apply import apply_plan
+from monarch_kernel.train.parallel.apply_plan import apply_plan
 from monarch_kernel.train.parallel.cross_rank import compare_models, group_of, names_in_words, spread
 from monarch_kernel.train.parallel.meta_init import Initialise, Making, check_can_be_made, is_meta
 from monarch_kernel.train.parallel.optimizers import check_fresh, found, nbytes_each, renew
 from monarch_kernel.train.parallel.probe import Example, probe
-from monarch_kernel.train.parallel.scan import module_names, named, scan
+from monarch_kernel.train.parallel.scan_model import module_names, named, scan
 from monarch_kernel.train.parallel.tensor_parallel import prove
-from monarch_kernel.train.planning.facts import ModelFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts
 from monarch_kernel.train.planning.plan import Plan
 from monarch_kernel.train.planning.request import PlanRequest, Resources
 from monarch_kernel.train.planning.strategy import make_plan
@@ -86,11 +86,8 @@ def parallelize(
         PlanError: the model can't be distributed, or not in this way; the message says what to change. The model is unchanged,
             unless torch itself refused.
     """
-    if isinstance(mesh, nn.Module) or not isinstance(model, nn.Module):
-        raise TypeError("parallelize(model, mesh, ...) takes an nn.Module and a DeviceMesh, in this order")
-    if plan_of(model) is not None:
-        raise PlanError("the model is parallelized already; create it again to parallelize it differently")
-    if not dist.is_initialized():
+    if isinstance(mesh, nn.Module) or not dist.is_initialized():
+        _check_model(model, mesh)
         raise PlanError(
             "there is no process group here: call this on the ranks of a mesh (in a %%remote cell or an endpoint), or after "
             "torch.distributed.init_process_group(); plan_for(model, ...) plans without ranks"
@@ -101,22 +98,23 @@ def parallelize(
     _check(mesh)
     device = mesh.device_type
     group = group_of(mesh)
-    names = module_names(model)
-    optimizers = _optimizers(model, optimizer)
-    request = PlanRequest(
-        strategy if isinstance(strategy, str) else strategy.strategy,
-        None if units is None else tuple(units),
-        tuple(replicate),
-        dict(tensor or {}),
-        tensor_axis,
-        checkpoint,
-        precision,
-    )
+    optimizers: list[Optimizer] = []
 
     def look() -> tuple[ModelFacts, int, PlanRequest]:
+        _check_model(model, mesh)
+        optimizers.extend(_optimizers(model, optimizer))
+        request = PlanRequest(
+            strategy if isinstance(strategy, str) else strategy.strategy,
+            None if units is None else tuple(units),
+            tuple(replicate),
+            dict(tensor or {}),
+            tensor_axis,
+            checkpoint,
+            precision,
+        )
         check_fresh(optimizers)
         if is_meta(model):
-            check_can_be_made(names, init)
+            check_can_be_made(module_names(model), init)
         facts = _facts(model, example, device, methods, optimizers)
         return facts, memory_nbytes if memory_nbytes is not None else _free_nbytes(device), request
 
@@ -213,6 +211,13 @@ def _facts(
 def _optimizers(model: nn.Module, given: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer]:
     named_ones = [] if given is None else [given] if isinstance(given, Optimizer) else list(given)
     return list({id(each): each for each in (*named_ones, *found(model))}.values())
+
+
+def _check_model(model: object, mesh: object) -> None:
+    if isinstance(mesh, nn.Module) or not isinstance(model, nn.Module):
+        raise TypeError("parallelize(model, mesh, ...) takes an nn.Module and a DeviceMesh, in this order")
+    if plan_of(model) is not None:
+        raise PlanError("the model is parallelized already; create it again to parallelize it differently")
 
 
 def _check(mesh: DeviceMesh) -> None:

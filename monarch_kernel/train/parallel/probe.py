@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from monarch_kernel.train.parallel.scan import module_names
-from monarch_kernel.train.planning.facts import ModelFacts
+from monarch_kernel.train.parallel.scan_model import module_names
+from monarch_kernel.train.planning.model_facts import ModelFacts
 
 __all__ = ["Example", "probe", "run"]
 

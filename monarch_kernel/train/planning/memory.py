@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from monarch_kernel.train.planning.facts import ModelFacts, ParamFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts, ParamFacts
 from monarch_kernel.train.planning.request import Strategy
 from monarch_kernel.train.planning.wrapping import Wrapping, unit_of
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from monarch_kernel.base.text import format_nbytes
-from monarch_kernel.train.planning.facts import ModelFacts
 from monarch_kernel.train.planning.memory import MemoryEstimate, Sent
+from monarch_kernel.train.planning.model_facts import ModelFacts
 from monarch_kernel.train.planning.request import Axes, Resources, Strategy
 from monarch_kernel.train.planning.wrapping import unit_of
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts
 from monarch_kernel.train.planning.memory import Split, needed, sent
+from monarch_kernel.train.planning.model_facts import ModelFacts
 from monarch_kernel.train.planning.plan import Option, Plan, axes_text, does_not_fit, nothing_fits, reason_for, several
 from monarch_kernel.train.planning.request import STRATEGIES, Axes, PlanRequest, Resources, Strategy
 from monarch_kernel.train.planning.tensor_split import has_partner, matched

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts
 
 __all__ = ["STYLES", "has_partner", "matched"]
 

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, ParamFacts, above, is_within
+from monarch_kernel.train.planning.model_facts import ModelFacts, ModuleFacts, ParamFacts, above, is_within
 
 __all__ = ["SPARSE", "Wrapping", "blocks", "is_sound", "unit_of", "wrap"]
 

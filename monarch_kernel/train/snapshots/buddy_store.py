@@ -16,13 +16,15 @@ snapshot for every rank, and sends `Rewind` to the existing processes. Nothing h
 again: that call restores the captured state, and the loop that follows resumes from that step. A new process gets its
 snapshot from its buddy.
 
-Ranks keep captured bytes, and unpickle them only to restore them.
+Ranks keep captured bytes, and unpickle them only to restore them, after they have verified checksums (`snapshot_checksums`). A
+rank whose own copy is damaged restores that of its buddy.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,12 +40,14 @@ from monarch_kernel.net.wire.messages import (
     Payload,
     Result,
     Rewind,
+    SealSnapshot,
 )
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.train.snapshots.snapshot_checksums import Sealer, wrong_places
 
 if TYPE_CHECKING:
     from monarch_kernel.train.snapshots.capture import Captured
@@ -54,6 +58,9 @@ Key = tuple[int, int, int]
 """Request and number of a `live.snapshot` call, and the step before which it was taken; later snapshots compare as greater."""
 
 _FETCH_S = 60.0
+
+_SEALS = 16
+"""Seals that are kept of a rank; more than snapshots."""
 
 _COUNTED = 64
 """Requests whose series are counted; far more than run at once."""
@@ -97,6 +104,8 @@ class Series:
         self._most = most
         self._captured = None if restored is None else restored[1]
         self._sent: Future[Any] | None = None
+        self._taken: deque[int] = deque(maxlen=most)
+        self._restored: set[int] = set()  # steps before which the state was that of an earlier snapshot
 
     @property
     def apart(self) -> int:
@@ -116,12 +125,40 @@ class Series:
         if step % self._every == 0 or step == self.first:
             self._take(step)
 
+    def roll_back(self, before: int, step: int) -> int:
+        """Restore the newest snapshot of a step before ``before``, as the state before ``step``; returns its step.
+
+        All ranks choose the same one, because they take snapshots of the same steps. The random numbers are not restored, so
+        that the next steps differ from those that went wrong.
+
+        Raises:
+            LookupError: there is no such snapshot, or it has been restored before.
+            RuntimeError: it is damaged.
+        """
+        from monarch_kernel.train.snapshots.capture import put_back
+
+        usable = [taken for taken in self._taken if taken < before]
+        if not self._taken:
+            raise LookupError("there is no snapshot yet")
+        if not usable:
+            more = f": live.snapshot(keep={2 * self._most}) keeps more" if self._taken[0] > self.first else ""
+            raise LookupError(f"no snapshot is of an earlier step, the oldest is of step {self._taken[0]:,}{more}")
+        to = usable[-1]
+        if to in self._restored:
+            raise LookupError(f"the state before step {to:,} has been restored already, and leads to the same")
+        put_back(self._things, self._home.fetch((self.request, self._number, to)))
+        self._taken = deque((taken for taken in self._taken if taken <= to), self._most)
+        self._take(step)
+        self._restored |= {to, step}
+        return to
+
     def _take(self, step: int) -> None:
         from monarch_kernel.train.snapshots.capture import capture
 
         if self._sent is not None:  # else snapshots would pile up on their way to a slow rank
             self._sent.wait(None)
         captured = capture(self._things)
+        self._taken.append(step)
         self._sent = self._home.keep((self.request, self._number, step), captured, self._most)
 
 
@@ -146,10 +183,19 @@ class Snapshots:
         self._place = spec.rank
         self._kept: dict[int, dict[Key, _Kept]] = {}  # by owner; the oldest snapshot first
         self._counts: dict[int, int] = {}  # how many series a request has started; recent requests
+        self._seals: dict[int, dict[Key, bytes]] = {}  # by owner; the last one is the newest
+        self._sealer = Sealer(self._sealed)
         self._rewind: Rewind | None = None
         self._here = threading.local()  # `coming`: the series of the next loop in the code that a thread runs
         self._last: dict[str, Callable[[], Any]] = {}  # objects by name, as weak references where possible
-        rank.extend({KeepSnapshot: self._handle_keep, FetchSnapshot: self._handle_fetch}, from_ranks=True)
+        rank.extend(
+            {
+                KeepSnapshot: self._handle_keep,
+                SealSnapshot: lambda message, _: self._keep_seal(message.owner, message.key, message.seal),
+                FetchSnapshot: self._handle_fetch,
+            },
+            from_ranks=True,
+        )
         rank.extend({ListSnapshots: self._handle_list, Rewind: self._handle_rewind})
 
     # -- for the user's code
@@ -215,21 +261,44 @@ class Snapshots:
 
     def keep(self, key: Key, captured: Captured, most: int) -> Future[Any] | None:
         """Store a snapshot here and on the buddy; returns the future of the buddy's answer."""
-        kept = _Kept(Payload(b"", 2), tuple(captured))
+        kept = _Kept(Payload(b"", 2), (captured.rest, captured.elements))
         self._rank.submit(lambda: self._file(self._proc, key, kept, most))
         if self._buddy == self._proc:
+            self._sealer.submit(key, captured.rest, captured.elements, captured.places)
             return None
 
         def finish(answers: Sequence[Answer]) -> None:
             """Ignore a buddy that has died: `ListSnapshots` shows later that it keeps nothing."""
 
-        return self._rank.peers.request(
+        sent = self._rank.peers.request(
             (self._buddy,),
             lambda id: pack(KeepSnapshot(id, self._proc, key, most, kept.payload), kept.frames),
             "",
             finish,
             quiet=True,
         )
+        self._sealer.submit(key, captured.rest, captured.elements, captured.places)
+        return sent
+
+    def fetch(self, key: Key) -> Captured:
+        """Get a snapshot that this rank has taken, from here or from the buddy.
+
+        Raises:
+            RuntimeError: it does not exist any more, or it is damaged.
+        """
+        return self._fetch(Rewind(0, key, (self._buddy,) * (self._place + 1)))
+
+    def _sealed(self, key: Key, seal: bytes) -> None:
+        """A snapshot of this rank has its checksums; called on the thread that computes them."""
+        self._keep_seal(self._proc, key, seal)
+        if self._buddy != self._proc:
+            self._rank.peers.tell((self._buddy,), pack(SealSnapshot(self._proc, key, seal)))
+
+    def _keep_seal(self, owner: int, key: Key, seal: bytes) -> None:
+        seals = self._seals.setdefault(owner, {})
+        seals[key] = seal
+        for oldest in list(seals)[:-_SEALS]:
+            del seals[oldest]
 
     def _file(self, owner: int, key: Key, kept: _Kept, most: int) -> None:
         shelf = self._kept.setdefault(owner, {})
@@ -241,23 +310,57 @@ class Snapshots:
             del shelf[oldest]
 
     def _fetch(self, rewind: Rewind) -> Captured:
-        """Get a snapshot of this rank from here or from its buddy."""
-        from monarch_kernel.train.snapshots.capture import Captured
+        """Get a snapshot of this rank from here or from its buddy.
 
+        Raises:
+            RuntimeError: it does not exist any more, or it is damaged.
+        """
+        self._sealer.wait()
         kept = self._kept.get(self._proc, {}).get(rewind.key)
         if kept is None:
-            future = self._rank.peers.request(
-                (rewind.holders[self._place],),
-                lambda id: pack(FetchSnapshot(id, self._proc, rewind.key)),
-                "",
-                lambda answers: answers[0],
-                quiet=True,
-            )
-            answer = future.get(_FETCH_S)
-            if isinstance(answer, Failure):
-                raise RuntimeError(f"the snapshot of step {rewind.key[2]} is not available: {answer.message}")
-            kept = _Kept(answer.payload, tuple(answer.frames))
-        return Captured(*kept.frames)
+            return self._verified(rewind, self._ask_for(rewind, rewind.holders[self._place]))
+        seal = self._seals.get(self._proc, {}).get(rewind.key, b"")
+        own = (*kept.frames, seal)
+        try:
+            return self._verified(rewind, own)
+        except RuntimeError:
+            if self._buddy == self._proc:
+                raise
+            return self._verified(rewind, self._ask_for(rewind, self._buddy))
+
+    def _ask_for(self, rewind: Rewind, holder: int) -> tuple[Frame, ...]:
+        """Get the frames of a snapshot of this rank, and its seal, from another rank."""
+        future = self._rank.peers.request(
+            (holder,),
+            lambda id: pack(FetchSnapshot(id, self._proc, rewind.key)),
+            "",
+            lambda answers: answers[0],
+            quiet=True,
+        )
+        answer = future.get(_FETCH_S)
+        if isinstance(answer, Failure):
+            raise RuntimeError(f"the snapshot of step {rewind.key[2]} is not available: {answer.message}")
+        return tuple(answer.frames)
+
+    def _verified(self, rewind: Rewind, frames: tuple[Frame, ...]) -> Captured:
+        """Verify a snapshot with its seal; an empty seal is of a rank that died before it was computed.
+
+        Raises:
+            RuntimeError: it is damaged.
+        """
+        from monarch_kernel.train.snapshots.capture import Captured, names_at
+
+        rest, elements, seal = frames
+        captured = Captured(rest, elements)
+        wrong = wrong_places(rest, elements, bytes(seal)) if len(seal) else []
+        if wrong == []:
+            return captured
+        names = names_at(captured, wrong) if wrong is not None else []
+        raise RuntimeError(
+            f"the snapshot of step {rewind.key[2]} of rank {self._place} is damaged, and was not used: the checksum of "
+            f"{', '.join(names) or 'its description'} is wrong. Go back to an earlier one (%mesh rollback STEP), or load "
+            "a checkpoint"
+        )
 
     # -- on the thread that drives the socket
 
@@ -278,7 +381,8 @@ class Snapshots:
             gone = Failure("exception", "LookupError", "the buddy has dropped it in the meantime")
             self._rank.send_answer_now(message.id, pack(Failed(message.id, gone)))
             return
-        self._answer(message, kept.payload, tuple(self._again(frame) for frame in kept.frames))
+        seal = self._seals.get(message.owner, {}).get(message.key, b"")
+        self._answer(message, Payload(b"", 3), (*(self._again(frame) for frame in kept.frames), seal))
 
     def _handle_rewind(self, message: Rewind, _: Sequence[Frame]) -> None:
         self._rewind = message

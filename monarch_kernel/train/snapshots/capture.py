@@ -10,9 +10,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
-import random
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,12 +18,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils import data
 
 from monarch_kernel.net.wire.codec import Frame, keep
 from monarch_kernel.net.wire.shared_classes import ByValuePickler
+from monarch_kernel.train.generators import rng, stateful
 from monarch_kernel.train.parallel.reset_step import forget_step
 
-__all__ = ["Captured", "capture", "check", "put_back", "set_random_state"]
+__all__ = ["Captured", "capture", "check", "names_at", "put_back", "set_random_state"]
 
 _ALIGN = 64
 _CONTAINERS = (list, dict, set, collections.deque)
@@ -37,10 +37,12 @@ class Captured(NamedTuple):
     Attributes:
         rest: everything but the elements of tensors, pickled.
         elements: the elements of all tensors, one after the other.
+        places: where the elements of each tensor begin, and their number of bytes; only on the rank that captured them.
     """
 
     rest: Frame
     elements: Frame
+    places: tuple[tuple[int, int], ...] = ()
 
 
 class _Part:
@@ -67,6 +69,7 @@ class _Pickler(ByValuePickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
         self.pieces: list[memoryview] = []
+        self.places: list[tuple[int, int]] = []
         self._nbytes = 0
 
     def persistent_id(self, value: Any) -> _Lying | None:
@@ -79,6 +82,7 @@ class _Pickler(ByValuePickler):
         raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
         lying = _Lying(self._nbytes, raw.nbytes, value.dtype, tuple(value.shape), str(value.device))
         if raw.nbytes:
+            self.places.append((lying.at, lying.nbytes))
             self.pieces.append(memoryview(cast("Any", raw)))
             if gap := -raw.nbytes % _ALIGN:
                 self.pieces.append(memoryview(bytes(gap)))
@@ -102,6 +106,42 @@ class _Unpickler(pickle.Unpickler):
         return raw.clone().view(lying.dtype).reshape(lying.shape).to(lying.device)
 
 
+class _NamingUnpickler(pickle.Unpickler):
+    """Puts the places of tensors where the tensors were."""
+
+    def persistent_load(self, lying: _Lying) -> _Lying:
+        return lying
+
+
+def names_at(captured: Captured, places: Collection[tuple[int, int]]) -> list[str]:
+    """The names of the tensors at some places.
+
+    Args:
+        captured: captured state, of which at most the elements are damaged.
+        places: places of tensors.
+    """
+    states, random_state = _NamingUnpickler(io.BytesIO(captured.rest)).load()
+    found: list[str] = []
+
+    def walk(name: str, value: Any) -> None:
+        if isinstance(value, _Part):
+            value = value.local
+        if isinstance(value, _Lying):
+            if (value.at, value.nbytes) in places:
+                found.append(name)
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                walk(name if key == "tensors" else f"{name}.{key}", each)
+        elif isinstance(value, (list, tuple, set, collections.deque)):
+            for number, each in enumerate(value):
+                walk(f"{name}.{number}", each)
+
+    for name, (_, state) in states.items():
+        walk(name, state)
+    walk("random numbers", random_state)
+    return found
+
+
 def check(things: Mapping[str, Any]) -> None:
     """Check that objects can be captured and restored.
 
@@ -122,17 +162,21 @@ def _kind(name: str, thing: Any) -> str:
         return "module"
     if isinstance(thing, Optimizer):
         return "optimizer"
-    if isinstance(thing, torch.Generator):
-        return "generator"
-    if callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+    its = stateful(thing)
+    if callable(getattr(its, "state_dict", None)) and callable(getattr(its, "load_state_dict", None)):
         return "state"
     if isinstance(thing, _CONTAINERS):
         return type(thing).__name__
     if isinstance(thing, torch.Tensor):
         return "tensor"
+    if isinstance(thing, (data.DataLoader, data.Sampler)):
+        raise TypeError(
+            f"live.snapshot({name}=...): a {type(thing).__name__} can't go on in the middle of an epoch; pass "
+            "checkpoint.Loader(DataLoader(data, batch_size=..., sampler=checkpoint.Sampler(data)))"
+        )
     raise TypeError(
-        f"live.snapshot({name}=...): a {type(thing).__name__} can't be restored; modules, optimizers, tensors, torch "
-        "generators, lists, dicts, sets, and objects with state_dict() and load_state_dict() can"
+        f"live.snapshot({name}=...): a {type(thing).__name__} can't be restored; modules, optimizers, tensors, "
+        "random number generators, lists, dicts, sets, and objects with state_dict() and load_state_dict() can"
     )
 
 
@@ -148,8 +192,8 @@ def capture(things: Mapping[str, Any]) -> Captured:
     }
     file = io.BytesIO()
     pickler = _Pickler(file)
-    pickler.dump((states, _random_state()))
-    return Captured(file.getvalue(), keep(pickler.pieces) if pickler.pieces else b"")
+    pickler.dump((states, rng.state_dict()))
+    return Captured(file.getvalue(), keep(pickler.pieces) if pickler.pieces else b"", tuple(pickler.places))
 
 
 def put_back(things: Mapping[str, Any], captured: Captured) -> None:
@@ -172,25 +216,9 @@ def put_back(things: Mapping[str, Any], captured: Captured) -> None:
 
 
 def set_random_state(captured: Captured) -> None:
-    """Restore the random number generators of this process (those of Python, NumPy and torch)."""
+    """Restore the random number generators of this process (see `Generators`)."""
     _, state = _Unpickler(captured).load()
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy as np
-
-        np.random.set_state(state["numpy"])
-    if "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _random_state() -> dict[str, Any]:
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if "numpy" in sys.modules:
-        state["numpy"] = sys.modules["numpy"].random.get_state()
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    rng.load_state_dict(state)
 
 
 # -- kinds of objects
@@ -305,14 +333,12 @@ def _into_tensor(name: str, tensor: torch.Tensor, had: torch.Tensor) -> None:
 _CAPTURE: dict[str, Callable[[Any], Any]] = {
     "module": _of_module,
     "optimizer": _of_optimizer,
-    "generator": lambda generator: generator.get_state(),
-    "state": lambda thing: thing.state_dict(),
+    "state": lambda thing: stateful(thing).state_dict(),
 }
 _PUT_BACK: dict[str, Callable[[str, Any, Any], None]] = {
     "module": _into_module,
     "optimizer": _into_optimizer,
-    "generator": lambda name, generator, state: generator.set_state(state),
-    "state": lambda name, thing, state: thing.load_state_dict(state),
+    "state": lambda name, thing, state: stateful(thing).load_state_dict(state),
     "tensor": _into_tensor,
     **{kind.__name__: _into_container for kind in _CONTAINERS},
 }

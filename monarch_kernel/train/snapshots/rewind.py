@@ -79,14 +79,14 @@ def roll_back(mesh: ProcMesh, step: int | None = None) -> int:
 
     Args:
         mesh: a whole mesh; none of its ranks is dead or in a loop.
-        step: restores the newest snapshot up to this step; None: the newest of all.
+        step: the step of the snapshot; None: the newest.
 
     Returns:
         The step of the snapshot.
 
     Raises:
         RemoteError: the objects on a rank differ from those of the snapshot.
-        SnapshotError: there is no such snapshot, or the ranks are in a loop.
+        SnapshotError: there is no snapshot of this step, or the ranks are in a loop; nothing has changed.
         SupervisionError: a rank is dead.
     """
     running = [loop for loop in mesh.loops if loop.view().state != "over"]
@@ -96,19 +96,34 @@ def roll_back(mesh: ProcMesh, step: int | None = None) -> int:
     held = holdings(mesh).get()
     found = common(mesh.ranks, held)
     last = [each for each in found if each.key[:2] == found[-1].key[:2]]
-    fitting = [each for each in last if step is None or each.key[2] <= step]
-    if not fitting:
-        raise SnapshotError(_nothing_text(mesh, held, last, step))
-    chosen = fitting[-1]
+    if not last:
+        raise SnapshotError(_nothing_text(mesh, held))
+    by_step = {each.key[2]: each for each in last}
+    chosen = last[-1] if step is None else by_step.get(step)
+    if chosen is None:
+        raise SnapshotError(_no_such_step_text(mesh.name, list(by_step), step or 0))
     rewind(mesh, chosen).get()
     mesh.map(put_back_here).get()
     return chosen.key[2]
 
 
-def _nothing_text(mesh: ProcMesh, held: Holdings, found: Sequence[Common], step: int | None) -> str:
-    if found:
-        steps = ", ".join(str(each.key[2]) for each in found)
-        return f"{mesh.name} has no snapshot up to step {step}; it has: {steps} (live.snapshot(keep=3) keeps 3)"
+def _no_such_step_text(name: str, steps: Sequence[int], step: int) -> str:
+    """Say which steps of the last loop have a snapshot, for a step that has none.
+
+    Args:
+        name: name of the mesh.
+        steps: the steps with a snapshot, in order; at least one.
+        step: the step that was asked for.
+    """
+    have = ", ".join(f"{each:,}" for each in steps)
+    before = [each for each in steps if each < step]
+    use = (
+        f"%mesh rollback {name} {before[-1]} takes the newest before it" if before else "live.snapshot(keep=3) keeps 3"
+    )
+    return f"{name} has no snapshot of step {step:,}; it has: {have} ({use})"
+
+
+def _nothing_text(mesh: ProcMesh, held: Holdings) -> str:
     without = [rank for rank in mesh.ranks if not any(rank in owned for owned in held.values())]
     if without:
         return (

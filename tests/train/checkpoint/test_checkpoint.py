@@ -19,6 +19,7 @@ from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train import checkpoint
 from tests.support.ranks import Ranks
 from tests.support.waiting import LONG_S, wait_until
+from tests.train.checkpoint.sealing import reseal
 
 PRELUDE = """
 import gc, os, time, torch, torch.distributed as dist, torch.nn.functional as F
@@ -114,6 +115,16 @@ def test_a_checkpoint_is_described_and_exported(two: Ranks, tmp_path: Path) -> N
     assert contents.ranks == 2
     assert "saved 20" in str(contents)
     assert "  model (module): 9 tensors\n    0.weight float32[32, 16]\n" in str(contents)
+    first, *rows = repr(contents).splitlines()
+    assert first.startswith(f"{path}: ")
+    assert rows == [
+        "  model (module): 9 tensors",
+        f"  optimizer (optimizer): {sum(name.startswith('optimizer.') for name in contents.tensors)} tensors",
+        "  scheduler (state)",
+        "  step (value)",
+        "  notes (value)",
+    ]
+    assert contents._repr_html_().count("<tr>") == 1 + len(rows)
     assert checkpoint.latest(tmp_path) == path
     from safetensors.torch import load_file
 
@@ -165,7 +176,7 @@ def test_places_without_a_checkpoint(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     checkpoint.save(tmp_path / "a", model=model, step=1)
     for path, said in (
-        (tmp_path / "b", "there is no checkpoint at .*/b; in .* there is a"),
+        (tmp_path / "b", "there is no checkpoint at .*/b; available in .*: a"),
         (tmp_path / "none" / "b", "there is no directory"),
         (tmp_path, "is not a complete checkpoint of monarch_kernel; the newest in it is .*/a"),
     ):
@@ -178,7 +189,8 @@ def test_places_without_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="nothing to save: checkpoint.save"):
         checkpoint.save(tmp_path / "a")
     about = tmp_path / "a" / "monarch.json"
-    about.write_text(about.read_text().replace('"version": 1', '"version": 2'))
+    about.write_text(about.read_text().replace('"version": 2', '"version": 3'))
+    reseal(tmp_path / "a")
     with pytest.raises(CheckpointError, match="written by a newer monarch_kernel"):
         checkpoint.load(tmp_path / "a", model=model)
     about.write_text("{")
@@ -190,6 +202,11 @@ def test_a_corrupt_file_is_reported(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "a", model=nn.Linear(2, 2))
     for file in (tmp_path / "a").glob("*.distcp"):
         file.write_bytes(b"x" * 100)
+    with pytest.raises(
+        CheckpointError, match="__0_0.distcp, written by rank 0, is cut short: model.weight, model.bias"
+    ):
+        checkpoint.load(tmp_path / "a", model=nn.Linear(2, 2))
+    reseal(tmp_path / "a")
     with pytest.raises(CheckpointError, match="can't be read: .*; the state of the loaded objects is undefined now"):
         checkpoint.load(tmp_path / "a", model=nn.Linear(2, 2))
 
@@ -241,10 +258,10 @@ def test_an_error_that_nothing_reads_is_shown_when_the_process_ends(tmp_path: Pa
 TELLS = """
 import contextlib, io, threading
 from monarch_kernel.train.checkpoint import saving as its
-def told(path, **things):
+def told(path, *unnamed, **things):
     # The error of a save, and its output.
     with contextlib.redirect_stderr(io.StringIO()) as printed:
-        try: checkpoint.save(path, **things)
+        try: checkpoint.save(path, *unnamed, **things)
         except Exception as error: return type(error).__name__, str(error)
     return "", printed.getvalue()
 """
@@ -282,7 +299,7 @@ def test_a_save_that_is_complete_when_its_group_breaks_is_not_abandoned(own: Ran
     path = tmp_path / "a"
     own.run(
         "gate, finish = threading.Event(), its._Writer._finish\n"
-        "its._Writer._finish = lambda self, making: finish(self, making) if rank == 0 or gate.wait() else None\n"
+        "its._Writer._finish = lambda self, *args: finish(self, *args) if rank == 0 or gate.wait() else None\n"
         f"going = checkpoint.save({str(path)!r}, wait=False, model=net(), step=1)"
     )
     wait_until(path.exists, "the checkpoint")
@@ -302,7 +319,7 @@ def test_another_failure_is_reported_after_the_group_is_formed_again(own: Ranks,
     own.store.form(own.mesh).get(LONG_S)
     for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
         assert error == "CheckpointError"
-        assert f"{path} was not saved: NotADirectoryError: " in said
+        assert f"{path} was not saved: {tmp_path / 'file'} is a file, not a directory" in said
 
 
 @pytest.mark.slow
@@ -318,7 +335,7 @@ def test_a_group_that_fails_and_still_exists_is_an_error_of_the_next_call(own: R
     for error, said in own.run(f"told({str(tmp_path / 'b')!r}, step=2)"):
         assert error == "CheckpointError"
         assert (
-            f"{tmp_path / 'a'} was not saved: RuntimeError: Connection closed by peer; the previous checkpoint is intact"
+            f"{tmp_path / 'a'} was not saved: RuntimeError: Connection closed by peer; there is no earlier checkpoint in "
             in said
         )
 
@@ -328,10 +345,9 @@ def test_an_unwritable_path_is_a_checkpoint_error_on_all_ranks(own: Ranks, tmp_p
     path = tmp_path / "file" / "a"
     for error, said in own.run(f"told({str(path)!r}, step=1)"):
         assert error == "CheckpointError"
-        assert f"{path} was not saved: NotADirectoryError: " in said
-        assert "Not a directory" in said
-        assert "Check that all ranks can write there, or use another path" in said
-    with pytest.raises(CheckpointError, match="was not saved: NotADirectoryError") as caught:
+        assert f"{path} was not saved: {tmp_path / 'file'} is a file, not a directory (NotADirectoryError); " in said
+        assert said.endswith(". Use another path")
+    with pytest.raises(CheckpointError, match="was not saved: .* is a file, not a directory") as caught:
         checkpoint.save(path, step=1)
     assert isinstance(caught.value.__cause__, NotADirectoryError)
 
@@ -346,6 +362,9 @@ OTHERS = {
     ),
     "'{at}/a' if rank == 0 else None, step=1": (
         "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save(None, step=...)"
+    ),
+    "'{at}/a', *([net()] if rank == 1 else []), step=1": (
+        "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/a', ..., step=...)"
     ),
     "'{at}/a', wait=rank == 0, step=1": (
         "[0] checkpoint.save('{at}/a', step=...); [1] checkpoint.save('{at}/a', wait=False, step=...)"
@@ -371,6 +390,27 @@ def test_a_rank_that_loads_while_another_saves_is_refused(own: Ranks, tmp_path: 
     said = own.fails(f"checkpoint.load({path!r}) if rank == 0 else checkpoint.save({path!r}, step=2)")
     assert f"[0] checkpoint.load(...); [1] checkpoint.save({path!r}, step=...)" in said
     assert checkpoint.load(tmp_path / "a") == {"step": 1}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("None", "there is no checkpoint to load"),
+        ("7", "takes the path of a directory"),
+        ("path, on_resize='x'", "use 'refuse' or 'reseed'"),
+        ("path, net()", "takes each object under its name"),
+    ],
+)
+def test_a_wrong_argument_of_one_rank_is_an_error_on_all(own: Ranks, tmp_path: Path, wrong: str, said: str) -> None:
+    checkpoint.save(tmp_path / "a", step=1)
+    zero, one = own.run(f"""
+path = {str(tmp_path / "a")!r}
+try: checkpoint.load(path) if rank else checkpoint.load({wrong})
+except Exception as error: said = str(error)
+said
+""")
+    assert said in zero
+    assert said in one
 
 
 def test_an_unwritable_path_of_an_export_is_named(tmp_path: Path) -> None:
@@ -477,8 +517,9 @@ def test_a_full_disk_leaves_the_last_good_one(two: Ranks, small_disk: Path) -> N
     )
     said = two.fails(f"checkpoint.save({str(path)!r}, model=model, step=2)")
     two.run("saving._check_room = kept")
-    assert f"{path} was not saved: " in said
+    assert f"{path} was not saved: on rank " in said
     assert f"are free in {small_disk}" in said
+    assert "no space is left on the disk" in said or "as on a full disk" in said
     assert "this rank writes 16 MiB" in said
     assert checkpoint.load(path)["step"] == 1
     assert [each.name for each in small_disk.iterdir()] == ["a"]

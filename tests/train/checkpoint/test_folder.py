@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.errors import CheckpointError
-from monarch_kernel.train.checkpoint.atomic_directory import begin, describe, finish, latest
+from monarch_kernel.train.checkpoint.atomic_directory import begin, describe, finish, latest, previous
 
 CONTENTS = {"names": {}, "tensors": {}, "ranks": 1, "torch": "2"}
 N_LOOKS = 3000
@@ -84,6 +84,16 @@ def test_a_damaged_checkpoint_is_an_error_of_latest(tmp_path: Path) -> None:
     (tmp_path / "b" / "monarch.json").write_text("{")
     with pytest.raises(CheckpointError, match="can't be read"):
         latest(tmp_path)
+
+
+def test_a_previous_checkpoint_is_promised_only_where_there_is_one(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    none = f"there is no earlier checkpoint in {folder}"
+    assert previous(folder / "a") == none
+    begin(folder / "a")  # a save that did not end
+    assert previous(folder / "a") == none
+    save(folder / "a")
+    assert previous(folder / "a") == previous(folder / "b") == "the previous checkpoint is intact"
 
 
 def test_a_missing_folder_has_no_latest_checkpoint(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from monarch_kernel.train import checkpoint
 from monarch_kernel.train.checkpoint.atomic_directory import VALUES
 from monarch_kernel.train.checkpoint.unpickling import INDEX, load_index
 from tests.support.ranks import Ranks
+from tests.train.checkpoint.sealing import reseal
 
 
 class Evil:
@@ -82,6 +83,7 @@ def test_code_in_a_file_does_not_run_and_nothing_changes(tmp_path: Path, put: Ca
     path, ran = tmp_path / "a", tmp_path / "ran"
     checkpoint.save(path, model=nn.Linear(2, 2), step=1)
     put(path, Evil(ran))
+    reseal(path)
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     with pytest.raises(CheckpointError) as caught:
@@ -99,6 +101,7 @@ def test_an_export_runs_no_code_of_the_index(tmp_path: Path, put: Callable[[Path
     path, ran = tmp_path / "a", tmp_path / "ran"
     checkpoint.save(path, model=nn.Linear(2, 2))
     put(path, Evil(ran))
+    reseal(path)
     assert checkpoint.describe(path).names == {"model": "module"}
     assert checkpoint.latest(tmp_path) == path
     with pytest.raises(CheckpointError, match=r"\.metadata was not read: it calls posix\.mkdir"):
@@ -115,6 +118,7 @@ def put_object(path: Path, name: str, value: Any) -> None:
     (info,) = (info for at, info in index.storage_data.items() if at.fqn == name)
     info.relative_path, info.offset, info.length = "other.distcp", 0, len(data)
     (path / INDEX).write_bytes(pickle.dumps(index))
+    reseal(path)
 
 
 def test_code_in_an_object_beside_tensors_does_not_run(tmp_path: Path) -> None:
@@ -138,6 +142,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> Non
     for info in index.storage_data.values():
         info.relative_path = "../secret"
     (path / INDEX).write_bytes(pickle.dumps(index))
+    reseal(path)
     with pytest.raises(CheckpointError, match=r"it refers to \.\./secret, outside of the checkpoint"):
         checkpoint.load(path, model=nn.Linear(2, 2))
 
@@ -146,6 +151,7 @@ def test_an_index_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> Non
 def test_a_damaged_index_is_named(tmp_path: Path, data: bytes) -> None:
     checkpoint.save(tmp_path / "a", model=nn.Linear(2, 2))
     (tmp_path / "a" / INDEX).write_bytes(data)
+    reseal(tmp_path / "a")
     with pytest.raises(
         CheckpointError, match=r"/a/\.metadata (can't be read: .*; load another checkpoint|was not read: )"
     ):
@@ -233,6 +239,7 @@ def test_all_ranks_refuse_an_index_with_code(session: None, tmp_path: Path) -> N
     path, ran = tmp_path / "a", tmp_path / "ran"
     checkpoint.save(path, model=nn.Linear(2, 2))
     in_index(path, Evil(ran))
+    reseal(path)
     ranks = Ranks(2, "import torch.distributed as dist\nfrom torch import nn\nfrom monarch_kernel import checkpoint")
     said = ranks.fails(f"checkpoint.load({str(path)!r}, model=nn.Linear(2, 2))")
     ranks.close()

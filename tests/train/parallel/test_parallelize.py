@@ -204,6 +204,31 @@ def test_misuses_are_explained(two: Ranks, code: str, said: str) -> None:
     assert two.fails(code).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("parallelize('no model', mesh)", "takes an nn.Module and a DeviceMesh"),
+        ("parallelize(parallelize(net, mesh, quiet=True), mesh)", "is parallelized already"),
+        ("parallelize(net, mesh, units=3)", "'int' object is not iterable"),
+    ],
+)
+def test_a_wrong_argument_of_one_rank_is_an_error_on_all(two: Ranks, wrong: str, said: str) -> None:
+    calls = (
+        "parallelize(net, mesh)"
+        if "already" not in said
+        else "parallelize(net, mesh, quiet=True); parallelize(Net(), mesh)"
+    )
+    code = f"""
+net = Net()
+try:
+    if rank: {calls}
+    else: {wrong}
+except Exception as error: found = str(error)
+found
+"""
+    assert all(said in each for each in two.run(code))
+
+
 def test_a_failure_on_one_rank_fails_on_all(two: Ranks) -> None:
     said = two.fails(
         "def example(model):\n    if rank: raise ValueError('no data')\nparallelize(Net(), mesh, example=example)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, ParamFacts, above
+from monarch_kernel.train.planning.model_facts import ModelFacts, ModuleFacts, ParamFacts, above
 
 __all__ = ["gpt", "param"]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts, ModuleFacts
 from monarch_kernel.train.planning.plan import Plan
 from monarch_kernel.train.planning.request import PlanRequest, Resources
 from monarch_kernel.train.planning.strategy import make_plan

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, Needs, ParamFacts, above
+from monarch_kernel.train.planning.model_facts import ModelFacts, ModuleFacts, Needs, ParamFacts, above
 from monarch_kernel.train.planning.wrapping import blocks, is_sound, unit_of, wrap
 from tests.train.planning.models import gpt, param
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from monarch_kernel.train.snapshots.capture import capture, check, put_back, set_random_state
 
@@ -44,6 +45,8 @@ def things() -> dict[str, Any]:
         "optimizer": optimizer,
         "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 3),
         "generator": torch.Generator().manual_seed(7),
+        "noise": np.random.default_rng(7),
+        "choice": random.Random(7),
         "average": torch.zeros(2, 3),
         "losses": [],
         "best": {},
@@ -57,6 +60,7 @@ def train(has: dict[str, Any], steps: range) -> list[float]:
     for step in steps:
         x = torch.randn(8, 4, generator=has["generator"])
         loss = has["model"](x).square().mean() * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
+        loss = loss * (1 + 0.1 * has["noise"].random() + 0.1 * has["choice"].random())
         loss = loss + has["model"].bfloat16_part.float().square().sum()
         has["optimizer"].zero_grad()
         loss.backward()
@@ -142,5 +146,7 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
 def test_objects_that_can_not_be_restored_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"live.snapshot\(step=...\): a int can't be restored; modules, optimizers"):
         check({"step": 3})
+    with pytest.raises(TypeError, match=r"loader=...\): a DataLoader can't go on .*; pass checkpoint.Loader\("):
+        check({"loader": DataLoader(range(4))})
     with pytest.raises(ValueError, match=r"live.snapshot\(\) needs the objects to restore"):
         check({})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch_kernel.train.snapshots.rewind import Common, common
+from monarch_kernel.train.snapshots.rewind import Common, _no_such_step_text, common
 
 A0, A10, A20, B0 = (7, 1, 0), (7, 1, 10), (7, 1, 20), (9, 1, 0)
 
@@ -42,3 +42,12 @@ def test_a_later_loop_counts_as_later_whatever_its_step() -> None:
 
 def test_no_rank_has_anything() -> None:
     assert common((0, 1), {0: {}, 1: {}}) == []
+
+
+def test_a_step_without_a_snapshot_is_answered_with_those_that_have_one() -> None:
+    assert _no_such_step_text("t", [30, 1040], 999) == (
+        "t has no snapshot of step 999; it has: 30, 1,040 (%mesh rollback t 30 takes the newest before it)"
+    )
+    assert _no_such_step_text("t", [30, 40], 2) == (
+        "t has no snapshot of step 2; it has: 30, 40 (live.snapshot(keep=3) keeps 3)"
+    )

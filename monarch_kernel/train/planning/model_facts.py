@@ -1,4 +1,4 @@
-"""ModelFacts about a model that planning needs: plain data from a scan of the model and one forward of an example."""
+"""The facts about a model that planning needs: plain data from a scan of the model and one forward of an example."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.planning.facts import ModelFacts, ModuleFacts, Needs, ParamFacts
+from monarch_kernel.train.planning.model_facts import ModelFacts, ModuleFacts, Needs, ParamFacts
 
 __all__ = ["module_names", "named", "scan"]
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from monarch_kernel.errors import PlanError
 from monarch_kernel.train.parallel.cross_rank import group_of
 from monarch_kernel.train.parallel.meta_init import Making, is_meta, materialise
-from monarch_kernel.train.parallel.scan import module_names, named
+from monarch_kernel.train.parallel.scan_model import module_names, named
 from monarch_kernel.train.parallel.steps import AfterBackward, Averages, Checks, same_batches
 from monarch_kernel.train.parallel.tensor_parallel import split_modules
 from monarch_kernel.train.planning.plan import Plan
