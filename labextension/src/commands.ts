@@ -7,7 +7,7 @@ import { INotebookTracker } from '@jupyterlab/notebook';
 
 import { Entry, Hub } from './hub';
 import { meshIcon } from './icons';
-import { Command } from './model';
+import { Command, meshIn } from './model';
 import { tellError, tellReply } from './notices';
 import { isCode, isRemote, toggleRemote } from './toolbar';
 
@@ -80,7 +80,7 @@ export function addCommands(
       label: each.label,
       caption: each.caption,
       isEnabled: () => namesOf(hub.front).length > 0,
-      execute: () => run(each, hub.front)
+      execute: () => run(each, hub)
     });
   }
   for (const id of [SHOW_PANEL, RUN_ON_MESH, ...MESH_COMMANDS.map(each => `monarch-kernel:${each.command}`)]) {
@@ -108,14 +108,17 @@ function namesOf(entry: Entry | null): string[] {
   return (entry?.connection.frame?.meshes ?? []).map(mesh => mesh.name);
 }
 
-async function run({ command, label, confirm }: MeshCommand, entry: Entry | null): Promise<void> {
-  const title = label.replace('…', '');
-  const mesh = await chooseMesh(title, namesOf(entry));
-  if (!entry || mesh === null || (confirm && !(await isSure(title, confirm(mesh))))) {
+async function run({ command, label, confirm }: MeshCommand, hub: Hub): Promise<void> {
+  const entry = hub.front;
+  const verb = label.replace('…', '');
+  const mesh = await chooseMesh(verb, namesOf(entry));
+  const notebook = entry ? hub.nameOf(entry) : '';
+  if (!entry || mesh === null || (confirm && !(await isSure(verb, confirm(meshIn(mesh, notebook)))))) {
     return;
   }
+  const title = `${verb} (${meshIn(mesh, notebook)})`;
   try {
-    await tellReply(`${title} (${mesh})`, await entry.connection.command(command, mesh));
+    await tellReply(title, await entry.connection.command(command, mesh), mesh, notebook);
   } catch (error) {
     tellError(title, error);
   }

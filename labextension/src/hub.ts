@@ -8,6 +8,7 @@ import { ISignal, Signal } from '@lumino/signaling';
 
 import { Connection, Heard } from './connection';
 import { isOurs, portOf } from './kernel';
+import { notebookName } from './model';
 
 /** A notebook, and the connection to its kernel. */
 export interface Entry {
@@ -41,6 +42,12 @@ export class Hub {
   get front(): Entry | null {
     const { currentWidget } = this.tracker;
     return (currentWidget && this.byNotebook.get(currentWidget)) ?? null;
+  }
+
+  /** The name of the notebook of an entry; empty if no other one has a connection. */
+  nameOf(entry: Entry): string {
+    const path = (each: Entry): string => each.notebook.context.localPath;
+    return notebookName(path(entry), this.entries.map(path));
   }
 
   entryOf(notebook: NotebookPanel): Entry | null {

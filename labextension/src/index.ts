@@ -11,9 +11,9 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 
 import { addCommands } from './commands';
-import { Hub } from './hub';
+import { Entry, Hub } from './hub';
 import { newDeaths, newMeshes } from './model';
-import { tellDeaths } from './notices';
+import { DeathNotices } from './notices';
 import { MeshPanel } from './panel';
 import { MeshStatus } from './status';
 import { RunOnMesh } from './toolbar';
@@ -59,12 +59,20 @@ const plugin: JupyterFrontEndPlugin<void> = {
       statusBar.registerStatusItem(ID, { item, align: 'left', rank: 3, isActive, activeStateChanged: item.activeChanged });
     }
 
+    const notices = new DeathNotices<Entry>();
+    const followAll = (): void => notices.keep(new Map(hub.entries.map(each => [each, each.connection.frame])));
+    hub.changed.connect(followAll);
+    hub.linkChanged.connect(followAll); // a kernel that has ended or restarted has no frame
     hub.heard.connect((_, { entry, said, before }) => {
-      if (said.kind !== 'frame' || panel.shows(entry)) {
+      if (said.kind !== 'frame') {
+        return;
+      }
+      notices.follow(entry, said);
+      if (panel.shows(entry)) {
         return;
       }
       if (settings.notifyOnDeath) {
-        newDeaths(before, said).forEach(deaths => tellDeaths(deaths, showPanel));
+        newDeaths(before, said).forEach(deaths => notices.tell(entry, deaths, hub.nameOf(entry), showPanel));
       }
       if (settings.openPanel && newMeshes(before, said).length) {
         showPanel();

@@ -22,9 +22,10 @@ export class MeshPanel extends Widget {
     this.chooser.className = 'monarch-panel-chooser';
     this.chooser.setAttribute('aria-label', 'Notebook');
     this.chooser.addEventListener('change', () => this.choose(this.offered[this.chooser.selectedIndex] ?? null));
+    this.path.className = 'monarch-panel-path';
     this.note.className = 'monarch-panel-note';
     this.host.className = 'monarch-panel-view';
-    this.node.append(this.chooser, this.note, this.host);
+    this.node.append(this.chooser, this.path, this.note, this.host);
 
     hub.changed.connect(this.follow, this);
     hub.linkChanged.connect(this.relink, this);
@@ -92,6 +93,8 @@ export class MeshPanel extends Widget {
     this.chooser.replaceChildren(...paths.map(path => new Option(path)));
     this.chooser.selectedIndex = this.offered.findIndex(each => each === chosen);
     this.chooser.hidden = this.offered.length < 2;
+    this.path.textContent = paths.length === 1 ? paths[0] : '';
+    this.path.hidden = paths.length !== 1;
     this.note.textContent = chosen ? '' : EMPTY;
     this.note.hidden = chosen !== null;
     this.host.hidden = chosen === null;
@@ -105,6 +108,7 @@ export class MeshPanel extends Widget {
   }
 
   private readonly chooser = document.createElement('select');
+  private readonly path = document.createElement('p');
   private readonly note = document.createElement('p');
   private readonly host = document.createElement('div');
   private offered: Entry[] = [];

@@ -4,7 +4,7 @@ import { ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
 import { HeardBy, Hub } from './hub';
-import { hasTrouble, summary } from './model';
+import { hasTrouble, summary, waitsOf } from './model';
 
 export class MeshStatus extends Widget {
   constructor(
@@ -13,7 +13,6 @@ export class MeshStatus extends Widget {
   ) {
     super({ node: document.createElement('button') });
     this.addClass('monarch-status');
-    this.node.title = 'Show the meshes of ranks';
     this.node.addEventListener('click', open);
     hub.changed.connect(this.draw, this);
     hub.linkChanged.connect(this.draw, this);
@@ -39,9 +38,13 @@ export class MeshStatus extends Widget {
   private draw(): void {
     const connection = this.hub.front?.connection;
     const frame = connection?.frame ?? null;
-    const words = summary(frame);
+    const meshes = summary(frame);
+    const name = this.hub.front && meshes ? this.hub.nameOf(this.hub.front) : '';
+    const words = name ? `${name} · ${meshes}` : meshes;
     const isLost = connection?.link !== 'open';
     const text = words && isLost ? `${words}, not connected` : words;
+    const path = this.hub.front?.notebook.context.localPath;
+    this.node.title = [`Show the meshes of ${path}`, ...waitsOf(frame)].join('\n');
     if (text === this.text) {
       return;
     }

@@ -5,7 +5,7 @@ import { NotebookPanel } from '@jupyterlab/notebook';
 import { Widget } from '@lumino/widgets';
 
 import { Entry, HeardBy, Hub } from './hub';
-import { selectors } from './model';
+import { namedMeshes, selectors } from './model';
 import { changeOf, runHere, runOn, selectorOf } from './remote';
 
 /** Whether a cell runs on ranks. */
@@ -21,9 +21,13 @@ export function isCode(cell: Cell | null): cell is Cell {
 /** Make a cell run on ranks, by default those of the mesh last brought up, or in the kernel again. */
 export function toggleRemote(cell: Cell | null, entry: Entry | null, selector?: string): void {
   if (isCode(cell)) {
-    const last = entry?.connection.frame?.meshes?.slice(-1)[0]?.name ?? '';
-    rewrite(cell, text => (isRemote(cell) ? runHere(text) : runOn(text, selector ?? last)));
+    rewrite(cell, text => (isRemote(cell) ? runHere(text) : runOn(text, selector ?? lastMesh(entry))));
   }
+}
+
+/** The name of the mesh last brought up, where cells without a selector run; empty if there is none. */
+function lastMesh(entry: Entry | null): string {
+  return namedMeshes(entry?.connection.frame ?? null).slice(-1)[0]?.name ?? '';
 }
 
 function rewrite(cell: Cell, change: (text: string) => string): void {
@@ -44,7 +48,6 @@ export class RunOnMesh extends Widget {
     this.toggle.type = 'button';
     this.toggle.className = 'monarch-run-on-toggle';
     this.toggle.textContent = 'Run on mesh';
-    this.toggle.title = 'Run the cell on the ranks (%%remote), or in the kernel again';
     this.toggle.addEventListener('click', () => {
       toggleRemote(this.cell, hub.entryOf(notebook), this.ranks.value.trim() || undefined);
     });
@@ -52,7 +55,6 @@ export class RunOnMesh extends Widget {
     this.offers.id = `monarch-selectors-${lists}`;
     this.ranks.setAttribute('list', this.offers.id);
     this.ranks.setAttribute('aria-label', 'Ranks that the cell runs on');
-    this.ranks.placeholder = 'last mesh';
     this.ranks.title = 'Which ranks: trainers, trainers[0], trainers[0:4], trainers.slice(dp=0)';
     this.ranks.spellcheck = false;
     this.ranks.addEventListener('change', () => {
@@ -95,6 +97,12 @@ export class RunOnMesh extends Widget {
     if (document.activeElement !== this.ranks) {
       this.ranks.value = selector ?? this.wanted;
     }
+    const last = lastMesh(this.hub.entryOf(this.notebook));
+    this.ranks.placeholder = last || 'no mesh';
+    const on = this.ranks.value || last;
+    this.toggle.title = on
+      ? `Run the cell on the ranks of ${on} (%%remote), or in the kernel again`
+      : 'Run the cell on ranks (%%remote); %mesh up brings up a mesh';
     this.offer();
   }
 

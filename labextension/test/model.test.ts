@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 
 import * as model from '../src/model';
-import type { ErrorFrame, Frame, KnobFrame, LoopFrame, MeshFrame, RankFrame, State } from '../src/model';
+import type { ErrorFrame, Frame, KnobFrame, LoopFrame, MeshFrame, RankFrame, State, WaitFrame } from '../src/model';
 
 const python = readFileSync(new URL('../../monarch_kernel/notebook/view/frames.py', import.meta.url), 'utf8');
 
@@ -27,7 +27,9 @@ const MESH: Kinds<MeshFrame> = {
   in_rate: 'number',
   out_rate: 'number',
   notes: 'object',
-  loops: 'object'
+  loops: 'object',
+  waits: 'object',
+  links: 'string'
 };
 const LOOP: Kinds<LoopFrame> = {
   request: 'number',
@@ -41,15 +43,21 @@ const LOOP: Kinds<LoopFrame> = {
   knobs: 'object',
   metrics: 'object',
   per_s: 'object',
-  mfu: 'number'
+  mfu: 'number',
+  took: 'number',
+  left_s: 'number',
+  loader: 'number'
 };
+const WAIT: Kinds<WaitFrame> = { text: 'string', ranks: 'string', missing: 'string' };
 const KNOB: Omit<Kinds<KnobFrame>, 'value'> = { name: 'string', low: 'number', high: 'number' };
 const ERROR: Kinds<ErrorFrame> = {
   text: 'string',
   ranks: 'string',
   rank: 'number',
   count: 'number',
-  is_death: 'boolean'
+  is_death: 'boolean',
+  at: 'number',
+  is_past: 'boolean'
 };
 const RANK: Kinds<RankFrame> = {
   rank: 'number',
@@ -70,7 +78,9 @@ const RANK: Kinds<RankFrame> = {
   restarts: 'number',
   gpu_used: 'number',
   gpu_total: 'number',
-  gpu_use: 'number'
+  gpu_use: 'number',
+  error_at: 'number',
+  late: 'string'
 };
 
 function check(found: object, kinds: Record<string, string>): void {
@@ -91,7 +101,7 @@ function frame(...meshes: MeshFrame[]): Frame {
 }
 
 describe('the protocol', () => {
-  it.each(['empty', 'small', 'large', 'loops'])('of %s.json is that of our types', name => {
+  it.each(['empty', 'small', 'large', 'loops', 'waits'])('of %s.json is that of our types', name => {
     const found = golden(name);
     check(found, FRAME);
     for (const each of found.meshes ?? []) {
@@ -99,6 +109,7 @@ describe('the protocol', () => {
       each.ranks?.forEach(rank => check(rank, RANK));
       each.errors?.forEach(error => check(error, ERROR));
       each.loops?.forEach(loop => check(loop, LOOP));
+      each.waits?.forEach(wait => check(wait, WAIT));
       for (const { value, ...rest } of each.loops?.flatMap(loop => loop.knobs ?? []) ?? []) {
         check(rest, KNOB);
         expect(['number', 'string', 'boolean']).toContain(typeof (value ?? ''));
@@ -152,11 +163,6 @@ describe('the summary', () => {
     );
   });
 
-  it('sums up more than two', () => {
-    const three = ['a', 'b', 'c'].map(name => mesh(['idle', 'dead'], { name }));
-    expect(model.summary(frame(...three))).toBe('3 meshes: 6 ranks, 3 dead');
-  });
-
   it('marks trouble', () => {
     expect(model.hasTrouble(null)).toBe(false);
     expect(model.hasTrouble(frame(mesh(['idle', 'running', 'starting', 'stopped'])))).toBe(false);
@@ -169,7 +175,7 @@ describe('deaths', () => {
   it('are new once', () => {
     const before = frame(mesh(['idle', 'running']));
     const after = frame(mesh(['idle', 'dead'], { errors: [{ text: 'SIGKILL', ranks: '[1]', rank: 1, count: 1, is_death: true }] }));
-    expect(model.newDeaths(before, after)).toEqual([{ mesh: 't', ranks: [1], why: 'SIGKILL' }]);
+    expect(model.newDeaths(before, after)).toEqual([{ mesh: 't', ranks: [1], why: 'SIGKILL', at: 2, since: 1 }]);
     expect(model.newDeaths(after, after)).toEqual([]);
   });
 
@@ -180,6 +186,24 @@ describe('deaths', () => {
   it('are told apart by the mesh that had the name', () => {
     const after = frame(mesh(['dead'], { since: 5 }));
     expect(model.newDeaths(frame(mesh(['dead'])), after)).toHaveLength(1);
+  });
+
+  it('have the time of the rank, or of the error that large meshes have', () => {
+    const alive = frame(mesh(['idle']));
+    const [own] = model.newDeaths(alive, frame(mesh(['dead'], { ranks: [{ rank: 0, state: 'dead', error_at: 1.5 }] })));
+    expect(own.at).toBe(1.5);
+    const errors = [{ text: 'SIGKILL', ranks: '[0]', rank: 0, count: 1, is_death: true, at: 1.7 }];
+    expect(model.newDeaths(alive, frame(mesh(['dead'], { errors })))[0].at).toBe(1.7);
+  });
+
+  it('hold until the ranks are replaced or the mesh is gone', () => {
+    const [deaths] = model.newDeaths(frame(mesh(['idle', 'idle'])), frame(mesh(['dead', 'dead'])));
+    expect(model.stillDead(deaths, frame(mesh(['dead', 'dead'])))?.ranks).toEqual([0, 1]);
+    expect(model.stillDead(deaths, frame(mesh(['starting', 'dead'])))?.ranks).toEqual([1]);
+    expect(model.stillDead(deaths, frame(mesh(['starting', 'idle'])))).toBeNull();
+    expect(model.stillDead(deaths, frame(mesh(['dead', 'dead'], { since: 5 })))).toBeNull();
+    expect(model.stillDead(deaths, frame())).toBeNull();
+    expect(model.stillDead(deaths, null)).toBeNull();
   });
 
   it('come again after a rank was healed', () => {
@@ -206,9 +230,33 @@ it('new meshes are those that the frame before had not', () => {
   expect(model.newMeshes(frame(mesh(['idle'])), frame(mesh(['dead'])))).toEqual([]);
 });
 
+it('the summary names the ranks of a wait', () => {
+  const waits = (ranks: string, missing: string): Frame =>
+    frame(mesh(['running', 'running', 'running'], { waits: [{ text: 'long', ranks, missing }] }));
+  expect(model.summary(waits('[0,2]', '[1]'))).toBe('t: 3 ranks, [0,2] wait for [1]');
+  expect(model.summary(waits('[0]', '[1-2]'))).toBe('t: 3 ranks, [0] waits for [1-2]');
+  expect(model.summary(waits('[0-2]', ''))).toBe('t: 3 ranks, [0-2] wait');
+  expect(model.waitsOf(waits('[0]', ''))).toEqual(['t: long']);
+  expect(model.waitsOf(null)).toEqual([]);
+});
+
+it('the summary of many meshes names those with troubles', () => {
+  const named = (name: string, state: State): MeshFrame => mesh([state], { name });
+  const meshes = ['a', 'b', 'c', 'd'].map(name => named(name, 'idle'));
+  expect(model.summary(frame(...meshes))).toBe('4 meshes, 4 ranks');
+  expect(model.summary(frame(...meshes, named('e', 'failed')))).toBe('5 meshes, 5 ranks · e: 1 failed');
+  const bad = ['a', 'b', 'c'].map(name => named(name, 'dead'));
+  expect(model.summary(frame(...bad))).toBe('3 meshes, 3 ranks · a: 1 dead · b: 1 dead · troubles in 1 more');
+});
+
 it('ranks are written as ranges', () => {
   expect(model.formatRanks([0, 1, 2, 3, 7])).toBe('[0-3,7]');
   expect(model.formatRanks([5])).toBe('[5]');
+});
+
+it('no mesh whose name could be code is offered', () => {
+  const names = ['x\nimport os', 'a b', 'a;b', '', '1a', 'a\u202eb', 'größe', 't_1'];
+  expect(model.selectors(frame(...names.map(name => mesh(['idle'], { name }))))).toEqual(['größe', 't_1']);
 });
 
 it('selectors are offered by mesh', () => {
@@ -220,4 +268,20 @@ it('selectors are offered by mesh', () => {
     ['tp', 2]
   ];
   expect(model.selectors(frame(mesh(Array(4).fill('idle'), { axes })))).toEqual(['t', 't.slice(dp=0)', 't.slice(tp=0)']);
+});
+
+describe('what notices and the status item speak of', () => {
+  it('names notebooks only where there are several, by their file where that is enough', () => {
+    expect(model.notebookName('runs/a.ipynb', ['runs/a.ipynb'])).toBe('');
+    expect(model.notebookName('runs/a.ipynb', ['runs/a.ipynb', 'b.ipynb'])).toBe('a.ipynb');
+    expect(model.notebookName('runs/a.ipynb', ['runs/a.ipynb', 'a.ipynb', 'b.ipynb'])).toBe('runs/a.ipynb');
+  });
+
+  it('names the mesh of a reply once, and the notebook', () => {
+    expect(model.noticeOf('Heal (t)', 't: rank 1 replaced', 't', '')).toBe('t: rank 1 replaced');
+    expect(model.noticeOf('Heal (t in a.ipynb)', 't: rank 1 replaced', 't', 'a.ipynb')).toBe('a.ipynb: t: rank 1 replaced');
+    expect(model.noticeOf('Heal (t)', 'tp: no', 't', '')).toBe('Heal (t): tp: no');
+    expect(model.noticeOf('Heal (t in a.ipynb)', '', 't', 'a.ipynb')).toBe('Heal (t in a.ipynb): done');
+    expect(model.meshIn('t', '')).toBe('t');
+  });
 });

@@ -1,4 +1,4 @@
-"""Extensions of meshes: live loops, code edits, debugging, traffic counts, resharding, widgets. Each feature is one folder.
+"""Extensions of meshes, such as live loops, code edits, debugging and widgets. Each feature is one folder.
 
 Theory of operation
 ===================

@@ -12,7 +12,7 @@ from monarch_kernel.net.wire.messages import Message, Payload, Result
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension
 from monarch_kernel.runtime.controller.extensions import register as register_controller
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.worker.extensions import register as register_worker
 from monarch_kernel.runtime.worker.rank import Rank
 from tests.support.waiting import LONG_S, wait_until

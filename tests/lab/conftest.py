@@ -291,6 +291,11 @@ class Lab:
         cell.locator(".jp-InputPrompt").get_by_text(re.compile(r"\[\d+\]:")).wait_for()
         return cell
 
+    def shot(self, name: str) -> None:
+        """Take a picture of the page for a person to look at, if ``MONARCH_SHOTS`` names a folder for pictures."""
+        if folder := os.environ.get("MONARCH_SHOTS"):
+            self.page.screenshot(path=f"{folder}/{name}.png")
+
     def violations(self, selector: str) -> list[dict[str, Any]]:
         """Return the violations that axe-core finds in a part of the page."""
         if not AXE.exists():

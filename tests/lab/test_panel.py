@@ -51,6 +51,47 @@ def test_the_panel_without_a_notebook_says_what_it_waits_for(lab: Lab) -> None:
     assert lab.violations("#monarch-mesh-panel") == []
 
 
+@pytest.mark.timeout(300)
+@OLDEST_TOO
+def test_each_place_names_the_mesh_and_the_notebook_that_it_speaks_of(lab: Lab, server: Server) -> None:
+    fails = "%%remote u[1]\n1 / 0"
+    lab.load(server.write("a.ipynb", UP, UP.replace(" t ", " u "), fails))
+    lab.show_panel()
+    expect(lab.panel.locator(".monarch-panel-path")).to_have_text("a.ipynb")
+    toolbar = lab.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .monarch-run-on")
+    expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "no mesh")
+    lab.run(0)
+    expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "t")
+    lab.run(1)
+    expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "u")
+    lab.run(2)
+    expect(lab.status).to_have_text("▲ t: 2 ranks · u: 2 ranks, 1 failed")
+    expect(lab.status).to_have_attribute("title", "Show the meshes of a.ipynb")
+    expect(lab.panel.get_by_role("region", name="Mesh t").locator(".mk-count:visible")).to_have_text(["2 idle"])
+    states = lab.panel.get_by_role("region", name="Mesh u").locator(".mk-count:visible")
+    expect(states).to_have_text(["1 failed", "1 idle"])
+    for i, name in enumerate("tu"):  # below each cell is its mesh, and no other
+        expect(lab.cell(i).locator(".mk-name")).to_have_text([name])
+
+    lab.open(server.write("b.ipynb", UP))
+    lab.wait_idle()
+    expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "no mesh")
+    lab.run(0)
+    expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "t")
+    expect(lab.status).to_have_text("b.ipynb · t: 2 ranks")
+    expect(lab.status).to_have_attribute("title", "Show the meshes of b.ipynb")
+    chooser = lab.panel.get_by_role("combobox", name="Notebook")
+    expect(chooser).to_have_value("b.ipynb")
+    expect(lab.panel.locator(".mk-name")).to_have_text(["t"])
+    chooser.select_option("a.ipynb")
+    expect(lab.panel.locator(".mk-name")).to_have_text(["t", "u"])
+    expect(lab.status).to_have_text("b.ipynb · t: 2 ranks")  # of the notebook in front
+    expect(toolbar.get_by_role("button", name="Run on mesh")).to_have_attribute("title", re.compile("the ranks of t "))
+    lab.open("a.ipynb")
+    expect(lab.status).to_have_text("▲ a.ipynb · t: 2 ranks · u: 2 ranks, 1 failed")
+    expect(toolbar.get_by_role("button", name="Run on mesh")).to_have_attribute("title", re.compile("the ranks of u"))
+
+
 def test_other_kernels_are_left_alone(lab: Lab, server: Server) -> None:
     lab.load(server.write("other.ipynb", "1", kernel="plain"))
     lab.show_panel()
@@ -80,6 +121,34 @@ def test_a_failing_rank_is_shown_while_the_others_run(lab: Lab, server: Server, 
     bar.check(lab.page.evaluate("window.seen") - failed_at, 1.0, "the display of the failure")
     lab.panel.get_by_role("button", name="Interrupt", exact=True).first.click()
     expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"))
+
+
+HANGS = """%%remote t --warn-after 1
+import os, time, torch
+if rank == 1:
+    while not os.path.exists("go"):
+        time.sleep(0.05)
+torch.distributed.all_reduce(torch.ones(4))"""
+
+
+@OLDEST_TOO
+def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, HANGS)
+    lab.start(1)
+    expect(lab.status).to_have_text("t: 2 ranks, [0] waits for [1]")
+    line = re.compile(
+        r"^\[0\] waits for [\d.]+ s in all_reduce #\d+ \(shape 4\), cell \[2\], line 6; \[1\] has not started it"
+    )
+    for view in (lab.panel, lab.cell(0).locator(".mk-live")):
+        expect(view.get_by_role("list", name="Waits")).to_have_text(line)
+        expect(view.locator(".mk-card[data-rank='0'] .mk-stall")).to_have_text(line)
+        expect(view.locator(".mk-card[data-rank='1'] .mk-stall")).to_have_text("[0] waits for this rank")
+    expect(lab.status).to_have_attribute("title", re.compile(r"^Show the meshes of a\.ipynb\nt: \[0\] waits for"))
+    assert lab.prompt(1).inner_text() == "[*]:"
+    (server.notebooks / "go").touch()
+    expect(lab.status).to_have_text("t: 2 ranks")
+    for view in (lab.panel, lab.cell(0).locator(".mk-live")):
+        expect(view.get_by_text("waits for")).to_have_count(0)
 
 
 @OLDEST_TOO
@@ -112,10 +181,66 @@ def test_a_death_is_notified_while_the_panel_is_hidden(lab: Lab, server: Server)
     lab.run(0)
     expect(lab.status).to_have_text("t: 2 ranks")
     kill_a_rank(lab)
-    notice = lab.page.locator(".Toastify__toast").filter(has_text="rank [1] died")
+    notice = lab.page.locator(".Toastify__toast").filter(has_text="t: rank [1] died")
     expect(notice).to_be_visible()
     notice.get_by_role("button", name="Show").click()
     expect(cards(lab, "dead")).to_have_count(1)
+
+
+def test_notices_name_the_notebook_where_two_are_open(lab: Lab, server: Server) -> None:
+    lab.load(server.write("b.ipynb", "1"))
+    lab.run(0)
+    lab.open(server.write("a.ipynb", UP, *KILLING))
+    toolbar = lab.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .monarch-run-on")
+    expect(toolbar).to_be_visible()  # the kernel of this notebook is there
+    lab.run(0)
+    expect(lab.status).to_have_text("a.ipynb · t: 2 ranks")
+    kill_a_rank(lab)
+    toasts = lab.page.locator(".Toastify__toast")
+    expect(toasts.filter(has_text="t in a.ipynb: rank [1] died at")).to_be_visible()
+    lab.command("monarch-kernel:heal")
+    expect(toasts.filter(has_text="a.ipynb: t: ")).to_be_visible()
+    lab.shot("notices")
+
+
+@OLDEST_TOO
+@pytest.mark.parametrize("remedy", ["heal", "restart of the kernel"])
+def test_the_notice_of_a_death_goes_when_it_no_longer_holds(lab: Lab, server: Server, remedy: str) -> None:
+    lab.load(server.write("a.ipynb", UP, *KILLING))
+    lab.run(0)
+    expect(lab.status).to_have_text("t: 2 ranks")
+    kill_a_rank(lab)
+    notice = lab.page.locator(".Toastify__toast").filter(has_text="rank [1] died at")
+    expect(notice).to_have_text(re.compile(r"died at \d+:\d\d:\d\d"))
+    lab.shot("death")
+    if remedy == "heal":
+        lab.command("monarch-kernel:heal")
+    else:
+        lab.command("kernelmenu:restart")
+        lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(notice).to_have_count(0)
+    if remedy != "heal":
+        lab.wait_idle()  # the server can't end a kernel that still restarts
+    lab.shot("no death")
+
+
+def test_errors_and_stacks_have_their_time_and_are_grey_once_they_no_longer_hold(lab: Lab, server: Server) -> None:
+    fails = "%%remote t\nif rank == 1:\n    raise ValueError('bad batch')"
+    with_mesh(lab, server, fails, "import time; time.sleep(0.6)", SLEEPS, *KILLING[1:])
+    lab.start(1)
+    error = lab.panel.locator(".mk-error-row")
+    expect(error.locator("time")).to_have_text(re.compile(r"^\d+:\d\d:\d\d"))
+    lab.panel.get_by_role("button", name="Stacks").click()
+    reply = lab.panel.locator(".mk-reply")
+    expect(reply).to_contain_text("nothing runs on [0-1]")
+    lab.run(2)  # what a rank does within half a second of the reply may be what the reply says
+    lab.start(3)
+    expect(error.locator("time")).to_have_text(re.compile(r"^earlier, \d+:\d\d:\d\d"))
+    expect(reply.locator("time")).to_have_text(re.compile("out of date$"))
+    lab.shot("past")
+    assert lab.violations("#monarch-mesh-panel .mk-view") == []
+    lab.panel.get_by_role("button", name="Interrupt", exact=True).first.click()
+    expect(error).to_have_count(0)
 
 
 def test_a_reloaded_page_shows_the_current_run(lab: Lab, server: Server, bar: Bar) -> None:
@@ -150,12 +275,12 @@ def test_each_notebook_has_its_own_meshes(lab: Lab, server: Server) -> None:
     lab.wait_idle()
     lab.run(0)
     expect(cards(lab, "idle")).to_have_count(1)
-    expect(lab.status).to_have_text("other: 1 rank")
+    expect(lab.status).to_have_text("b.ipynb · other: 1 rank")
     chooser.select_option("a.ipynb")
     expect(cards(lab, "idle")).to_have_count(2)
-    expect(lab.status).to_have_text("other: 1 rank")
+    expect(lab.status).to_have_text("b.ipynb · other: 1 rank")
     lab.open("a.ipynb")
-    expect(lab.status).to_have_text("t: 2 ranks")
+    expect(lab.status).to_have_text("a.ipynb · t: 2 ranks")
     expect(cards(lab)).to_have_count(2)
 
 

@@ -71,8 +71,13 @@ def test_a_loop_is_controlled_while_its_cell_runs(lab: Lab, server: Server) -> N
     cell = lab.start(1)
     loop = widget(lab).get_by_role("region", name="Loop in cell [2]")
     about = loop.locator(".mk-about")
-    expect(about).to_contain_text(re.compile(r"running · step \d+ of 100,000 · [\d.]+ ms a step"))
+    expect(about).to_contain_text(re.compile(r"running · step [\d,]+ of 100,000 · [\w ]+ elapsed · [\w ]+ left"))
+    expect(about).to_contain_text(re.compile(r"[\d.]+ ms a step · [\d.,]+ steps/s"))
     expect(loop.get_by_role("img", name="loss from step 0 to")).to_be_visible()
+    loop.locator(".mk-curve-area").hover()
+    expect(loop.locator(".mk-tip")).to_have_text(re.compile(r"^step [\d,]+: [\d.e-]+"))
+    loop.get_by_role("button", name="Log scale").click()
+    lab.page.mouse.move(0, 0)
     field = loop.get_by_label("Knob lr", exact=True)
     field.fill("0.25")
     field.press("Enter")
@@ -162,6 +167,26 @@ def test_it_ends_with_its_mesh(lab: Lab, server: Server) -> None:
     assert "widget-view" not in (server.notebooks / "a.ipynb").read_text()
 
 
+def test_a_saved_notebook_shows_curves_also_where_it_is_not_trusted(lab: Lab, server: Server) -> None:
+    logs = "%%remote t\nfor step in live.loop(40):\n    live.log(loss=1 / (step + 1 + rank))"
+    with_mesh(lab, server, logs, "%mesh down t")
+    lab.run(1)
+    lab.run(2)
+    picture = lab.cell(0).get_by_role("img", name="loss from step 0 to 39")
+    expect(picture).to_be_visible()
+    expect(lab.cell(0)).to_contain_text("t was ended by %mesh down. The table shows its last state.")
+    lab.save()
+    server.end_kernels()
+    copy = json.loads((server.notebooks / "a.ipynb").read_text())
+    (server.notebooks / "copy.ipynb").write_text(json.dumps(copy).replace('"trusted": true', '"trusted": false'))
+    lab.load("copy.ipynb")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth > 0")
+    expect(lab.cell(0)).to_contain_text("2 stopped")
+    expect(lab.cell(0)).to_contain_text("as of ")
+    lab.shot("saved-not-trusted")
+
+
 def test_a_plain_kernel_shows_it_too(lab: Lab, server: Server) -> None:
     lab.load(server.write("a.ipynb", f"%load_ext monarch_kernel\n{UP}", "%mesh down t", kernel="plain"))
     lab.run(0)
@@ -196,3 +221,57 @@ def test_sliders_that_ranks_make_move_and_call_their_observers(lab: Lab, server:
     expect(lab.cell(1).locator(".widget-readout")).to_have_text(["3", "5"])
     lab.run(2)
     expect(lab.cell(1).locator(".noUi-target[disabled]")).to_have_count(2)
+
+
+SEEN = """() => {
+    window.seen = new Set();
+    const isSeen = (each) => each && each.getClientRects().length > 0 && getComputedStyle(each).visibility === "visible";
+    const look = () => {
+        for (const each of document.querySelectorAll(".jp-Cell .mk-static")) if (isSeen(each)) window.seen.add("table");
+        for (const each of document.querySelectorAll(".jp-Cell .mk-empty")) if (isSeen(each)) window.seen.add(each.textContent);
+        window.looking = requestAnimationFrame(look);
+    };
+    look();
+}"""
+"""Notes what a page paints in place of a live view."""
+
+
+def test_nothing_is_painted_in_place_of_a_live_view_that_comes(lab: Lab, server: Server) -> None:
+    lab.load(server.write("a.ipynb", UP, UP.replace(" t ", " u "), "%mesh show u"))
+    lab.page.evaluate(SEEN)
+    for i in range(2):
+        lab.run(i)
+        expect(cards(lab, "idle", i=i)).to_have_count(2)
+    assert lab.page.evaluate("[...window.seen]") == []
+    lab.run(2)
+    expect(cards(lab, "idle", i=2)).to_have_count(2)
+    # The view of the second cell has moved, and leaves its table there.
+    assert lab.page.evaluate("[...window.seen]") == ["table"]
+    expect(lab.cell(2).locator(".mk-static table")).not_to_be_visible()
+
+
+OUTSIDE = """() => [...document.querySelectorAll(".jp-Cell .mk-live *")].filter((each) => {
+    const output = each.closest(".jp-OutputArea-output").getBoundingClientRect();
+    const box = each.getBoundingClientRect();
+    return each.getClientRects().length > 0 && !each.closest(".mk-hidden") && box.width > 0 && box.right > output.right + 1;
+}).map((each) => `${each.className} ${each.textContent}`)"""
+
+
+@pytest.mark.parametrize(("width", "zoom"), [(800, 1.0), (1400, 1.25)])
+def test_it_fits_between_two_sidebars(lab: Lab, server: Server, width: int, zoom: float) -> None:
+    with_mesh(lab, server)
+    lab.show_panel()
+    expect(lab.page.locator("#jp-left-stack")).to_be_visible()
+    lab.page.set_viewport_size({"width": round(width / zoom), "height": round(900 / zoom)})
+    right = "document.querySelector('.jp-Cell .mk-live').getBoundingClientRect().right"
+    lab.page.wait_for_function(f"{right} < {width / zoom} - 250")  # the panel is on that side
+    assert lab.page.evaluate(OUTSIDE) == []
+
+
+def test_two_columns_fit_at_a_zoom_of_125_percent(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server)
+    lab.page.set_viewport_size({"width": round(1400 / 1.25), "height": round(900 / 1.25)})
+    tops = (
+        "new Set([...document.querySelectorAll('.jp-Cell .mk-card')].map((each) => each.getBoundingClientRect().top))"
+    )
+    lab.page.wait_for_function(f"{tops}.size === 1")

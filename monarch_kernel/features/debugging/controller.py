@@ -12,7 +12,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Continued, DebugInput, SkipBreakpoint, Stopped
 from monarch_kernel.runtime.controller.effects import Effect, Halt, Tell
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.rpc.future import Future
 

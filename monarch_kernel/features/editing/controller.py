@@ -22,7 +22,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Fetch, Fetched, ModuleSource
 from monarch_kernel.runtime.controller.effects import Effect, Later
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.rpc.requests import Send
 
 __all__ = ["EditingExtension"]

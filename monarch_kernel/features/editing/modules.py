@@ -22,7 +22,7 @@ import time
 from collections.abc import Container, Iterator, Mapping, MutableMapping, MutableSet, Sequence
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import psutil
@@ -70,7 +70,8 @@ class ModuleEdit:
         self.absent = tuple(sorted(self._texts.keys() - here))
         self.unchanged = tuple(sorted(one for one in here if loaded.get(one) == digest(self._texts[one].text)))
         self.edited = tuple(sorted(here.difference(self.unchanged)))
-        imports = {name: imported_by(source, sys.modules) for name, source in self._user_modules().items()}
+        modules = self._user_modules() if self.edited else {}
+        imports = {name: imported_by(source, sys.modules) for name, source in modules.items()}
         self._order = in_order(self.edited, imports)
         self.dependents = tuple(name for name in self._order if name not in self.edited)
         self._before: dict[str, _Before] = {}
@@ -212,26 +213,54 @@ def imported_by(source: ModuleSource, known: Mapping[str, object]) -> set[str]:
         source: source of the module.
         known: existing modules: ``from a import b`` imports ``a.b`` if that is one of them.
     """
+    package = source.name if source.is_package else source.name.rpartition(".")[0]
+    found: set[str] = set()
+    for each in _imports_in(source):
+        if each.level is None:
+            found.update(each.names)
+            continue
+        base = each.base
+        if each.level:
+            above = package.split(".")
+            above = above[: len(above) - each.level + 1]
+            base = ".".join([*above, base] if base else above)
+        modules = {name for alias in each.names if (name := f"{base}.{alias}") in known}
+        found |= modules
+        if len(modules) < len(each.names):
+            found.add(base)
+    return found - {source.name, ""}
+
+
+class _Import(NamedTuple):
+    """An import statement: ``from base import names``, or ``import names`` without a level (its number of dots)."""
+
+    level: int | None
+    base: str
+    names: tuple[str, ...]
+
+
+_parsed: dict[str, tuple[str, tuple[_Import, ...]]] = {}
+"""Name of a module -> `digest` of the source that was parsed last, and its imports: each edit asks about all modules."""
+
+
+def _imports_in(source: ModuleSource) -> tuple[_Import, ...]:
+    """The import statements that run with a module."""
+    key = digest(source.text)
+    before = _parsed.get(source.name)
+    if before is not None and before[0] == key:
+        return before[1]
     try:
         tree = ast.parse(source.text)
     except (SyntaxError, ValueError):
-        return set()
-    package = source.name if source.is_package else source.name.rpartition(".")[0]
-    found: set[str] = set()
+        return ()
+    found: list[_Import] = []
     for node in _run_nodes(tree):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            found.append(_Import(None, "", tuple(alias.name for alias in node.names)))
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")
-                above = above[: len(above) - node.level + 1]
-                base = ".".join([*above, base] if base else above)
-            modules = {name for alias in node.names if (name := f"{base}.{alias.name}") in known}
-            found |= modules
-            if len(modules) < len(node.names):
-                found.add(base)
-    return found - {source.name, ""}
+            found.append(_Import(node.level, node.module or "", tuple(alias.name for alias in node.names)))
+    _parsed[source.name] = key, tuple(found)
+    return tuple(found)
 
 
 def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:

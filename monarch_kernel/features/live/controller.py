@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TypeVar
 
 from monarch_kernel.base.events import LoopView, MeshView
-from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopRecord
+from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopListener, LoopRecord
 from monarch_kernel.features.live.pace import Grant
+from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import LoopLeft, LoopPreempted, LoopReport, LoopStarted, Preload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.controller.runtime import Runtime
 
 __all__ = ["FOR_TRAINING", "LoopControl", "LoopExtension"]
@@ -70,13 +71,13 @@ class LoopExtension(Extension):
         return effects
 
     def _reported(self, record: RankRecord, message: LoopReport, now: float) -> list[Effect]:
-        return self.send(self.book.reported(record.spec.proc, message))
+        return self.send(self.book.reported(record.spec.proc, message, now))
 
     def _preempted(self, record: RankRecord, message: LoopPreempted, now: float) -> list[Effect]:
         return self.send(self.book.preempted(record.spec.proc, message))
 
     def _left(self, record: RankRecord, message: LoopLeft, now: float) -> list[Effect]:
-        return self.send(self.book.left(record.spec.proc, message))
+        return self.send(self.book.left(record.spec.proc, message, now))
 
 
 class LoopControl:
@@ -101,6 +102,13 @@ class LoopControl:
             LookupError: the loop ended long ago, and its record was dropped.
         """
         return self._loop(key).view(time.monotonic())
+
+    def is_stopping(self, key: tuple[int, int]) -> bool:
+        """Whether a loop has been stopped, and ranks still have steps to do; False for a loop whose record was dropped."""
+        try:
+            return self._loop(key).pace.is_stopping
+        except LookupError:
+            return False
 
     def change(self, key: tuple[int, int], do: Callable[[LoopRecord], tuple[T, Grant | None]]) -> T:
         """Apply a change to a loop, and send the resulting grant to its ranks.
@@ -135,6 +143,22 @@ class LoopControl:
         before = self._runtime.run_on_io_thread(change)
         if before is not None:
             before.close()
+
+    def listen(self, listener: LoopListener, *, is_on: bool = True) -> None:
+        """Tell a listener of the loops of all meshes from now on; or no longer."""
+
+        def change() -> None:
+            listeners = self._loops.book.listeners
+            if listener in listeners:
+                listeners.remove(listener)
+            if is_on:
+                listeners.append(listener)
+
+        self._runtime.run_on_io_thread(change)
+
+    def trouble(self, request: int) -> dict[int, Trouble]:
+        """What the watch has found in the loops of a request, by number of the loop."""
+        return {number: loop.trouble for number, loop in self._loops.book.of_request(request)}
 
     def recovers(self, request: int) -> bool:
         """Whether a request has a loop that resumes automatically if a rank dies."""

@@ -30,18 +30,22 @@ class _Bin:
     least: float = math.inf
     most: float = -math.inf
     step: int = 0
+    least_rank: int = -1
+    most_rank: int = -1
 
-    def add(self, value: Logged) -> None:
+    def add(self, rank: int, value: Logged) -> None:
         self.step = max(self.step, value.step)
         if value.count:
             mean = value.total / value.count
-            self.merge(_Bin(value.total, value.count, mean, mean, value.step))
+            self.merge(_Bin(value.total, value.count, mean, mean, value.step, rank, rank))
 
     def merge(self, other: _Bin) -> None:
         self.total += other.total
         self.count += other.count
-        self.least = min(self.least, other.least)
-        self.most = max(self.most, other.most)
+        if other.least < self.least:
+            self.least, self.least_rank = other.least, other.least_rank
+        if other.most > self.most:
+            self.most, self.most_rank = other.most, other.most_rank
         self.step = max(self.step, other.step)
 
 
@@ -70,7 +74,7 @@ class Curve:
         values = list(values)
         for value in values:
             self.last[rank] = value.last
-            self._bins.setdefault(value.step // self.width, _Bin()).add(value)
+            self._bins.setdefault(value.step // self.width, _Bin()).add(rank, value)
         kept = {value.step: value.last for value in [*heapq.nlargest(3, values, _weight), *values[-1:]]}
         self._recent.setdefault(rank, deque(maxlen=_COMPARED)).extend(sorted(kept.items()))
         while len(self._bins) > MAX_POINTS:
@@ -85,7 +89,14 @@ class Curve:
     def points(self) -> list[CurvePoint]:
         """The current points, by step."""
         return [
-            CurvePoint(each.step, each.total / each.count if each.count else math.nan, each.least, each.most)
+            CurvePoint(
+                each.step,
+                each.total / each.count if each.count else math.nan,
+                each.least,
+                each.most,
+                each.least_rank,
+                each.most_rank,
+            )
             for _, each in sorted(self._bins.copy().items())
         ]
 

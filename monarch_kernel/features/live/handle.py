@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from monarch_kernel.base.events import LoopView
 from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.features.live.csv_text import csv_text
 from monarch_kernel.features.live.knobs import fitting
 from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.runtime.controller.runtime import Runtime
 
-__all__ = ["LiveLoop"]
+__all__ = ["MOST_STEPS", "LiveLoop"]
+
+MOST_STEPS = 1_000_000_000_000
+"""Most steps of one `LiveLoop.step`."""
 
 T = TypeVar("T")
 
@@ -39,6 +45,24 @@ class LiveLoop:
         """The current state of the loop."""
         return self._control.view(self.key)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called, and ranks still have steps to do."""
+        return self._control.is_stopping(self.key)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write the curves of the loop to a CSV file, a line for each point, and return the path of the file.
+
+        The columns are ``name``, ``step``, ``mean`` (over ranks), ``min``, ``min_rank``, ``max`` and ``max_rank``. A curve has
+        at most 256 points, so a point of a long loop stands for several steps.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        path = Path(path).expanduser()
+        path.write_text(csv_text(self.view()), encoding="utf-8", newline="")
+        return path
+
     def pause(self) -> int:
         """Pause all ranks before the same step, and return that step without waiting for them."""
 
@@ -57,10 +81,12 @@ class LiveLoop:
 
         Raises:
             TypeError: ``count`` is not an integer.
-            ValueError: ``count`` is less than 1.
+            ValueError: ``count`` is less than 1, or more than a loop can run.
         """
         if not isinstance(count, int) or isinstance(count, bool):
             raise TypeError(f"step({count!r}): pass a number of steps, such as 10")
+        if count > MOST_STEPS:
+            raise ValueError(f"step({count:,}): at most {MOST_STEPS:,} at once; resume() runs all that are left")
         self._change(lambda loop: (None, loop.pace.step(count)))
 
     def stop(self) -> int:
@@ -99,7 +125,7 @@ class LiveLoop:
 
         def do(loop: LoopRecord) -> tuple[T, Grant | None]:
             if loop.pace.is_over:
-                raise RuntimeError(f"the loop of {loop.mesh} is over, after {loop.pace.reached:,} steps")
+                raise RuntimeError(f"the loop of {loop.mesh} is over, after {loop.pace.progress:,} steps")
             return change(loop)
 
         return self._control.change(self.key, do)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from monarch_kernel.features.live.limits import text_problem
+from monarch_kernel.features.live.limits import integer_problem, text_problem
 from monarch_kernel.net.wire.messages import Knob
 
 __all__ = ["bounds_text", "fitting"]
@@ -18,7 +18,7 @@ def fitting(knob: Knob, value: Any) -> Any:
         TypeError: the value has another type than the knob.
         ValueError: the value is not finite, too long, or out of the bounds of the knob.
     """
-    if problem := text_problem(value):
+    if problem := text_problem(value) or integer_problem(value):
         raise ValueError(f"knob {knob.name!r}: {problem}")
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     was_number = isinstance(knob.value, (int, float)) and not isinstance(knob.value, bool)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-__all__ = ["MAX_KNOBS", "MAX_LOGGED", "MAX_NAME", "MAX_TEXT", "name_problem", "text_problem"]
+__all__ = ["MAX_KNOBS", "MAX_LOGGED", "MAX_NAME", "MAX_TEXT", "integer_problem", "name_problem", "text_problem"]
 
 MAX_NAME = 200
 """Characters in the name of a knob or of a logged value."""
@@ -21,6 +21,7 @@ MAX_KNOBS = 200
 MAX_TEXT = 1_000
 """Characters of a knob whose value is a string."""
 
+_MOST = 1 << 63
 _SHOWN = 40
 
 
@@ -43,4 +44,11 @@ def text_problem(value: object) -> str:
     """Say why a value of a knob is too long; empty if it is not."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"the text has {len(value):,} characters, but may have at most {MAX_TEXT:,}"
+    return ""
+
+
+def integer_problem(value: object) -> str:
+    """Say why an integer can't be sent; empty if it can, and for all other values."""
+    if isinstance(value, int) and not -_MOST <= value < _MOST:
+        return f"the integer has {value.bit_length()} bits, but may have at most 63 and a sign; write it as a float"
     return ""

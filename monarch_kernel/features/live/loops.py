@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from monarch_kernel.base.events import CurveView, KnobView, LoopView
+from monarch_kernel.base.events import CurveView, KnobView, LoopState, LoopView
 from monarch_kernel.features.live.curves import Curve
 from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem, text_problem
-from monarch_kernel.features.live.pace import PREEMPTION, Grant, Pace
+from monarch_kernel.features.live.pace import ALARM, PREEMPTION, ROLLBACK, Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.codec import replace
 from monarch_kernel.net.wire.messages import (
     Knob,
     Logged,
+    LoopAlarm,
     LoopGrant,
     LoopLeft,
     LoopPreempted,
@@ -25,13 +28,16 @@ from monarch_kernel.net.wire.messages import (
     RankSpec,
 )
 
-__all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopRecord"]
+__all__ = ["AddressedGrant", "Journal", "LoopBook", "LoopListener", "LoopRecord"]
 
 KEPT = 8
 """How many ended loops the controller keeps, with their logs."""
 
 _RATE_S = 5.0
 """Rates are averages over this many seconds."""
+
+_STEPS_S = 60.0
+"""The time that a loop still takes follows from its steps in this many seconds, so that a slow step changes it little."""
 
 AddressedGrant = tuple[int, LoopGrant]
 """The number of a process, and the grant to send to it."""
@@ -41,11 +47,12 @@ AddressedGrant = tuple[int, LoopGrant]
 class _Rate:
     """A rate per second of one rank over the last seconds. A rank may log a count in some steps only, or often in one step."""
 
+    over_s: float = _RATE_S
     counts: deque[tuple[float, float]] = field(default_factory=deque)
 
     def add(self, seconds: float, count: float) -> None:
         self.counts.append((seconds, count))
-        while sum(seconds for seconds, _ in self.counts) - self.counts[0][0] >= _RATE_S:
+        while sum(seconds for seconds, _ in self.counts) - self.counts[0][0] >= self.over_s:
             self.counts.popleft()
 
     @property
@@ -66,16 +73,20 @@ class LoopRecord:
         steps: number of steps; None if the loop has no end.
         ranks: process -> flat rank, in the order in which they joined.
         started_at: when the first rank joined, in seconds of a monotonic clock.
+        heard_at: when a rank has last reported something.
         knobs: by name, in the order in which they were first seen.
         curves: by name of the metric.
         recovers: whether the loop resumes automatically if a rank dies.
         rates: by name of the counter, rank -> its rate.
+        step_rates: rank -> its steps per second.
+        loader_shares: rank -> seconds per second that it waits for a DataLoader; of ranks that have waited for one.
         reported_steps: process -> the step with which its last report ended.
         peaks: rank -> peak floating-point operations per second of its device, where known.
         follows: the loop that this one continues after a rank died.
         first: the step with which it continues.
         is_hit: whether a rank died in the loop.
         refused: why a name that a rank has reported is not kept, for the last such name; empty if all are.
+        trouble: what the watch has found.
     """
 
     request: int
@@ -84,12 +95,15 @@ class LoopRecord:
     where: str
     steps: int | None
     started_at: float
+    heard_at: float = 0.0
     recovers: bool = False
     pace: Pace = field(default_factory=Pace)
     ranks: dict[int, int] = field(default_factory=dict)
     knobs: dict[str, Knob] = field(default_factory=dict)
     curves: dict[str, Curve] = field(default_factory=dict)
     rates: dict[str, dict[int, _Rate]] = field(default_factory=dict)
+    step_rates: dict[int, _Rate] = field(default_factory=dict)
+    loader_shares: dict[int, _Rate] = field(default_factory=dict)
     reported_steps: dict[int, int] = field(default_factory=dict)
     step_s: dict[int, float] = field(default_factory=dict)
     peaks: dict[int, float] = field(default_factory=dict)
@@ -97,6 +111,7 @@ class LoopRecord:
     first: int = 0
     is_hit: bool = False
     refused: str = ""
+    trouble: Trouble = field(default_factory=Trouble)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -123,7 +138,9 @@ class LoopRecord:
         changes = [
             change
             for change in other.pace.changes
-            if change.name != PREEMPTION and (is_recovery or (change.name and change.step <= step))
+            if change.name != PREEMPTION
+            and not change.name.startswith(ALARM)
+            and (is_recovery or (change.name and change.step <= step))
         ]
         self.pace.changes = changes
         self.pace.is_paused = is_recovery and other.pace.is_paused
@@ -142,6 +159,10 @@ class LoopRecord:
     def admit(self, report: LoopReport) -> LoopReport:
         """Return a report of a rank without the names that are too long or too many; `refused` says so."""
         known = {*self.curves, *self.rates}
+        if report.alarms:
+            report = replace(
+                report, alarms=tuple(each for each in report.alarms if each.name in known | report.logged.keys())
+            )
         if not report.knobs and report.logged.keys() <= known:
             return report
         logged = {name: values for name, values in report.logged.items() if self._admits(name, known, MAX_LOGGED)}
@@ -165,17 +186,39 @@ class LoopRecord:
             self.step_s[rank] = report.step_s
         if report.peak > 0:
             self.peaks[rank] = report.peak
+        steps = report.step - self.reported_steps.get(proc, 0)
+        self.trouble.reported(rank, steps, report.step_s, report.loader_s)
         for name, values in report.logged.items():
             if name in PER_SECOND:
                 self.rates.setdefault(name, {}).setdefault(rank, _Rate())
             else:
                 self.curves.setdefault(name, Curve()).add(rank, values)
-        seconds = report.step_s * (report.step - self.reported_steps.get(proc, 0))
+        steps = report.step - self.reported_steps.get(proc, 0)
+        seconds = report.step_s * steps
         self.reported_steps[proc] = report.step
         if seconds > 0:
+            self.step_rates.setdefault(rank, _Rate(_STEPS_S)).add(seconds, steps)
+            if report.loader_s > 0 or rank in self.loader_shares:
+                self.loader_shares.setdefault(rank, _Rate()).add(seconds, report.loader_s * steps)
             for name, rates in self.rates.items():
                 if rank in rates:
                     rates[rank].add(seconds, sum(value.total for value in report.logged.get(name, ())))
+
+    def alarmed(self, rank: int, alarm: LoopAlarm) -> Grant | None:
+        """Note an alarm of a rank; returns a grant if the loop is to do something about it at the same step on all ranks."""
+        is_first = self.trouble.alarmed(rank, alarm)
+        if self.pace.is_over or not is_first:
+            return None
+        action = self.trouble.action(alarm.kind)
+        if action == "stop":
+            return self.pace.stop()[1]
+        if action not in ("call", "rollback"):
+            return None
+        value = json.dumps([alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, rank])
+        change, grant = self.pace.change(f"{ALARM if action == 'call' else ROLLBACK}{alarm.kind} {alarm.name}", value)
+        if action == "rollback":
+            self.trouble.rolled_back(change.step)
+        return grant
 
     def view(self, now: float, *, points: bool = True) -> LoopView:
         """The current state of the loop.
@@ -189,10 +232,10 @@ class LoopRecord:
             self.key,
             self.mesh,
             self.where,
-            self.pace.reached,
+            self.pace.progress,
             self.steps,
-            "over" if self.pace.is_over else "paused" if self.pace.is_paused else "running",
-            now - self.started_at,
+            self.state,
+            max(0.0, (self.heard_at if self.pace.is_over else now) - self.started_at),
             max(list(self.step_s.values()), default=0.0),
             tuple(
                 KnobView(knob.name, values.get(knob.name, knob.value), knob.low, knob.high)
@@ -211,7 +254,28 @@ class LoopRecord:
             tuple((name, sum(self._per_s(name).values())) for name in list(self.rates)),
             self.utilisation,
             self.refused,
+            self.left_s,
+            tuple(
+                (rank, min(1.0, each.per_s)) for rank, each in sorted(self.loader_shares.copy().items()) if each.counts
+            ),
         )
+
+    @property
+    def state(self) -> LoopState:
+        """What the loop does: it is pausing until all its ranks wait before the same step."""
+        if self.pace.is_over:
+            return "over"
+        if self.pace.is_pausing:
+            return "pausing"
+        return "paused" if self.pace.is_paused else "running"
+
+    @property
+    def left_s(self) -> float | None:
+        """How long the remaining steps take, without pauses, at the speed of the slowest rank; None if that is unknown."""
+        speeds = [rate.per_s for rate in list(self.step_rates.values()) if rate.counts]
+        if self.steps is None or self.pace.is_over or not speeds:
+            return None
+        return max(0, self.steps - self.pace.reached) / min(speeds)
 
     def _per_s(self, name: str) -> dict[int, float]:
         return {rank: rate.per_s for rank, rate in self.rates.get(name, {}).copy().items() if rate.counts}
@@ -236,20 +300,42 @@ class Journal(Protocol):
         ...
 
 
+class LoopListener(Protocol):
+    """Follows all loops of a session, rank by rank. Called with the I/O lock held, so it must not wait."""
+
+    def loop_started(self, loop: LoopRecord) -> None:
+        """A loop starts; its changes, such as the values of knobs from a step on, can still be set."""
+        ...
+
+    def loop_reported(self, loop: LoopRecord, rank: int, logged: Mapping[str, tuple[Logged, ...]]) -> None:
+        """A rank of the loop has reported what it logged."""
+        ...
+
+    def loop_left(self, loop: LoopRecord) -> None:
+        """A rank has left the loop, which may be over now."""
+        ...
+
+
 class LoopBook:
     """All loops of a session. The methods that handle events return the grants to send to ranks.
 
     Attributes:
         journals: name of a mesh -> the journal of its loops.
+        listeners: what follows the loops of all meshes.
     """
 
     def __init__(self) -> None:
         self.journals: dict[str, Journal] = {}
+        self.listeners: list[LoopListener] = []
         self._loops: dict[tuple[int, int], LoopRecord] = {}
 
     def of(self, procs: Collection[int]) -> Iterator[LoopRecord]:
         """The loops that any of these processes is or was in, in the order in which they started."""
         return (loop for loop in list(self._loops.values()) if not loop.ranks.keys().isdisjoint(procs))
+
+    def of_request(self, request: int) -> list[tuple[int, LoopRecord]]:
+        """The loops of a request, with their numbers."""
+        return [(loop.number, loop) for loop in list(self._loops.values()) if loop.request == request]
 
     def shown(self, procs: Collection[int]) -> list[LoopRecord]:
         """The loops that a view of these processes shows: all that still run; if there is none, the last one."""
@@ -281,14 +367,18 @@ class LoopBook:
         loop = self._loops.get(key)
         if loop is None:
             steps = message.steps if message.steps >= 0 else None
-            loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now)
+            loop = self._loops[key] = LoopRecord(*key, spec.mesh, where, steps, now - max(0.0, message.age_s))
             self._forget()
             loop.pace.is_paused, loop.pace.apart, loop.recovers = message.is_paused, message.apart, message.recovers
             if message.recovers:  # all of them will join the loop
                 loop.pace.awaited, loop.pace.first = set(owing), message.step
             if message.follows and (last := self._last(message.follows)) is not None:
                 loop.follow(last, message.step, is_recovery=message.is_recovery)
+            for listener in self.listeners:
+                listener.loop_started(loop)
+        loop.heard_at = now
         loop.ranks[spec.proc] = spec.rank
+        loop.trouble.hooks[spec.rank] = message.hooks
         loop.reported_steps[spec.proc] = message.step
         grant = loop.pace.joined(spec.proc, message.step, message.horizon)
         return [(spec.proc, loop.message(grant))]
@@ -300,16 +390,22 @@ class LoopBook:
             loop.recovers and (loop.is_hit or loop is last) for loop in self._loops.values() if loop.request == request
         )
 
-    def reported(self, proc: int, message: LoopReport) -> list[AddressedGrant]:
+    def reported(self, proc: int, message: LoopReport, now: float) -> list[AddressedGrant]:
         """A rank reports its progress, and what it has logged."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
+        loop.heard_at = now
         message = loop.admit(message)
         loop.take(proc, message)
         grant = loop.pace.progressed(proc, message.step, message.step_s)
         self._note(loop, message.logged)
-        return loop.address(grant)
+        for listener in self.listeners:
+            listener.loop_reported(loop, loop.ranks[proc], message.logged)
+        grants = loop.address(grant)
+        for alarm in message.alarms:
+            grants += loop.address(loop.alarmed(loop.ranks[proc], alarm))
+        return grants
 
     def preempted(self, proc: int, message: LoopPreempted) -> list[AddressedGrant]:
         """A rank in a loop must end soon: all ranks of the loop save their work before the same step."""
@@ -318,11 +414,12 @@ class LoopBook:
             return []
         return loop.address(loop.pace.preempt())
 
-    def left(self, proc: int, message: LoopLeft) -> list[AddressedGrant]:
+    def left(self, proc: int, message: LoopLeft, now: float) -> list[AddressedGrant]:
         """A rank has left a loop."""
         loop = self._loops.get((message.request, message.number))
         if loop is None or proc not in loop.ranks:
             return []
+        loop.heard_at = now
         return self._leave(loop, proc, message.steps)
 
     def request_over(self, proc: int, request: int) -> list[AddressedGrant]:
@@ -350,6 +447,8 @@ class LoopBook:
     def _leave(self, loop: LoopRecord, proc: int, steps: int = 0) -> list[AddressedGrant]:
         grant = loop.pace.left(proc, steps)
         self._note(loop, {})
+        for listener in self.listeners:
+            listener.loop_left(loop)
         return loop.address(grant)
 
     def _note(self, loop: LoopRecord, logged: Mapping[str, tuple[Logged, ...]]) -> None:

@@ -22,10 +22,16 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.net.wire.messages import Change
 
-__all__ = ["AHEAD_S", "PREEMPTION", "Grant", "Pace", "StepGrant"]
+__all__ = ["AHEAD_S", "ALARM", "PREEMPTION", "ROLLBACK", "Grant", "Pace", "StepGrant"]
 
 PREEMPTION = "\0preemption"
 """The name of the change at whose step all ranks save their work, because one of them must end."""
+
+ALARM = "\0alarm "
+"""Begins the name of a change at whose step all ranks call a function of the loop, such as ``on_nan``."""
+
+ROLLBACK = f"{ALARM}rollback "
+"""Begins the name of a change at whose step all ranks restore the state of a snapshot."""
 
 AHEAD_S = 0.1
 """Time for which ranks may run before the controller grants more; far longer than a message takes, also on busy machines."""
@@ -62,9 +68,11 @@ class StepGrant:
         is_stopped: whether the loop ends before the step that was started last.
         is_preempted: whether the rank must save its work before the step that was started last.
         is_paused: whether the controller grants no more steps for now.
+        alarms: the changes of `ALARM` that are due at the step that was started last; the loop removes them.
     """
 
     def __init__(self) -> None:
+        self.alarms: list[Change] = []
         self.horizon = 0
         self.is_paused = False
         self.values: dict[str, Any] = {}
@@ -99,6 +107,8 @@ class StepGrant:
         for change in due:
             if change.name == PREEMPTION:
                 self.is_preempted = True
+            elif change.name.startswith(ALARM):
+                self.alarms.append(change)
             elif change.name:
                 self.values[change.name] = change.value
             else:
@@ -165,6 +175,18 @@ class Pace:
     _step_s: dict[int, float] = field(default_factory=dict)
     _left: set[int] = field(default_factory=set)
     _ahead: int = _FIRST
+    _progress: int = 0
+
+    @property
+    def progress(self) -> int:
+        """The step to show: that of the slowest rank. A rank that fails, restarts or joins late does not set it back."""
+        return self._progress
+
+    @property
+    def is_pausing(self) -> bool:
+        """Whether the loop is to pause, and a rank still has to do steps that it was granted."""
+        reached = self._reached.copy()  # other threads read this
+        return self.is_paused and any(step < self.horizon for rank, step in reached.items() if rank not in self._left)
 
     @property
     def reached(self) -> int:
@@ -177,6 +199,11 @@ class Pace:
         """Whether ranks joined the loop, and all have left it."""
         return bool(self._left) and len(self._left) == len(self._reached)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether `stop` was called, and ranks still have steps to do."""
+        return any(not change.name for change in self.changes) and not self.is_over
+
     def joined(self, rank: int, step: int = 0, horizon: int = 0) -> Grant:
         """A rank starts the loop, or is in it already; returns the grant for that rank.
 
@@ -188,6 +215,7 @@ class Pace:
         self.awaited.discard(rank)
         self._reached[rank] = max(step, self._reached.get(rank, 0))
         self.horizon = max(self.horizon, horizon)
+        self._progress = max(self._progress, self.reached)
         return self._grant(*self.changes)
 
     def progressed(self, rank: int, step: int, step_s: float) -> Grant | None:
@@ -199,6 +227,7 @@ class Pace:
             step_s: seconds that a step takes on this rank; 0 if not known yet.
         """
         self._reached[rank] = max(step, self._reached.get(rank, 0))
+        self._progress = max(self._progress, self.reached)
         if step_s > 0:
             self._step_s[rank] = step_s
         return self._advance()
@@ -215,7 +244,9 @@ class Pace:
             steps: how many steps it has started, if it has reported that.
         """
         self._reached[rank] = max(steps, self._reached.get(rank, 0))
+        self._progress = max(self._progress, self.reached)
         self._left.add(rank)
+        self._progress = max(self._progress, self.reached)  # without this rank, which may have been the slowest
         return self._advance()
 
     def missed(self, rank: int) -> Grant | None:

@@ -1,10 +1,10 @@
 """The rank's part of live loops: implements `monarch_kernel.live`.
 
 Theory of operation. A loop starts the steps that the controller granted (`features.live.pace`), which usually costs one
-comparison. Half way through its grant it reports, so that the next grant arrives before it is needed: its step, the duration of
-a step, and the logged values. Only when the controller grants no more, because the loop is paused, the loop waits like any code
-that waits for an answer, so that an interrupt works there, too. Logged values, also tensors, stay unread until the report: to
-read a tensor on a GPU is to wait for all of its queued work.
+comparison. Half way through its grant it reports, so that the next grant arrives before it is needed: its step, the duration
+of a step without pauses, and the logged values. Only when the controller grants no more, because the loop is paused, the loop
+waits like any code that waits for an answer, so that an interrupt works there, too. Logged values, also tensors, stay unread
+until the report: to read a tensor on a GPU is to wait for all of its queued work.
 
 At SIGTERM from outside, a rank whose loop has an ``on_preempt`` asks the controller for a step before which all ranks of the
 loop call it: so a checkpoint, which needs all ranks, is of one step. Then the rank ends.
@@ -15,23 +15,38 @@ controller learns the step of the loop from a message, and controls the loop fro
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.features.live.device_flops import device_peak
 from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem
-from monarch_kernel.features.live.pace import Grant, StepGrant
+from monarch_kernel.features.live.pace import ROLLBACK, Grant, StepGrant
+from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.features.watch.loader import rows_read, waited_s
+from monarch_kernel.features.watch.surroundings import (
+    FirstModule,
+    is_learning_rate,
+    rates_text,
+    rows_text,
+    variables_of_caller,
+)
+from monarch_kernel.features.watch.values import NOT_FINITE, Alarm, ValueWatch
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import (
     Knob,
     Logged,
+    LoopAlarm,
     LoopGrant,
     LoopLeft,
     LoopPreempted,
@@ -48,6 +63,8 @@ from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["Loops", "RankLoop"]
 
+_log = logging.getLogger(__name__)
+
 _MAX_VALUES = 64
 """Values of a metric in one report. If there are more, each 2, 4, 8 ... steps become one value, the same steps on all ranks."""
 
@@ -56,6 +73,9 @@ _REPORT_S = 1.0
 
 _MAX_KEPT = 10_000
 """Unreported values of a metric that a rank keeps while there is no controller; beyond this it drops the oldest."""
+
+_MAX_BATCHES = 1024
+"""Batches since the last report whose rows are known."""
 
 _LOOK_EVERY_S = 0.5
 """How often a waiting loop checks whether there is a controller."""
@@ -81,6 +101,10 @@ def release_working() -> None:
     executor = working.get()
     if executor is not None:
         executor.released = executor.current
+
+
+Hooks = Mapping[str, Callable[[Alarm], object] | str | None]
+"""Kind of an alarm -> what the loop does about it."""
 
 
 class LoopPort(NamedTuple):
@@ -131,6 +155,10 @@ class SnapshotTaker(Protocol):
         """A step is about to start."""
         ...
 
+    def roll_back(self, before: int, step: int) -> int:
+        """Restore the newest snapshot of a step before ``before``, as the state before ``step``; returns its step."""
+        ...
+
 
 class SnapshotHome(Protocol):
     """The store of the snapshots of a process."""
@@ -141,6 +169,21 @@ class SnapshotHome(Protocol):
 
     def take_series(self) -> SnapshotTaker | None:
         """The snapshots of the loop that starts now."""
+        ...
+
+
+class StepRecorder(Protocol):
+    """Notes what a run record needs of each step (`features.record.worker`)."""
+
+    is_on: bool
+    """Whether a record runs; then reports have the values of each step."""
+
+    def before(self, key: tuple[int, int], step: int) -> None:
+        """A step of a loop is about to start."""
+        ...
+
+    def report(self, key: tuple[int, int], step: int, *, is_last: bool) -> None:
+        """The loop reports its progress, or has ended."""
         ...
 
 
@@ -155,6 +198,8 @@ class RankLoop:
         series: its snapshots, if any.
         recovers: whether the loop resumes automatically if a rank dies.
         on_preempt: called before a step if a rank of the loop must end after it.
+        hooks: kind of an alarm -> ``stop``, ``rollback``, or a function that all ranks call before the same step.
+        recorder: notes what a run record needs.
 
     Attributes:
         step: the current step; -1 before the first.
@@ -171,8 +216,17 @@ class RankLoop:
         *,
         recovers: bool = False,
         on_preempt: Callable[[], object] | None = None,
+        hooks: Hooks | None = None,
+        recorder: StepRecorder | None = None,
     ) -> None:
+        self._recorder = recorder
+        self._has_failed = False
         self.on_preempt = on_preempt
+        self._hooks = hooks or {}
+        self._watch = ValueWatch()
+        self._loader_s = waited_s()
+        self._rows: deque[tuple[int, Any]] = deque(maxlen=_MAX_BATCHES)
+        self._look: tuple[LoopAlarm, FirstModule] | None = None  # during the step after an alarm
         self.step = -1
         self.steps = steps
         self._key = request, number
@@ -190,11 +244,18 @@ class RankLoop:
         self._lost = ""
         self._reported = 0 if series is None else series.first, time.perf_counter()
         self._due = self._reported[1] + _REPORT_S
+        self._began = self._reported[1]
+        self._paused_s = 0.0  # since the last report
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its request, and its number in it."""
+        return self._key
 
     def run(self) -> Iterator[int]:
         """Yield the steps, each once it may start."""
         lease, steps, step, series = self._lease, self.steps, 0, self._series
-        start = LoopStarted(*self._key, -1 if steps is None else steps, recovers=self.recovers)
+        start = LoopStarted(*self._key, -1 if steps is None else steps, recovers=self.recovers, hooks=self._wanted())
         if series is not None:
             series.begin()
             start = replace(start, apart=series.apart)
@@ -218,15 +279,24 @@ class RankLoop:
                 if lease.is_preempted:
                     lease.is_preempted = False
                     self._save_work()
-                if lease.should_report(step) or time.perf_counter() > self._due:
+                if lease.alarms:
+                    self._act_on_alarms(step)
+                if self._look is not None or lease.should_report(step) or time.perf_counter() > self._due:
                     self._report(step)
                 self.step = step
+                if self._recorder is not None and self._recorder.is_on:
+                    self._recorder.before(self._key, step)
                 if series is not None:
                     series.before(step)
                 yield step
                 step += 1
+        except GeneratorExit:  # the code has left the loop
+            raise
+        except BaseException:
+            self._has_failed = True
+            raise
         finally:
-            self._report(step)
+            self._report(step, is_last=True)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
     def lose(self, dead: str) -> None:
@@ -253,6 +323,38 @@ class RankLoop:
             raise
         self._port.finish()
 
+    def _wanted(self) -> dict[str, str]:
+        """Return what this rank wants for each kind of alarm, as `LoopStarted` has it."""
+        return {kind: "call" if callable(hook) else hook for kind, hook in self._hooks.items() if hook}
+
+    def _act_on_alarms(self, step: int) -> None:
+        """Restore a snapshot, or call the functions of the loop, for the alarms that are due before a step."""
+        due, self._lease.alarms = self._lease.alarms, []
+        for change in due:
+            alarm = Alarm(*json.loads(str(change.value)))
+            hook = self._hooks.get(alarm.kind)
+            if change.name.startswith(ROLLBACK):
+                self._roll_back(alarm, step)
+            elif callable(hook):
+                hook(alarm)
+
+    def _roll_back(self, alarm: Alarm, step: int) -> None:
+        """Restore the state of the last snapshot before an alarm.
+
+        Raises:
+            RuntimeError: there is none, or it has been restored before, and led to the same.
+        """
+        what = f"{alarm.name} was {alarm.value:.4g} in step {alarm.step:,} on rank {alarm.rank}"
+        if self._series is None:
+            raise RuntimeError(f"live.loop(on_{alarm.kind}='rollback'): {what}, but this rank takes no snapshots")
+        try:
+            to = self._series.roll_back(alarm.step, step)
+        except LookupError as error:
+            raise RuntimeError(f"live.loop(on_{alarm.kind}='rollback'): {what}; {error.args[0]}") from None
+        self._watch = ValueWatch()
+        self._logged.clear()
+        print(f"live loop: {what}: restored the state before step {to:,}, and on with step {step:,}")
+
     def preempt(self) -> None:
         """Make all ranks of the loop call ``on_preempt``; only this one if there is no controller. For any thread."""
         if self._is_left():
@@ -273,7 +375,9 @@ class RankLoop:
         self._met_at = time.monotonic()
         step, horizon = lease.come_back()
         steps = -1 if self.steps is None else self.steps
-        self._port.submit(pack(LoopStarted(*self._key, steps, step, horizon, lease.is_paused)))
+        age_s = time.perf_counter() - self._began
+        started = LoopStarted(*self._key, steps, step, horizon, lease.is_paused, age_s=age_s, hooks=self._wanted())
+        self._port.submit(pack(started))
         self._tells_all = True
         waiter = self._waiter
         if waiter is not None:
@@ -306,6 +410,8 @@ class RankLoop:
             logged.append((self.step, value))
             if len(logged) > _MAX_KEPT:
                 del logged[: _MAX_KEPT // 2]
+        if (rows := rows_read()) is not None:
+            self._rows.append((self.step, rows))
 
     def _wait(self, step: int) -> None:
         """Wait until a step may start.
@@ -322,7 +428,7 @@ class RankLoop:
             while not self._lease.may_begin(step) and not self._lost:
                 if self._lease.should_report(step, waits=True) or self._tells_all:
                     self._report(step)
-                if self._port.wait(waiter, _LOOK_EVERY_S):
+                if self._wait_once(waiter):
                     waiter.ready = False
                 elif not self._lease.is_paused and self._is_left():
                     self._lease.go_free()
@@ -330,15 +436,27 @@ class RankLoop:
         finally:
             self._waiter = None
 
+    def _wait_once(self, waiter: Waiter) -> bool:
+        """Wait for news, and note how long that was if the loop is paused."""
+        is_paused, began = self._lease.is_paused, time.perf_counter()
+        try:
+            return self._port.wait(waiter, _LOOK_EVERY_S)
+        finally:
+            if is_paused:
+                self._paused_s += time.perf_counter() - began
+
     def _is_left(self) -> bool:
         """Whether there is no controller."""
         return time.monotonic() > self._met_at + _SETTLE_S and self._port.is_detached()
 
-    def _report(self, step: int) -> None:
+    def _report(self, step: int, *, is_last: bool = False) -> None:
         (before, then), now = self._reported, time.perf_counter()
         self._reported = step, now
         self._due = now + _REPORT_S
-        step_s = (now - then) / (step - before) if step > before else 0.0
+        step_s = 0.0
+        if step > before:
+            step_s = max(0.0, now - then - self._paused_s) / (step - before)
+        self._paused_s = 0.0
         logged, self._logged = self._logged, {}
         knobs, self._new_knobs = self._new_knobs, []
         if self._tells_all:
@@ -347,9 +465,73 @@ class RankLoop:
             knobs = [
                 Knob(name, values.get(name, knob.value), knob.low, knob.high) for name, knob in self._knobs.items()
             ]
-        reported = {name: tuple(_summed(_numbers(values))) for name, values in logged.items()}
+        alarms: list[LoopAlarm] = []
+        reported: dict[str, tuple[Logged, ...]] = {}
+        is_recorded = self._recorder is not None and self._recorder.is_on
+        for name, kept in logged.items():
+            numbers = _numbers(kept)
+            reported[name] = tuple(_summed(numbers, _MAX_KEPT if is_recorded else _MAX_VALUES))
+            if name not in PER_SECOND:
+                alarms += self._watch.take(name, numbers)
+        if alarms or self._look is not None:
+            try:
+                alarms = self._explained(alarms, logged, step, is_last)
+            except Exception:  # the user's objects may do anything, and the loop goes on
+                _log.exception("could not find out what is known of a value that is wrong")
+        self._rows.clear()
+        if self._recorder is not None and is_recorded:
+            self._recorder.report(self._key, self.step + 1, is_last=is_last and not self._has_failed)
         peak = self._port.peak() if "flops" in reported else 0.0
-        self._port.submit(pack(LoopReport(*self._key, step, step_s, reported, tuple(knobs), peak)))
+        total, before_s = waited_s(), self._loader_s
+        self._loader_s = total
+        loader_s = max(0.0, total - before_s) / (step - before) if step > before else 0.0
+        self._port.submit(
+            pack(LoopReport(*self._key, step, step_s, reported, tuple(knobs), peak, tuple(alarms), loader_s))
+        )
+
+    def _explained(
+        self, alarms: Sequence[LoopAlarm], logged: Mapping[str, list[tuple[int, Any]]], step: int, is_last: bool
+    ) -> list[LoopAlarm]:
+        """Add to alarms what is known of their steps, and what the last step has shown of the alarm before."""
+        found = []
+        if self._look is not None:
+            (alarm, look), self._look = self._look, None
+            if module := look.end():
+                text = f"in step {step - 1:,} the first output that is not finite is that of {module}"
+                found.append(_with(alarm, alarm.about, text))
+        variables = variables_of_caller() if alarms else {}
+        for alarm in alarms:
+            alarm = _with(alarm, self._about(alarm.step, logged, variables))
+            found.append(alarm)
+            if alarm.kind == NOT_FINITE and self._look is None and not is_last:
+                self._look = alarm, FirstModule(variables)
+        return found
+
+    def _about(self, step: int, logged: Mapping[str, list[tuple[int, Any]]], variables: Mapping[str, Any]) -> str:
+        """The learning rate and the rows of a step, as far as they are known."""
+        rate = next(
+            (
+                f"{float(each):.4g}"
+                for name in logged
+                if is_learning_rate(name)
+                for at, each in logged[name]
+                if at == step
+            ),
+            "",
+        )
+        if not rate:
+            knobs = (
+                self._lease.values.get(each.name, each.value)
+                for each in self._knobs.values()
+                if is_learning_rate(each.name)
+            )
+            rate = next((f"{float(each):.4g}" for each in knobs if isinstance(each, (int, float))), "") or rates_text(
+                variables
+            )
+        rows = next((text for at, rows in self._rows if at == step and (text := rows_text(rows))), "")
+        return ", ".join(
+            filter(None, (rate and f"learning rate {rate}", rows and f"last batch of a DataLoader: {rows}"))
+        )
 
 
 class Loops:
@@ -360,11 +542,13 @@ class Loops:
 
     Attributes:
         snapshots: the store of the loops' snapshots, where snapshots are available.
+        recorder: notes what a run record needs.
         peak: peak floating-point operations per second of the device, if the program has set it.
     """
 
     def __init__(self, port: LoopPort) -> None:
         self.snapshots: SnapshotHome | None = None
+        self.recorder: StepRecorder | None = None
         self.peak = 0.0
         self._port = port._replace(peak=lambda: self.peak or port.peak())
         self._lock = threading.Lock()
@@ -375,7 +559,12 @@ class Loops:
         self._here = threading.local()
 
     def begin(
-        self, steps: int | None, *, recovers: bool = False, on_preempt: Callable[[], object] | None = None
+        self,
+        steps: int | None,
+        *,
+        recovers: bool = False,
+        on_preempt: Callable[[], object] | None = None,
+        hooks: Hooks | None = None,
     ) -> Iterator[int]:
         """Start a loop in the code that this thread runs.
 
@@ -385,9 +574,12 @@ class Loops:
         series = None if self.snapshots is None else self.snapshots.take_series()
         if recovers and not self._port.is_cell():
             raise RuntimeError("live.loop(on_failure='recover') works only in notebook cells, which can run again")
+        for kind, hook in (hooks or {}).items():
+            if hook == "rollback" and series is None:
+                raise RuntimeError(f"live.loop(on_{kind}='rollback') needs live.snapshot(model=model, ...) before it")
         if recovers and series is None:
             raise RuntimeError("live.loop(on_failure='recover') needs live.snapshot(model=model, ...) before it")
-        return self._run(steps, series, recovers, on_preempt)
+        return self._run(steps, series, recovers, on_preempt, hooks or {})
 
     def _run(
         self,
@@ -395,6 +587,7 @@ class Loops:
         series: SnapshotTaker | None,
         recovers: bool,
         on_preempt: Callable[[], object] | None,
+        hooks: Hooks,
     ) -> Iterator[int]:
         request = self._port.request()
         with self._lock:
@@ -402,7 +595,15 @@ class Loops:
             while len(self._counts) > _COUNTED:
                 del self._counts[min(self._counts.keys() - {0})]
             loop = self._by_key[request, number] = RankLoop(
-                request, number, steps, self._port, series, recovers=recovers, on_preempt=on_preempt
+                request,
+                number,
+                steps,
+                self._port,
+                series,
+                recovers=recovers,
+                on_preempt=on_preempt,
+                hooks=hooks,
+                recorder=self.recorder,
             )
             died = self._deaths.get(request)
         if died is not None:
@@ -474,6 +675,11 @@ class Loops:
             loop.granted(grant)
 
 
+def _with(alarm: LoopAlarm, about: str, module: str = "") -> LoopAlarm:
+    """The same alarm with what is known of it."""
+    return LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, about, module)
+
+
 def _kept(name: str, value: Any) -> Any:
     """Convert a value to what a loop keeps: a float, or a detached tensor with one element.
 
@@ -489,15 +695,26 @@ def _kept(name: str, value: Any) -> Any:
     if callable(getattr(value, "full_tensor", None)):  # a DTensor; a collective, so all ranks must log it
         value = value.full_tensor()
     detach: Callable[[], Any] | None = getattr(value, "detach", None)
-    if detach is not None and (value.is_meta or value.is_complex()):
-        kind = "on the meta device, which has no value" if value.is_meta else "of complex numbers"
+    if detach is not None and (kind := _unread(value)):
         raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not a tensor {kind}")
     if detach is not None and value.numel() == 1:
         return detach()
     if detach is None and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return float(value.item())
+        with suppress(TypeError, ValueError):  # an array of texts or objects
+            return float(value.item())
     what = f"a tensor of shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
     raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not {what}")
+
+
+def _unread(tensor: Any) -> str:
+    """Say what kind of tensor has no number that the report could read later; empty for others."""
+    if tensor.is_meta:
+        return "on the meta device, which has no value"
+    if tensor.is_complex():
+        return "of complex numbers"
+    if tensor.is_quantized or str(tensor.layout) != "torch.strided":
+        return "that is sparse or quantized"
+    return ""
 
 
 def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
@@ -519,10 +736,10 @@ def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
     return read
 
 
-def _summed(values: list[tuple[int, float]]) -> Iterator[Logged]:
-    """Combine values of neighbouring steps until there are at most `_MAX_VALUES`; keeps their order."""
+def _summed(values: list[tuple[int, float]], most: int = _MAX_VALUES) -> Iterator[Logged]:
+    """Combine values of neighbouring steps until there are at most ``most``; keeps their order."""
     size = 1
-    while len(values) > _MAX_VALUES and values[-1][0] // size - values[0][0] // size >= _MAX_VALUES:
+    while len(values) > most and values[-1][0] // size - values[0][0] // size >= most:
         size *= 2
     for _, some in groupby(values, lambda each: each[0] // size):
         group = list(some)

@@ -11,7 +11,7 @@ from monarch_kernel.features.resharding.plan import Cut, Part, numel, parts_of, 
 from monarch_kernel.features.resharding.reading import Kind, kind_of
 from monarch_kernel.net.memory.layout import Memory, memory_of
 
-__all__ = ["Leaf", "Slot", "leaves_of"]
+__all__ = ["Leaf", "Slot", "leaves_of", "type_text"]
 
 _PLAIN = (str, bytes, int, float, complex, type(None))
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -83,11 +83,17 @@ def _walk(value: Any, path: str, put: Callable[[Any], None], name: str) -> Itera
             yield from _walk(item, f"{path}.{key}", _setter(value, key), name)
     elif not hasattr(value, "__array_interface__"):
         raise TypeError(
-            f"{name}{path} is a {type(value).__name__}: only modules, tensors, arrays, numbers, strings, and dicts and lists "
+            f"{name}{path} is {type_text(value)}: only modules, tensors, arrays, numbers, strings, and dicts and lists "
             "of these can be moved (for an optimizer, move its state_dict())"
         )
     else:
         yield path, _leaf(value, name + path)
+
+
+def type_text(value: Any) -> str:
+    """The type of a value with an article: ``a lock``, ``an object``."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,7 +11,7 @@ from monarch_kernel.features.resharding.state_dict import Leaf, Slot, leaves_of
 from monarch_kernel.net.memory.layout import Layout, memory_of
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.handles import PROCESS
-from monarch_kernel.runtime.worker.functions import APPLIED_IN
+from monarch_kernel.runtime.worker.function_calls import APPLIED_IN
 
 __all__ = ["Leaves", "describe", "lend", "read_state", "take", "take_box"]
 

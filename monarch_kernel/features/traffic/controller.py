@@ -11,18 +11,24 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.features.traffic.meters import MeterBook
 from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow, largest_first
 from monarch_kernel.net.memory.counters import Meters
-from monarch_kernel.net.transport.base import CONTROLLER, Peer, proc_of
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, incarnation_of, proc_of
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Message, Metered, ReadMeters
 from monarch_kernel.runtime.controller.effects import Effect, Tell
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.host.link_speeds import link_text
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = ["TrafficControl", "TrafficExtension", "traffic_view"]
+
+_MAX_LINKS = 32
+_MAX_NAME = 60
+_MAX_SHOWN = 4
+"""Links in a view."""
 
 
 @register
@@ -31,11 +37,13 @@ class TrafficExtension(Extension):
 
     Attributes:
         book: the counts.
+        links: process -> the links of its machine and of its GPU: name, and bytes per second in each direction.
     """
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = MeterBook()
+        self.links: dict[int, tuple[tuple[str, float], ...]] = {}
         self.handlers = {Metered: self._metered}
         self._meters: Meters | None = None
 
@@ -55,6 +63,8 @@ class TrafficExtension(Extension):
         return [Tell(ThroughputEvent(mesh, ranks)) for mesh, ranks in meshes.items()]
 
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
+        if links := list(dict.fromkeys(link for proc in procs for link in self.links.get(proc, ())))[:_MAX_SHOWN]:
+            view = replace(view, links=", ".join(map(link_text, links)))
         rates = [self._rate(proc, now) for proc in procs]
         if not any(map(any, rates)):
             return view
@@ -74,10 +84,12 @@ class TrafficExtension(Extension):
         """Collect the counts of the controller's own process."""
         changes = None if self._meters is None else self._meters.changes()
         if changes is not None and changes.carried:
-            self.book.handle(CONTROLLER, Metered(*changes), now)
+            self.book.handle(CONTROLLER, Metered(changes.carried, changes.over_s), now)
 
     def _metered(self, record: RankRecord, message: Metered, now: float) -> list[Effect]:
         self.book.handle(record.peer, message, now)
+        if message.links:
+            self.links[record.spec.proc] = tuple((name[:_MAX_NAME], each) for name, each in message.links[:_MAX_LINKS])
         return []
 
     def _rate(self, proc: int, now: float) -> tuple[float, float]:
@@ -118,7 +130,9 @@ class TrafficControl:
 
         def read() -> Traffic:
             self._traffic.read(time.monotonic())
-            return traffic_view(name, frozenset(procs), self._traffic.book, records, silent)
+            found = traffic_view(name, frozenset(procs), self._traffic.book, records, silent)
+            links = self._traffic.links
+            return replace(found, links={records[proc].spec.rank: links[proc] for proc in procs if proc in links})
 
         silent: Sequence[int] = ()
         asked = self._runtime.run_on_io_thread(living)
@@ -149,11 +163,15 @@ def traffic_view(
         silent: processes that have not answered when asked.
     """
 
-    def end(proc: int) -> End:
+    def end(proc: int, peer: Peer) -> End:
+        """A process in what a peer has counted; the peer itself may be an earlier process of its rank."""
         record = ranks.get(proc)
         if proc == CONTROLLER_PROC or record is None:
             return End("" if proc == CONTROLLER_PROC else "unknown", 0, proc)
-        return End(record.spec.mesh, record.spec.rank, proc, record.death is not None)
+        mesh, rank, incarnation = record.spec.mesh, record.spec.rank, record.spec.incarnation
+        if proc == proc_of(peer) and peer != record.peer:
+            return End(mesh, rank, proc, True, incarnation_of(peer))
+        return End(mesh, rank, proc, record.death is not None, incarnation)
 
     def is_known(peer: Peer) -> bool:
         """Whether a process has reported all its counts."""
@@ -162,23 +180,34 @@ def traffic_view(
             return True
         return record is not None and record.peer == peer and record.death is None and proc_of(peer) not in silent
 
-    rows = [
-        TrafficRow(
-            end(row.source),
-            end(row.target),
-            row.path,
-            row.nbytes,
-            row.operations,
-            row.seconds,
-            not all(map(is_known, peers)),
+    found: dict[tuple[End, End, str], TrafficRow] = {}
+    for row, peer in book.carried(procs):
+        key = end(row.source, peer), end(row.target, peer), row.path
+        other = found.get(key, TrafficRow(*key, 0, 0, 0.0))
+        found[key] = other._replace(
+            nbytes=other.nbytes + row.nbytes,
+            operations=other.operations + row.operations,
+            seconds=other.seconds + row.seconds,
+            is_last_known=other.is_last_known or not is_known(peer),
         )
-        for row, peers in book.carried(procs)
-    ]
     collected, unread = book.collected(procs)
     collectives = [
         CollectiveRow(
-            end(proc_of(peer)), one.group, one.operation, one.nbytes, one.operations, one.seconds, not is_known(peer)
+            end(proc_of(peer), peer),
+            one.group,
+            one.operation,
+            one.nbytes,
+            one.operations,
+            one.seconds,
+            not is_known(peer),
+            one.path,
+            one.ranks,
+            one.nbytes_in,
+            one.nbytes_out,
+            one.timed_nbytes,
+            one.timed_s,
         )
         for one, peer in collected
+        if one.operations  # all have failed
     ]
-    return Traffic(name, largest_first(rows), largest_first(collectives), unread)
+    return Traffic(name, largest_first(found.values()), largest_first(collectives), unread)

@@ -1,7 +1,8 @@
 """Counts that processes report, and the throughput computed from them. No I/O, no clock.
 
 Each process counts its own transfers and reports the totals, so that a repeated report does no harm. Throughput is computed
-from the differences: the bytes since the last report are spread over the time that the report covers.
+from the differences: the bytes since the last report are spread over the time that the report covers. It includes what
+collectives move.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ LAG_S = 0.5
 """Delay of reports: throughput is known up to this time ago."""
 
 MAX_KINDS = 1_000
-"""Kinds of collectives, by group and operation, that are counted for a rank."""
+"""Kinds of collectives, by group, operation and data path, that are counted for a rank."""
 
 MAX_NAME = 200
-"""Characters of the name of a group or operation."""
+"""Characters of the name of a group, operation or data path."""
 
 _STEP_S = 0.25
 _PER_S = round(1 / _STEP_S)
@@ -90,7 +91,7 @@ class _Report(NamedTuple):
     """The counts of one process."""
 
     carried: dict[tuple[int, int, str], Carried]
-    collected: dict[tuple[str, str], Collected]
+    collected: dict[tuple[str, str, str, int], Collected]
 
 
 class MeterBook:
@@ -117,12 +118,22 @@ class MeterBook:
             moved.setdefault(row.target, [0, 0])[0] += nbytes
             moved.setdefault(row.source, [0, 0])[1] += nbytes
         for one in message.collected:
-            group, operation = one.group[:MAX_NAME], one.operation[:MAX_NAME]
-            if (group, operation) in report.collected or len(report.collected) < MAX_KINDS:
-                report.collected[group, operation] = Collected(
-                    group, operation, one.nbytes, one.operations, one.seconds
-                )
+            one = one.with_short_names(MAX_NAME)
+            kind = one.group, one.operation, one.path, one.ranks
+            before = report.collected.get(kind)
+            if before is None and len(report.collected) >= MAX_KINDS:
+                continue
+            report.collected[kind] = one
+            # There are fewer than before if a collective has failed, which is then no longer counted.
+            nbytes_in = max(0, one.nbytes_in - (0 if before is None else before.nbytes_in))
+            nbytes_out = max(0, one.nbytes_out - (0 if before is None else before.nbytes_out))
+            if nbytes_in or nbytes_out:
+                flow = moved.setdefault(proc_of(peer), [0, 0])
+                flow[0] += nbytes_in
+                flow[1] += nbytes_out
         self._unread[peer] = message.unread
+        if message.is_repeat:  # when these bytes were moved is unknown
+            return
         for proc, (nbytes_in, nbytes_out) in moved.items():
             throughput = self._throughputs.get(proc)
             if throughput is None:
@@ -130,21 +141,14 @@ class MeterBook:
             throughput.add(now, message.over_s, nbytes_in, nbytes_out)
             self._moving.add(proc)
 
-    def carried(self, procs: Collection[int]) -> list[tuple[Carried, list[Peer]]]:
-        """The transfers to or from these processes, each with the processes that counted it."""
-        found: dict[tuple[int, int, str], tuple[Carried, list[Peer]]] = {}
-        for peer, report in self._reports.items():
-            for key, row in report.carried.items():
-                if row.source not in procs and row.target not in procs:
-                    continue
-                if key not in found:
-                    found[key] = row, [peer]
-                    continue
-                other, peers = found[key]
-                nbytes, operations = row.nbytes + other.nbytes, row.operations + other.operations
-                total = Carried(*key, nbytes, operations, row.seconds + other.seconds)
-                found[key] = total, [*peers, peer]
-        return list(found.values())
+    def carried(self, procs: Collection[int]) -> list[tuple[Carried, Peer]]:
+        """The transfers to or from these processes, as each process has counted them."""
+        return [
+            (row, peer)
+            for peer, report in self._reports.items()
+            for row in report.carried.values()
+            if row.source in procs or row.target in procs
+        ]
 
     def collected(self, procs: Collection[int]) -> tuple[list[tuple[Collected, Peer]], int]:
         """The collectives of these processes, each with the process that counted it, and the number of uncounted ones."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table
 from monarch_kernel.errors import format_ranks
+from monarch_kernel.features.traffic.bandwidth import bus_factor
+from monarch_kernel.runtime.host.link_speeds import links_text
 
 __all__ = ["CollectiveRow", "End", "Traffic", "TrafficRow", "largest_first"]
 
@@ -26,14 +28,21 @@ class End(NamedTuple):
     Attributes:
         mesh: name of its mesh; empty for the program itself.
         rank: flat rank there.
-        proc: number of the process, unique in the session; 0 for the program.
+        proc: number of the process, unique in the session; 0 for the program. A process that replaces it has the same number.
         is_dead: whether the process has died or was stopped.
+        incarnation: how many processes the rank had before this one.
     """
 
     mesh: str
     rank: int
     proc: int
     is_dead: bool = False
+    incarnation: int = 0
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Identifies the process, also among those that had the same rank."""
+        return self.proc, self.incarnation
 
     def __str__(self) -> str:
         return (f"{self.mesh}[{self.rank}]" if self.proc else PROGRAM) + " (dead)" * self.is_dead
@@ -77,6 +86,12 @@ class CollectiveRow(NamedTuple):
         operations: number of collectives.
         seconds: time that Python spent in them; with ``async_op``, in the call and in ``wait()``.
         is_last_known: whether the rank has died or has not answered.
+        path: the data path: the backend of the group, such as ``gloo``.
+        ranks: number of ranks in the group.
+        nbytes_in: bytes that the rank has received from others (`features.traffic.bandwidth.moved`).
+        nbytes_out: bytes that it has sent to others.
+        timed_nbytes: size of those collectives whose duration is known, as nccl-tests define it.
+        timed_s: their duration.
     """
 
     end: End
@@ -86,6 +101,22 @@ class CollectiveRow(NamedTuple):
     operations: int
     seconds: float
     is_last_known: bool = False
+    path: str = ""
+    ranks: int = 0
+    nbytes_in: int = 0
+    nbytes_out: int = 0
+    timed_nbytes: int = 0
+    timed_s: float = 0.0
+
+    @property
+    def algorithm_bytes_per_s(self) -> float:
+        """Algorithm bandwidth, the ``algbw`` of nccl-tests; 0 if unknown."""
+        return self.timed_nbytes / self.timed_s if self.timed_s > 0 else 0.0
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        """Bus bandwidth, the ``busbw`` of nccl-tests; 0 if unknown."""
+        return self.algorithm_bytes_per_s * bus_factor(self.operation, self.ranks)
 
 
 @dataclass(frozen=True)
@@ -98,14 +129,15 @@ class Traffic:
         name: name of the mesh, or of the part.
         rows: bytes between processes, the largest first.
         collectives: collectives of the ranks, the largest first.
-        unread: number of collectives of all ranks that are in no row, because C++ code started them, like the reducer of
-            DistributedDataParallel and functional collectives. Torch counts these, but provides no details.
+        unread: number of collectives of all ranks that are in no row; torch counts these, but provides no details.
+        links: rank -> the links of its machine and of its GPU with known speed: name, and bytes per second in each direction.
     """
 
     name: str
     rows: tuple[TrafficRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
     unread: int = 0
+    links: Mapping[int, tuple[tuple[str, float], ...]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -149,12 +181,13 @@ class Traffic:
         tables = [(self._caption(), *_carried(self.rows))]
         if self.collectives or self.unread:
             tables.append((f"collectives of {self.name}", *_collected(self.collectives, self.unread)))
+        tables[-1][2].extend(links_text(self.links))
         return tables
 
     def _caption(self) -> str:
         if not self.rows:
-            return f"traffic of {self.name}: nothing yet"
-        pairs = len({(row.source.proc, row.target.proc) for row in self.rows})
+            return f"traffic of {self.name}: {'no values or buffers' if self.collectives or self.unread else 'nothing yet'}"
+        pairs = len({(row.source.process, row.target.process) for row in self.rows})
         between = f" between {pairs:,} pairs" if pairs > 1 else ""
         return (
             f"traffic of {self.name}: {format_nbytes(self.nbytes)} in {_count(self.operations, 'operation')}{between}"
@@ -165,20 +198,28 @@ RowT = TypeVar("RowT", TrafficRow, CollectiveRow)
 
 
 def _pair(row: TrafficRow) -> Hashable:
-    return row.source.proc, row.target.proc, row.path
+    return row.source.process, row.target.process, row.path
 
 
 def _kind(row: CollectiveRow) -> Hashable:
-    return row.end.proc, row.group, row.operation
+    return row.end.process, row.group, row.operation, row.path, row.ranks
 
 
 def _less(row: RowT, other: RowT | None) -> RowT:
     if other is None:
         return row
-    return row._replace(
+    less = row._replace(
         nbytes=row.nbytes - other.nbytes,
         operations=row.operations - other.operations,
         seconds=max(0.0, row.seconds - other.seconds),
+    )
+    if not isinstance(less, CollectiveRow) or not isinstance(other, CollectiveRow):
+        return less
+    return less._replace(
+        nbytes_in=less.nbytes_in - other.nbytes_in,
+        nbytes_out=less.nbytes_out - other.nbytes_out,
+        timed_nbytes=less.timed_nbytes - other.timed_nbytes,
+        timed_s=max(0.0, less.timed_s - other.timed_s),
     )
 
 
@@ -221,22 +262,23 @@ def _columns(rows: Sequence[TrafficRow], sources: list[str], targets: list[str])
 
 
 def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column], list[str]]:
-    """The columns of the table of collectives, with a row for each kind, and the lines below it."""
-    groups = _together(rows, lambda row: (row.group, row.operation))
+    """The columns of the table of collectives, with a row for each kind, and one for dead ranks, and the lines below it."""
+    groups = _together(rows, lambda row: (row.group, row.operation, row.path, row.ranks, row.end.is_dead))
     shown = groups[:_MAX_ROWS]
     columns: list[Column] = [
         ("collective", [group[0].operation for group in shown], False),
         ("group", [group[0].group for group in shown], False),
-        ("ranks", [format_ranks(sorted({row.end.rank for row in group})) for group in shown], False),
+        ("path", [group[0].path for group in shown], False),
+        ("ranks", [_ranks(row.end for row in group) for group in shown], False),
         ("bytes a rank", [_span(format_nbytes, [row.nbytes for row in group]) for group in shown], True),
         ("times", [_span("{:,}".format, [row.operations for row in group]) for group in shown], True),
-        ("waited", [_span(_busy, [row.seconds for row in group]) for group in shown], True),
+        ("waited", [_span(_busy, [row.seconds for row in group if row.seconds] or [0.0]) for group in shown], True),
+        ("algbw", [_bandwidth(group, 1.0) for group in shown], True),
+        ("busbw", [_bandwidth(group, bus_factor(group[0].operation, group[0].ranks)) for group in shown], True),
     ]
     below = [f"and {len(groups) - len(shown)} more kinds"] if len(groups) > len(shown) else []
     if unread:
-        below.append(
-            f"{_count(unread, 'collective')} more, started by C++ code (DDP, functional collectives): bytes unknown"
-        )
+        below.append(f"{_count(unread, 'collective')} more, which torch has counted: bytes unknown")
     columns = [column for column in columns if any(column[1])]
     return columns, [*below, *_notes(rows)]
 
@@ -265,9 +307,22 @@ def _sum(rows: Sequence[TrafficRow]) -> TrafficRow:
 
 def _ends(ends: Iterable[End]) -> str:
     """Describe processes of one mesh, such as "t[0-3]"."""
-    known = {end.proc: end for end in ends}
+    known = {end.process: end for end in ends}
     (first, *others) = known.values()
-    return f"{first.mesh}{format_ranks(sorted(end.rank for end in known.values()))}" if others else str(first)
+    return f"{first.mesh}{format_ranks(sorted({end.rank for end in known.values()}))}" if others else str(first)
+
+
+def _ranks(ends: Iterable[End]) -> str:
+    """Describe ranks that are all alive or all dead, such as "[0-3]" or "[2] (dead)"."""
+    known = list(ends)
+    return format_ranks(sorted({end.rank for end in known})) + " (dead)" * known[0].is_dead
+
+
+def _bandwidth(rows: Sequence[CollectiveRow], factor: float) -> str:
+    """The mean bandwidth of collectives of one kind, over all ranks; empty if unknown."""
+    timed_s = sum(row.timed_s for row in rows)
+    rate = factor * sum(row.timed_nbytes for row in rows) / timed_s if timed_s > 0 else 0.0
+    return f"{format_nbytes(rate)}/s" if rate else ""
 
 
 def _span(write: Callable[[float], str], figures: Sequence[float]) -> str:

@@ -32,7 +32,7 @@ def use_text_bars(notebook: ModuleType) -> None:
         ) -> Any:
             return super().display(msg, pos)
 
-    def ranks_range(*args: Any, **options: Any) -> Any:
+    def bar_range(*args: Any, **options: Any) -> Any:
         return RankBar(range(*args), **options)
 
-    vars(notebook).update(tqdm=RankBar, tqdm_notebook=RankBar, trange=ranks_range, tnrange=ranks_range)
+    vars(notebook).update(tqdm=RankBar, tqdm_notebook=RankBar, trange=bar_range, tnrange=bar_range)

@@ -13,7 +13,7 @@ import traceback
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-__all__ = ["EVERY_S", "Capture", "capture_on_this_process"]
+__all__ = ["EVERY_S", "Capture", "capture_in_this_process"]
 
 EVERY_S = 0.1
 """Minimum interval between two updates of a widget while its code prints, in seconds."""
@@ -141,7 +141,7 @@ class Capture:
             self._widget.outputs = tuple(dict(output) for output in self._outputs)
 
 
-def capture_on_this_process(module: ModuleType) -> None:
+def capture_in_this_process(module: ModuleType) -> None:
     """Make Output widgets of this process capture its output.
 
     Args:

@@ -11,7 +11,7 @@ from monarch_kernel.features.widgets.messages import CommReceived, CommSent
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
-from monarch_kernel.runtime.controller.records import RankRecord
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.controller.runtime import Runtime
 
 __all__ = ["CommExtension", "CommListener", "send_to_rank"]

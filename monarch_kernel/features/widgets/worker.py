@@ -16,7 +16,7 @@ from comm.base_comm import BaseComm
 from monarch_kernel.base.after_import import after_import
 from monarch_kernel.errors import ForkedError
 from monarch_kernel.features.widgets.bars import use_text_bars
-from monarch_kernel.features.widgets.captures import capture_on_this_process
+from monarch_kernel.features.widgets.captures import capture_in_this_process
 from monarch_kernel.features.widgets.messages import CommReceived, CommSent
 from monarch_kernel.features.widgets.outbox import Outbox
 from monarch_kernel.net.wire.codec import Frame, pack
@@ -47,7 +47,7 @@ class Comms:
         self._is_flushing = False
         rank.extend({CommReceived: self._received}, on_main=True)
         comm.create_comm = self._make
-        after_import("ipywidgets.widgets.widget_output", capture_on_this_process)
+        after_import("ipywidgets.widgets.widget_output", capture_in_this_process)
         after_import("tqdm.notebook", use_text_bars)
 
     def send(self, message: CommSent) -> None:

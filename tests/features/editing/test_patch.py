@@ -228,13 +228,15 @@ def test_frozen_variables_refer_to_the_existing_class(monkeypatch: pytest.Monkey
     cells = ModuleType("cells")
     cells.__dict__["kept"] = []
     monkeypatch.setitem(sys.modules, "cells", cells)
+    was_frozen = gc.get_freeze_count()
     gc.freeze()
     try:
         living, new = defined("class A: pass").A, defined("class A: level = 2").A
         cells.__dict__.update(A=new)
         become({new: living})
     finally:
-        gc.unfreeze()
+        if not was_frozen:  # otherwise all modules of the tests would slow down each collection from here on
+            gc.unfreeze()
     assert vars(cells)["A"] is living
     assert living.level == 2
 

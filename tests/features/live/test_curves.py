@@ -20,9 +20,9 @@ def one(step: int, value: float) -> Logged:
 def test_values_of_ranks_are_averaged_by_step() -> None:
     curve = Curve()
     curve.add(0, [one(0, 4.0), one(1, 2.0)])
-    assert curve.points == [CurvePoint(0, 4.0, 4.0, 4.0), CurvePoint(1, 2.0, 2.0, 2.0)]
+    assert curve.points == [CurvePoint(0, 4.0, 4.0, 4.0, 0, 0), CurvePoint(1, 2.0, 2.0, 2.0, 0, 0)]
     curve.add(1, [one(0, 2.0)])
-    assert curve.points[0] == CurvePoint(0, 3.0, 2.0, 4.0)
+    assert curve.points[0] == CurvePoint(0, 3.0, 2.0, 4.0, 1, 0)
     assert curve.last == {0: 2.0, 1: 2.0}
     assert curve.mean == 2.0
 
@@ -31,11 +31,11 @@ def test_nan_is_shown_and_does_not_change_means() -> None:
     curve = Curve()
     curve.add(0, [one(0, 1.0), Logged(1, 0.0, 0, math.nan)])
     curve.add(1, [one(0, 3.0), one(1, 5.0)])
-    assert curve.points == [CurvePoint(0, 2.0, 1.0, 3.0), CurvePoint(1, 5.0, 5.0, 5.0)]
+    assert curve.points == [CurvePoint(0, 2.0, 1.0, 3.0, 0, 1), CurvePoint(1, 5.0, 5.0, 5.0, 1, 1)]
     assert math.isnan(curve.mean)
     alone = Curve()
     alone.add(0, [Logged(7, 0.0, 0, math.inf)])
-    assert alone.points[0].step == 7
+    assert (alone.points[0].step, alone.points[0].least_rank, alone.points[0].most_rank) == (7, -1, -1)
     assert math.isnan(alone.points[0].mean)
 
 
@@ -53,6 +53,16 @@ def test_a_long_curve_has_few_points_and_the_mean_of_all(values: list[float], ra
     assert (min(point.least for point in points), max(point.most for point in points)) == (min(values), max(values))
     whole = sum(each.total for each in curve._bins.values()) / (len(values) * ranks)
     assert whole == pytest.approx(sum(values) / len(values), abs=1e-6)
+
+
+def test_a_point_of_a_long_curve_keeps_the_ranks_with_its_extremes() -> None:
+    curve = Curve()
+    for step in range(2 * MAX_POINTS):
+        for rank, value in enumerate((1.0, 1.0 + step % 2, 1.0 - step % 2)):
+            curve.add(rank, [one(step, value)])
+    assert {(point.least, point.least_rank, point.most, point.most_rank) for point in curve.points} == {
+        (0.0, 2, 2.0, 1)
+    }
 
 
 def test_steps_that_run_again_are_dropped() -> None:

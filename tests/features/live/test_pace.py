@@ -314,3 +314,53 @@ def test_a_rank_that_has_not_started_holds_the_others(comes: bool) -> None:
         grant = pace.missed(1)
     assert grant is not None
     assert grant.horizon == 40
+
+
+def test_the_progress_is_not_set_back_by_a_rank_that_fails_joins_late_or_is_slow() -> None:
+    pace = Pace()
+    for rank in (0, 1):
+        pace.joined(rank)
+    for rank in (0, 1):
+        pace.progressed(rank, 60 - 10 * rank, 0.01)
+    assert pace.progress == 50
+    pace.left(1, 50)  # it has failed
+    assert pace.progress == 60
+    pace.joined(2)
+    assert (pace.progress, pace.reached) == (60, 0)
+    pace.progressed(2, 61, 0.01)
+    assert pace.progress == 60
+    pace.progressed(0, 100, 0.01)
+    pace.left(2, 70)
+    pace.left(0, 100)
+    assert pace.is_over
+    assert pace.progress == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loop_is_pausing_until_its_last_rank_waits(seed: int) -> None:
+    lab = Lab(seed, [0.004, 0.01], steps=500)
+    lab.run(lambda: lab.now > 0.5)
+    assert not lab.pace.is_pausing
+    for halt in (lab.pace.pause, lambda: lab.pace.step(3)):
+        lab.tell(halt())
+        assert lab.pace.is_pausing
+        lab.run()
+        assert lab.pace.is_paused
+        assert not lab.pace.is_pausing
+    lab.tell(lab.pace.step(3))
+    lab.pace.left(0)  # no other rank waits for one that has left
+    lab.pace.left(1)
+    assert not lab.pace.is_pausing
+
+
+def test_a_stopped_loop_is_stopping_until_all_ranks_have_left_it() -> None:
+    lab = Lab(0, [0.004, 0.01], steps=500)
+    lab.run(lambda: lab.now > 0.5)
+    assert not lab.pace.is_stopping
+    lab.pace.change("lr", 1.0)
+    assert not lab.pace.is_stopping
+    lab.tell(lab.pace.stop()[1])
+    lab.pace.left(0)
+    assert lab.pace.is_stopping
+    lab.pace.left(1)
+    assert not lab.pace.is_stopping

@@ -35,10 +35,10 @@ class Board:
             for step, value in values.items()
         )
         reached = max(values) + 1
-        self.book.reported(10 + rank, LoopReport(request, 1, reached, 0.5, {"loss": logged}, (Knob("lr", 0.25),)))
+        self.book.reported(10 + rank, LoopReport(request, 1, reached, 0.5, {"loss": logged}, (Knob("lr", 0.25),)), 1.0)
 
     def leave(self, rank: int, steps: int, request: int = 4) -> None:
-        self.book.left(10 + rank, LoopLeft(request, 1, steps))
+        self.book.left(10 + rank, LoopLeft(request, 1, steps), 2.0)
 
     def loss(self, loop: int = 0) -> list[tuple[int, float]]:
         return scalars(self.folder / f"loop_{loop}", "loss")
@@ -112,7 +112,7 @@ def test_steps_that_a_rank_combines_are_written_as_one(board: Board) -> None:
             Logged(last, float(rank) * (last - first + 1), last - first + 1, float(rank), size)
             for first, last, size in groups
         )
-        board.book.reported(10 + rank, LoopReport(4, 1, groups[-1][1] + 1, 0.001, {"loss": logged}))
+        board.book.reported(10 + rank, LoopReport(4, 1, groups[-1][1] + 1, 0.001, {"loss": logged}), 1.0)
 
     report(0, (0, 1, 2), (2, 2, 2))
     report(1, (0, 3, 4), (4, 5, 4))

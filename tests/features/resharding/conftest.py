@@ -9,6 +9,7 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.train.process_group.worker import GroupStore
+from tests.support.ranks import preload_training
 from tests.support.waiting import LONG_S
 
 IMPORTS = """
@@ -45,6 +46,7 @@ def run(mesh: ProcMesh, code: str) -> tuple[Any, ...]:
 @pytest.fixture(scope="package")
 def meshes(session: None) -> Iterator[tuple[ProcMesh, ProcMesh]]:
     """Four ranks that train, two that generate."""
+    preload_training()
     store = GroupStore()
     trainer = this_host().spawn_procs({"dp": 2, "tp": 2}, name="trainer", device="cpu")
     generator = this_host().spawn_procs({"gpus": 2}, name="generator", device="cpu")

@@ -183,7 +183,7 @@ def test_parts_that_are_missing_are_counted(meshes: tuple[ProcMesh, ProcMesh]) -
     ("code", "error"),
     [
         ("pass", "name 'nothing' is not defined"),
-        ("nothing = {'a': {1: object()}}", r"nothing\.a\.1 is a object: only modules, tensors, arrays"),
+        ("nothing = {'a': {1: object()}}", r"nothing\.a\.1 is an object: only modules, tensors, arrays"),
         ("nothing = {'a': torch.zeros(2, device='meta')}", r"nothing\.a: the tensor is on meta"),
         ("nothing = {'a': {'b': 1}, 'a.b': 2}", r"nothing\.a\.b occurs twice"),
     ],

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from monarch_kernel.base.events import ThroughputEvent
+from monarch_kernel.base.events import MeshView, ThroughputEvent
 from monarch_kernel.features.traffic.controller import TrafficExtension, traffic_view
 from monarch_kernel.features.traffic.meters import HISTORY_S, MAX_KINDS, MAX_NAME, MeterBook, Throughput
 from monarch_kernel.features.traffic.table import End
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.net.wire.messages import Carried, Collected, Hello, Lost, Metered
+from monarch_kernel.notebook.view.frames import mesh_frame
 from monarch_kernel.runtime.controller.effects import Effect, Tell
 from monarch_kernel.runtime.controller.state import State
 from tests.runtime.controller.states import state_of_three
@@ -42,6 +46,35 @@ def test_kinds_of_collectives_are_bounded() -> None:
     assert max(len(one.group) for one, _ in rows) == MAX_NAME
     book.handle(rank_peer(1), Metered((), 0.25, (Collected("0" + "x" * 10_000, "all_reduce", 7, 2, 0.1),)), 2.0)
     assert book.collected([1])[0][0][0].nbytes == 7
+
+
+def gathered(nbytes: int, **fields: Any) -> Metered:
+    one = Collected("", "all_gather", nbytes, 1, 0.1, "gloo", 4, 3 * nbytes // 4, nbytes // 2)
+    return Metered((), 1.0, (replace(one, **fields),))
+
+
+def test_rates_include_what_collectives_move() -> None:
+    book = MeterBook()
+    book.handle(rank_peer(1), gathered(4000), 11.0)
+    book.handle(rank_peer(1), gathered(8000), 12.0)
+    assert book.rate(1, 12.5) == pytest.approx((3000, 2000))
+    assert set(book.due(12.5)) == {1}
+    book.handle(rank_peer(1), gathered(8000, seconds=0.5), 13.0)  # only waited
+    book.handle(rank_peer(1), gathered(10, path="nccl"), 14.0)
+    rows, _ = book.collected([1])
+    assert [(one.path, one.nbytes, one.seconds) for one, _ in rows] == [("gloo", 8000, 0.5), ("nccl", 10, 0.1)]
+    assert book.history(1, 14.5)[-2] == (0, 0)
+
+
+def test_a_report_of_all_counts_for_a_new_controller_is_no_throughput() -> None:
+    book = MeterBook()
+    collected = Collected("", "all_reduce", 1 << 40, 9, 0.1, "gloo", 2, 1 << 40, 1 << 40)
+    book.handle(rank_peer(1), replace(moved(1 << 40), collected=(collected,), is_repeat=True), 11.0)
+    assert book.rate(1, 11.5) == (0, 0)
+    assert book.due(11.5) == {}
+    assert book.collected([1])[0][0][0].nbytes == 1 << 40
+    book.handle(rank_peer(1), moved((1 << 40) + 500, 1.0), 12.0)
+    assert book.rate(1, 12.5) == pytest.approx((0, 500))
 
 
 def test_a_steady_flow_has_one_rate_and_ends_by_itself() -> None:
@@ -110,10 +143,12 @@ def test_counts_of_several_processes_add_up_and_repeated_reports_count_once() ->
     book.handle(rank_peer(1), moved(100), 1.0)
     book.handle(rank_peer(2), moved(10), 1.0)
     book.handle(rank_peer(2), moved(10), 2.0)
-    ((row, peers),) = book.carried({2})
-    assert row == Carried(1, 2, "memory", 110, 2, 0.2)
-    assert peers == [rank_peer(1), rank_peer(2)]
+    counted = [(row.nbytes, peer) for row, peer in book.carried({2})]
+    assert counted == [(100, rank_peer(1)), (10, rank_peer(2))]
     assert book.carried({3}) == []
+    state = state_of_three(1, 2, 3)
+    (row,) = traffic_view("t", {2}, book, state.ranks, ()).rows
+    assert row[2:] == ("memory", 110, 2, 0.2, False)
 
 
 def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
@@ -131,9 +166,52 @@ def test_dead_ranks_keep_their_rows_and_are_marked() -> None:
     state.handle(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
     assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
     state.processes.heal([2], 3.0)
-    assert rows()[0] == ("t[0]", "t[1]", 100, True)  # there is a new process now, but the dead one counted this
+    assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)  # there is a new process now, but the dead one counted this
     state.handle(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
+    earlier = traffic_view("t", {2}, book_of(state), state.ranks, ())
     state.handle(moved(1, source=1, target=2), (), rank_peer(2, 1), 5.0)
-    assert rows()[0][2] == 101
-    (row,) = traffic_view("t", {1}, book_of(state), state.ranks, ()).rows[2:]
+    assert rows()[0] == ("t[0]", "t[1] (dead)", 100, True)
+    assert rows()[-1] == ("t[0]", "t[1]", 1, False)
+    later = traffic_view("t", {2}, book_of(state), state.ranks, ())
+    assert [(row.target.incarnation, row.nbytes) for row in (later - earlier).rows] == [(1, 1)]
+    row = traffic_view("t", {1}, book_of(state), state.ranks, ()).rows[2]
     assert row.source == End("", 0, 0)
+
+
+def test_a_view_has_each_link_of_its_ranks_once() -> None:
+    state = state_of_three(1, 2, 3)
+    extension = state.extensions[TrafficExtension]
+    empty = MeshView("t", (("gpus", 3),), ())
+    assert extension.shown(empty, [1, 2, 3], 2.0).links == ""
+    for proc, name in ((1, "eth0"), (2, "eth0"), (3, "\x1b[31meth1" + "x" * 1_000)):
+        state.handle(Metered((), 0.25, links=((name, 3.125e9),) * 100), (), rank_peer(proc), 1.0)
+    assert extension.shown(empty, [1, 2], 2.0).links == "eth0 2.9 GiB/s"
+    both = extension.shown(empty, [1, 2, 3], 2.0).links
+    assert both.startswith("eth0 2.9 GiB/s, eth1xxx")
+    assert len(both) < 100
+    assert mesh_frame(extension.shown(empty, [1], 2.0), 5.0).links == "eth0 2.9 GiB/s"
+
+
+def test_the_collectives_of_a_replaced_process_have_separate_rows() -> None:
+    state = state_of_three(1, 2, 3)
+    for proc in (1, 2, 3):
+        state.handle(gathered(4000), (), rank_peer(proc), 1.0)
+    state.handle(Lost(2, 0, 9, "", (), 0), (), host_peer(1), 2.0)
+    state.processes.heal([2], 3.0)
+    state.handle(Hello("token", 2, 2000, "cpu"), (), rank_peer(2, 1), 4.0)
+    for peer in (rank_peer(1), rank_peer(3)):
+        state.handle(gathered(4400, operations=2), (), peer, 5.0)
+    state.handle(gathered(400), (), rank_peer(2, 1), 5.0)
+    traffic = traffic_view("t", {1, 2, 3}, book_of(state), state.ranks, ())
+    of_second = [row for row in traffic.collectives if row.end.rank == 1]
+    assert [(row.end.is_dead, row.end.incarnation, row.nbytes) for row in of_second] == [
+        (True, 0, 4000),
+        (False, 1, 400),
+    ]
+    assert str(traffic).split("\n")[2:] == [
+        "collectives of t",
+        "collective  path  ranks           bytes a rank   times  waited",
+        "all_gather  gloo  [0-2]       400 B to 4.3 KiB  1 to 2  100 ms",
+        "all_gather  gloo  [1] (dead)           3.9 KiB       1  100 ms",
+        "some counts are the last known ones of ranks that are dead or do not answer",
+    ]

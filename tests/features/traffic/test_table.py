@@ -74,8 +74,53 @@ def test_collectives_have_a_row_for_each_kind() -> None:
         "collective  ranks        bytes a rank   times",
         "all_reduce  [0-1]  3.9 KiB to 7.8 KiB  1 to 2",
         "barrier     [0-1]                 0 B       1",
-        "1 collective more, started by C++ code (DDP, functional collectives): bytes unknown",
+        "1 collective more, which torch has counted: bytes unknown",
     ]
+
+
+def timed(path: str, number: int = 0) -> CollectiveRow:
+    nbytes = 3 * MIB
+    return CollectiveRow(
+        rank(number), "", "all_reduce", nbytes, 1, 0.5, False, path, 4, 5 * MIB, 5 * MIB, nbytes, 0.5 + number
+    )
+
+
+def test_collectives_are_not_nothing() -> None:
+    assert str(Traffic("t", (), (collective(1),))).startswith("traffic of t: no values or buffers\n")
+
+
+def test_the_least_wait_is_that_of_a_rank_that_has_waited() -> None:
+    rows = (collective(1), collective(1, number=1)._replace(seconds=0.5), collective(1, number=2)._replace(seconds=0.9))
+    assert "500 ms to 900 ms" in str(Traffic("t", (), rows))
+
+
+def test_collectives_have_bandwidths_by_data_path() -> None:
+    rows = (timed("gloo"), timed("gloo", 1), timed("nccl")._replace(timed_nbytes=0, timed_s=0.0))
+    assert str(Traffic("t", (), rows)).split("\n")[2:] == [
+        "collectives of t",
+        "collective  path  ranks  bytes a rank  times  waited      algbw      busbw",
+        "all_reduce  gloo  [0-1]       3.0 MiB      1  500 ms  3.0 MiB/s  4.5 MiB/s",
+        "all_reduce  nccl  [0]         3.0 MiB      1  500 ms",
+    ]
+    assert rows[0].algorithm_bytes_per_s == 6 * MIB
+    assert rows[0].bus_bytes_per_s == 9 * MIB
+    assert rows[2].bus_bytes_per_s == 0
+
+
+def test_the_difference_of_two_tables_has_the_bandwidths_of_the_time_between() -> None:
+    later = timed("gloo")._replace(nbytes=4 * MIB, operations=3, timed_nbytes=5 * MIB, timed_s=0.75, nbytes_in=7 * MIB)
+    (between,) = (Traffic("t", (), (later,)) - Traffic("t", (), (timed("gloo"),))).collectives
+    assert (between.nbytes, between.nbytes_in, between.nbytes_out) == (MIB, 2 * MIB, 0)
+    assert between.algorithm_bytes_per_s == 8 * MIB
+
+
+def test_the_speeds_of_links_are_below_the_last_table() -> None:
+    links = {0: (("eth0", 3.125e9),), 1: (("eth0", 3.125e9),)}
+    line = "links of [0-1], each way: eth0 2.9 GiB/s"
+    assert str(Traffic("t", (row(rank(0), rank(1), MIB),), links=links)).split("\n")[-1] == line
+    text = str(Traffic("t", (row(rank(0), rank(1), MIB),), (timed("gloo"),), links=links))
+    assert text.split("\n")[-1] == line
+    assert text.count("links of") == 1
 
 
 def test_html_has_the_same_tables_and_is_escaped() -> None:

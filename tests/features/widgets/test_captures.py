@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.features.widgets.captures import Capture, capture_on_this_process
+from monarch_kernel.features.widgets.captures import Capture, capture_in_this_process
 
 
 class Widget:
@@ -110,7 +110,7 @@ def test_blocks_nest_and_show_errors(shell: Shell) -> None:
         __enter__: Any
         __exit__: Any
 
-    capture_on_this_process(SimpleNamespace(Output=Output))  # type: ignore[arg-type]
+    capture_in_this_process(SimpleNamespace(Output=Output))  # type: ignore[arg-type]
     outer, inner = Output(), Output()
     with outer:
         print("a")
