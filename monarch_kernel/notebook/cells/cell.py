@@ -34,16 +34,20 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.messages import Payload, Rewind
 from monarch_kernel.notebook.cells.early_failures import EarlyFailures
 from monarch_kernel.notebook.cells.interrupt_progress import InterruptProgress, describe_interrupt, inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.loop_watch import LoopWatch
 from monarch_kernel.notebook.cells.output import CellOutput
+from monarch_kernel.notebook.cells.recording import CellRecording
 from monarch_kernel.notebook.cells.recovery import Recovery
 from monarch_kernel.notebook.cells.wait_watch import WaitWatch
 from monarch_kernel.notebook.output.logs import CellMark
 from monarch_kernel.notebook.output.rich import RichSlots
-from monarch_kernel.notebook.syntax.up import WARN_AFTER_S
+from monarch_kernel.notebook.syntax.up_arguments import WARN_AFTER_S
 from monarch_kernel.notebook.view.interrupts import restart_text
 from monarch_kernel.notebook.view.stacks import doing_lines
 from monarch_kernel.runtime.rpc.answers import Value
@@ -163,6 +167,7 @@ class RemoteCell:
         self.way_out = "Kernel > Interrupt" if output.sink.can_update else "Ctrl-C"
         self._progress: InterruptProgress | None = None
         self._code = code
+        self._recording = CellRecording(mesh, code, number, output)
         self._want_value = want_value
         self._timeout_s = timeout_s
         self._fail_fast = fail_fast
@@ -178,6 +183,7 @@ class RemoteCell:
         self._error: BaseException | None = None
         self._recovery = Recovery(
             mesh,
+            number,
             code if isinstance(code, str) else "",
             cell_queue.history,
             cell_queue.begin_group,
@@ -229,6 +235,7 @@ class RemoteCell:
         self._early.note(answers, now)
         if not self._has_stops:
             self._waits.poll(answers, now)
+            self._loops.poll(now)
         if not self._fail_fast:
             self._early.tell(self.way_out, now)
         elif self._early.is_due(now):
@@ -237,7 +244,14 @@ class RemoteCell:
 
     def _restart_watches(self, now: float) -> None:
         self._early = EarlyFailures(self.mesh, self.number, self._say)
+        self._loops = LoopWatch(
+            self._lane.mesh, self.mesh.ranks, self._trouble, self._say, now, asks=self._warn_after_s > 0
+        )
         self._waits = WaitWatch(self._lane.mesh, self.mesh.ranks, self._say, self._warn_after_s, now)
+
+    def _trouble(self) -> dict[int, Trouble]:
+        """What is wrong with the live loops of this run of the cell."""
+        return {} if self._future is None else LoopControl(self.mesh.runtime).trouble(self._future.id)
 
     def stop(self, reason: str, now: float | None = None) -> None:
         """Interrupt the cell. A cell that was not sent ends; else each call raises KeyboardInterrupt on the ranks.
@@ -400,6 +414,7 @@ class RemoteCell:
         self._restart_watches(now)
         self._lane.marks.append(CellMark(time.time(), self.number, self.ranks))
         try:
+            self._recording.begin()
             if callable(self._code):
                 self._future = self.mesh.call_cell(self._code, cell=self.number, listen=self.output.handle)
             else:
@@ -413,6 +428,7 @@ class RemoteCell:
         except Exception as error:  # the session was shut down
             self._fail(error)
             return
+        self._recording.sent(self._future.id)
         self.stage = "running"
 
     def _end(self, now: float) -> None:
@@ -425,6 +441,7 @@ class RemoteCell:
         except RanksError as error:
             if self._progress is None and not self._fail_fast and self._recovery.wants(future.id, error):
                 self._waits.end(now, succeeded=False)
+                self._loops.end(now)
                 self._recovering = self._recovery.steps(error)
                 self.stage = "recovering"
                 self._recover(now)
@@ -471,6 +488,8 @@ class RemoteCell:
 
     def _over(self) -> None:
         self._waits.end(time.monotonic(), succeeded=self._error is None)
+        self._loops.end(time.monotonic())
+        self._recording.end(self._error)
         self.stage = "over"
         self._lane.leave(self)
         self.is_over.set()

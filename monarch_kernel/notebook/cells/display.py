@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -16,7 +17,7 @@ from IPython.display import clear_output, publish_display_data
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.base.text import printable
 from monarch_kernel.notebook.output.rich import Bundle
-from monarch_kernel.notebook.view.text import mesh_html, mesh_text
+from monarch_kernel.notebook.view.text import mesh_html, mesh_line, mesh_text
 
 __all__ = ["LiveView", "Sink"]
 
@@ -31,12 +32,16 @@ class Sink:
 
     Args:
         shell: the shell of the notebook; None in a program that has none.
+
+    Attributes:
+        copy: also gets all text.
     """
 
     def __init__(self, shell: InteractiveShell | None) -> None:
         self._kernel: Any = getattr(shell, "kernel", None)
         self._parent: Any = shell.get_parent() if self._kernel is not None else None  # type: ignore[union-attr]
         self._is_pinned = False
+        self.copy: Callable[[str], None] = lambda text: None
         self._live_lines = 0  # number of lines at the end of a terminal that can be rewritten
 
     @property
@@ -51,6 +56,7 @@ class Sink:
     def write(self, stream: str, text: str) -> None:
         """Write text to ``stdout`` or ``stderr``, without terminal controls other than colours."""
         text = printable(text)
+        self.copy(text)
         if self._is_pinned:
             self._send("stream", {"name": stream, "text": text})
             return
@@ -74,6 +80,8 @@ class Sink:
     def display(self, data: Bundle, metadata: Bundle | None = None, display_id: str = "", update: bool = False) -> None:
         """Display a MIME bundle, or update the display with the same ``display_id``."""
         transient = {"display_id": display_id} if display_id else {}
+        if not update and isinstance(text := data.get("text/plain"), str):
+            self.copy(f"{text}\n")
         if self._is_pinned:
             kind = "update_display_data" if update else "display_data"
             self._send(kind, {"data": dict(data), "metadata": dict(metadata or {}), "transient": transient})
@@ -104,16 +112,22 @@ class LiveView:
     """A table of a mesh's ranks in a cell's output, updated in place at most every `EVERY_S`.
 
     A terminal, which can't update printed output, shows the table once, below the first line of text.
+
+    Args:
+        complete: adds to a view what only a table that is drawn needs, such as the points of curves.
+        is_brief: whether a frontend without HTML, such as a terminal, at first shows a line instead of the table.
     """
 
     EVERY_S = 0.2
 
-    def __init__(self) -> None:
+    def __init__(self, complete: Callable[[MeshView], MeshView] = lambda view: view, *, is_brief: bool = False) -> None:
+        self.complete = complete
+        self._is_brief = is_brief
         self._id = uuid.uuid4().hex
         self._last: tuple[str, str] | None = None
         self._has_table = False
         self._at = 0.0
-        self._states: Sequence[tuple[str, str, str]] = ()
+        self._states: Sequence[object] = ()
         self._lock = threading.Lock()
         self._is_live = getattr(get_ipython(), "kernel", None) is not None
 
@@ -135,7 +149,12 @@ class LiveView:
 
     def follow(self, view: MeshView, now: float, *, force: bool = False, every_s: float = EVERY_S) -> None:
         """Update the table if a rank runs or its state has changed; times alone do not redraw an idle mesh."""
-        states = tuple((rank.state, rank.activity, rank.last_error) for rank in view.ranks)
+        states = (
+            *((rank.state, rank.activity, rank.last_error) for rank in view.ranks),
+            *((loop.key, loop.state, loop.step) for loop in view.loops),
+            *view.waits,
+            *view.lost_hosts,
+        )
         if states != self._states or any(rank.state == "running" for rank in view.ranks):
             if force or now >= self._at + every_s:
                 self._states = states
@@ -152,7 +171,8 @@ class LiveView:
             return
         update = update and self._is_live and not self.is_new
         self._has_table = True
-        faces = (mesh_text(view), mesh_html(view))
+        text = mesh_text(view) if update or not self._is_brief else mesh_line(view)
+        faces = (text, mesh_html(self.complete(view), time.time()))
         if faces != self._last or not update:
             self._last = faces
             self._display({"text/plain": faces[0], "text/html": faces[1]}, update)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.errors import Failure
-from monarch_kernel.notebook.cells.cell_names import with_cell_names
+from monarch_kernel.errors import Failure, Frame
+from monarch_kernel.notebook.cells.cell_names import located, with_cell_names
 from monarch_kernel.notebook.view.early_failures import early_failure_text
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -88,10 +88,25 @@ class EarlyFailures:
         if not self.is_due(now) or self._are_released(now):
             return
         news = {rank: with_cell_names(each) for rank, each in self.failures.items() if rank not in self._told}
-        self._say(early_failure_text(news, self._going_on, self._number, way_out))
+        self._say(early_failure_text(news, self._going_on, self._number, way_out, self._places()))
         self._told.update(news)
         self._due_at = None
         self._fold_s = min(4 * self._fold_s, _MAX_FOLD_S)
+
+    def _places(self) -> dict[int, Frame]:
+        """Return the lines of the ranks that go on, as far as they have said what they do."""
+        doing = self._inspection.get() if self._inspection is not None and self._inspection.done() else {}
+        found: dict[int, Frame] = {}
+        for rank in self._going_on:
+            each = doing.get(rank)
+            cell = (
+                next((a for a in located(each).activities if a.executor == "main"), None)
+                if isinstance(each, Doing)
+                else None
+            )
+            if cell is not None and cell.user_frame is not None:
+                found[rank] = cell.user_frame
+        return found
 
     def _are_released(self, now: float) -> bool:
         """Whether all other ranks wait in a collective, or whether that is not known yet."""

@@ -26,8 +26,9 @@ from monarch_kernel.errors import Failure, MeshDownError, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.notebook.view.stacks import doing_lines, works
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
-from monarch_kernel.runtime.diagnostics.waits import stalls
+from monarch_kernel.runtime.diagnostics.waits import LEAST_WAIT_S, no_answer, stalls
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.worker.actor_server import NOT_STARTED
@@ -39,8 +40,8 @@ GRACE_S = 1.8
 AGAIN_S = 0.6
 BURST_S = 0.25
 ANSWER_S = 0.4
-LEAST_WAIT_S = 1.0
-"""The least age of a wait in a collective that the report of an interrupt describes, in seconds."""
+STACKS_S = 0.15
+"""How long agents may take to find out what ranks do that do not answer."""
 
 _MAX_WAITS = 4
 ABORTED_S = 0.25
@@ -120,7 +121,7 @@ class InterruptProgress:
         before, self._before = self._before, None
         if before is None:
             return []
-        answers = _read(before, ANSWER_S - self.waited_s())
+        answers = _read(before, ANSWER_S - self.waited_s(), None)
         found = stalls(self.mesh.view(), answers, finished, LEAST_WAIT_S, what="it", is_over=True)
         return [stall.text for stall in found if not set(ranks).isdisjoint(stall.ranks)][:_MAX_WAITS]
 
@@ -130,9 +131,11 @@ class InterruptProgress:
             return
         inspection, self._inspection = self._inspection or self.mesh.doing(), None
         since_s = max(0.0, time.monotonic() - self._inspect_at)
-        answers = _read(inspection, ANSWER_S - since_s)
+        answers = _read(inspection, ANSWER_S - since_s, self.mesh)
         outcome.doing = doing_lines(self.mesh.view(), answers, ranks)
-        reports = {rank: answer for rank in ranks if isinstance(answer := answers.get(rank), Doing)}
+        reports = {
+            rank: answer for rank in ranks if isinstance(answer := answers.get(rank), Doing) and not answer.is_silent
+        }
         outcome.aborted = [rank for rank, report in reports.items() if report.aborted]
         outcome.silent = [rank for rank in ranks if rank not in reports]
 
@@ -207,13 +210,19 @@ class MeshInterruptProgress(InterruptProgress):
 
 def inspect_ranks(mesh: ProcMesh) -> dict[int, Doing | Failure]:
     """Return what the ranks of a mesh do now, by rank; ranks that do not answer within `ANSWER_S` are left out."""
-    return _read(mesh.doing(), ANSWER_S)
+    return _read(mesh.doing(), ANSWER_S, mesh)
 
 
-def _read(inspection: Future[dict[int, Doing | Failure]], timeout_s: float) -> dict[int, Doing | Failure]:
+def _read(
+    inspection: Future[dict[int, Doing | Failure]], timeout_s: float, mesh: ProcMesh | None
+) -> dict[int, Doing | Failure]:
+    """Wait for what ranks say they do; with a mesh, also find out what those do that do not answer."""
     if not inspection.wait(max(0.0, timeout_s)):
         inspection.cancel()
     answers = inspection.get()
+    if mesh is not None:
+        silent = [rank for rank, answer in answers.items() if no_answer(answer)]
+        answers = {**answers, **(mesh.silent_stacks(silent, STACKS_S) if silent else {})}
     return {rank: answer if isinstance(answer, Failure) else located(answer) for rank, answer in answers.items()}
 
 
@@ -253,7 +262,8 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
             outcome.stopped.append(rank)
         else:
             what = "failed" if answer.kind == "exception" else answer.kind
-            outcome.failed.setdefault(f"{what}: {answer.headline()}", []).append(rank)
+            at = f" ({describe_line(answer.user_frame)})" if answer.user_frame is not None else ""
+            outcome.failed.setdefault(f"{what}: {answer.headline()}{at}", []).append(rank)
     outcome.waits = progress.waits([*outcome.stopped, *outcome.stuck], outcome.finished)
     progress.describe(outcome, sorted({*outcome.stuck, *outcome.dropped}))
     return interrupt_text(outcome)

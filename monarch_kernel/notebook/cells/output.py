@@ -67,11 +67,11 @@ class CellOutput:
         """Whether there is output that has not been shown yet."""
         return self._is_open or bool(self._events)
 
-    def poll(self, now: float) -> None:
-        """Show the output that is due."""
+    def poll(self, now: float, *, waits: bool = True) -> None:
+        """Show the output that is due; without ``waits``, also lines that wait for other ranks to write the same."""
         with self._polling:
             self._take(now)
-            shown = self._folder.drain(now)
+            shown = self._folder.drain(now, waits=waits)
             if not self._stream:
                 self._held += shown  # folding bounds its size
                 return
@@ -93,7 +93,7 @@ class CellOutput:
     def show_values(self, bundles: Mapping[int, Bundle]) -> None:
         """Show the values of the last expression, by rank."""
         with self._polling:
-            self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}, self._id))
+            self._show(compose({rank: (bundle, {}) for rank, bundle in bundles.items()}))
 
     def poll_late(self, now: float) -> None:
         """Show output that arrived after the end; a line without an end is shown after `_QUIET_S` without further output."""

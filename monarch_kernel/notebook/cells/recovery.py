@@ -38,7 +38,7 @@ from monarch_kernel.notebook.cells.replay import cells_for, reads
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.train.snapshots.rewind import Common, Holdings, common, holdings
 
-__all__ = ["Recovery", "python_of"]
+__all__ = ["Recovery", "again_failed_text", "python_of"]
 
 MAX_RECOVERIES = 5
 """Maximum number of successive recoveries of a cell whose loop comes no farther."""
@@ -49,6 +49,7 @@ class Recovery:
 
     Args:
         mesh: where the cell runs.
+        number: the number of the cell.
         code: the code of the cell.
         history: number and code of the earlier cells that finished on all ranks.
         form: forms the process group again.
@@ -59,6 +60,7 @@ class Recovery:
     def __init__(
         self,
         mesh: ProcMesh,
+        number: int,
         code: str,
         history: Sequence[tuple[int, str]],
         form: Callable[[], Future[Any]],
@@ -66,6 +68,7 @@ class Recovery:
         listen: Callable[[Any], None],
     ) -> None:
         self._mesh = mesh
+        self._number = number
         self._code = code
         self._history = history
         self._form = form
@@ -134,7 +137,11 @@ class Recovery:
         for number, code in again:
             future = mesh.run_cell(code, cell=number, listen=self._listen)
             yield future
-            future.get()
+            try:
+                future.get()
+            except RanksError as error:
+                what = again_failed_text(mesh.name, self._number, number)
+                raise type(error)(what, error.reports, error.results) from None
         wanted = reads(self._code, python_of)
         there = mesh.run(f"[name for name in {wanted!r} if name in globals()]")
         yield there
@@ -173,6 +180,20 @@ class Recovery:
                 )
             return None
         return found[-1]
+
+
+def again_failed_text(mesh: str, number: int, earlier: int) -> str:
+    """Say that an earlier cell failed when it ran again: the error has the lines of that cell, not of the one that ended.
+
+    Args:
+        mesh: name of the mesh.
+        number: number of the cell that recovers.
+        earlier: number of the cell that ran again.
+    """
+    return (
+        f"cell [{number}] has no result: to recover its loop, cell [{earlier}] ran again on {mesh}, and failed. Correct and "
+        f"run cell [{earlier}], then %mesh rollback {mesh} and cell [{number}]; its loop continues from the last snapshot"
+    )
 
 
 def python_of(code: str) -> str:

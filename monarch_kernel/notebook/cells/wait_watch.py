@@ -4,10 +4,11 @@ Theory of operation
 ===================
 
 A cell that ends within the limit (``--warn-after``, 10 s by default) costs nothing. From then on the controller asks the ranks
-every few seconds what they do (`ProcMesh.doing`), which takes a rank about a millisecond. A wait that is older than the limit
+every few seconds what they do (`ProcMesh.doing`), which takes a rank about a millisecond. These looks are brief, until a rank
+waits: then all ranks say which collectives they have started, which takes them some more. A wait that is older than the limit
 gets a line on stderr, and then, while it lasts, an updated line after 1 minute, 10 minutes, 1 hour, and so on. When it has
 ended, a last line says so. While such a wait lasts, the ranks are asked once a second. The lines of waits that last are part of
-the view of the mesh, too.
+the view of the mesh, too, and so are waits for calls of actors (`runtime.diagnostics.call_waits`).
 
 Nothing here waits: the code that waits for the cell calls `WaitWatch.poll`.
 """
@@ -18,10 +19,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from monarch_kernel.base.events import MeshView
+from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.base.text import format_seconds
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
+from monarch_kernel.runtime.diagnostics.call_waits import call_waits
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.diagnostics.waits import Stall, stalls
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -40,16 +42,20 @@ _MAX_TOLD = 4
 class Mesh(Protocol):
     """The part of `ProcMesh` that this module uses."""
 
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
-        """Ask all ranks what they do."""
+    def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
+        """Ask all ranks what they do; ``brief`` as in `ProcMesh.doing`."""
+        ...
+
+    def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
+        """Return the mesh and the flat rank of processes."""
         ...
 
     def view(self) -> MeshView:
         """Return the state of the mesh."""
         ...
 
-    def show_waits(self, source: object, lines: Sequence[str]) -> None:
-        """Show lines about waits in the views of the mesh, in place of earlier ones from the same source."""
+    def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
+        """Show waits in the views of the mesh, in place of earlier ones from the same source."""
         ...
 
 
@@ -90,9 +96,11 @@ class WaitWatch:
         self._after_s = after_s
         self._look_at = now + after_s if after_s else float("inf")
         self._asked_at = 0.0
+        self._is_brief = False
         self._inspection: Future[dict[int, Doing | Failure]] | None = None
         self._told: dict[tuple[object, ...], _Told] = {}
         self._shows_waits = False
+        self._calls: Sequence[Stall] = ()  # that ranks wait for, which say so on their stderr
 
     def poll(self, answers: Sequence[Answer | None], now: float) -> None:
         """Look at the ranks and tell the user, when that is due.
@@ -104,20 +112,29 @@ class WaitWatch:
         if self._inspection is None:
             if now < self._look_at:
                 return
-            self._inspection, self._asked_at = self._mesh.doing(), now
+            self._ask(now, brief=not self._told and self._after_s >= 2 * _LOOK_S)
+        assert self._inspection is not None
         if not self._inspection.done():
             if now < self._asked_at + _ANSWER_S:
                 return
             self._inspection.cancel()  # native code holds the GIL of a rank
         answers_now, self._inspection = self._inspection.get(), None
+        if self._is_brief and any(isinstance(each, Doing) and each.collectives for each in answers_now.values()):
+            self._ask(now, brief=False)
+            return
         doing = {rank: each if isinstance(each, Failure) else located(each) for rank, each in answers_now.items()}
         finished = [rank for rank, answer in zip(self._ranks, answers, strict=False) if answer is not None]
         found = [each for each in stalls(self._mesh.view(), doing, finished, 0.0) if self._concerns(each)]
+        self._calls = call_waits(self._mesh.view(), doing, self._mesh.places, self._after_s)
         self._compare([each for each in found if each.age_s >= self._after_s], now)
         self._look_at = now + self._pause_s(found, len(doing))
 
+    def _ask(self, now: float, *, brief: bool) -> None:
+        self._inspection, self._asked_at, self._is_brief = self._mesh.doing(brief=brief), now, brief
+
     def end(self, now: float, *, succeeded: bool) -> None:
         """The cell has ended; after a failure, its error says what there is to say."""
+        self._calls = ()
         if succeeded:
             self._compare((), now)
         elif self._shows_waits:
@@ -146,9 +163,10 @@ class WaitWatch:
             is_due, is_shown = stall in due, stall in due[:_MAX_TOLD]
             next_s = _next_s(stall.age_s) if is_due or known is None else known.next_s
             self._told[stall.key] = _Told(stall, now, next_s, is_shown or (known is not None and known.is_shown))
-        if found or self._shows_waits:
-            self._mesh.show_waits(self, [stall.text for stall in found[:_MAX_TOLD]])
-        self._shows_waits = bool(found)
+        shown = [*found, *filter(self._concerns, self._calls)]
+        if shown or self._shows_waits:
+            self._mesh.show_waits(self, [stall.as_view() for stall in shown[:_MAX_TOLD]])
+        self._shows_waits = bool(shown)
 
     def _is_due(self, stall: Stall) -> bool:
         known = self._told.get(stall.key)

@@ -39,6 +39,9 @@ class LiveComms(RemoteTab):
     def cell_arrived(self, id: str, content: dict[str, Any]) -> None:
         """Called with each cell for the main shell, on the thread that serves the channel, before the main thread gets it."""
 
+    def message_arrived(self, id: str) -> None:
+        """Called with each message of a comm for the main shell, as `cell_arrived`."""
+
     def _handle_view_message(self, msg: Any) -> bool:
         """Handle a message if it comes from a view; False if it does not."""
         session, manager = cast(Any, self.session), cast(Any, self.comm_manager)
@@ -46,18 +49,18 @@ class LiveComms(RemoteTab):
             ident, parts = session.feed_identities(msg, copy=False)
             message = session.deserialize(parts, content=False, copy=False)  # see RemoteTab
             kind = message["header"]["msg_type"]
-            if kind == "execute_request" and message["header"].get("subshell_id") is None:
+            is_for_main = message["header"].get("subshell_id") is None
+            if kind == "execute_request" and is_for_main:
                 self.cell_arrived(message["header"]["msg_id"], session.unpack(message["content"]))
             if kind not in ("comm_open", "comm_msg", "comm_close"):
                 return False
             message["content"] = content = session.unpack(message["content"])
             viewer = self.viewers.by_comm.get(content["comm_id"])
-            if kind == "comm_open" and content.get("target_name") != TARGET:
-                return False
-            if kind != "comm_open" and viewer is None:
-                return False
             data = content["data"] if kind == "comm_msg" else {}
-            if "method" in data and data["method"] != "custom":  # for ipywidgets
+            is_of_view = content.get("target_name") == TARGET if kind == "comm_open" else viewer is not None
+            if not is_of_view or ("method" in data and data["method"] != "custom"):  # for ipywidgets
+                if is_for_main:
+                    self.message_arrived(message["header"]["msg_id"])
                 return False
         except Exception:  # ipykernel reports malformed messages
             return False

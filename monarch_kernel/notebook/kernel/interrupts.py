@@ -15,7 +15,9 @@ interrupt of the code of a user that rewrites cells is also noted: IPython would
 An interrupt that comes after the last statement of a cell, or between two cells, applies to the cell that waits for the main
 shell, if one does: "Run All" sends all cells at once, and an interrupt ends the run. It never hits a cell that arrives later.
 The thread of the shell channel records which cells wait (`KernelInterrupts.cell_arrived`). A cell that arrives while the main
-thread is idle does not count: the signal may have been sent before that cell.
+thread is idle does not count: the signal may have been sent before that cell. A message of a comm that waits is interrupted in
+the same way, when its callback begins. It does not use up the interrupt of the cells that wait: with widgets on the page,
+messages come between the cells of a run.
 
 A cell that awaits has left the stack. The handler cancels its task, and the cell sees the cancellation as a KeyboardInterrupt
 (`_steps`). ipykernel's own handler cancels without waking the event loop, so that nothing happens until the next message. If
@@ -86,18 +88,18 @@ class _Request:
 
     Attributes:
         in_user_code: whether the user's code runs for it now.
-        next_cells: ids of the cells that waited at an interrupt that the user's code has not raised.
+        next_ids: ids of the cells and messages that waited at an interrupt that the user's code has not raised.
     """
 
     def __init__(self) -> None:
         self.in_user_code = False
-        self.next_cells: frozenset[str] = frozenset()
+        self.next_ids: frozenset[str] = frozenset()
         self._is_interrupted = False
 
-    def note(self, next_cells: frozenset[str] = frozenset()) -> None:
-        """Make the user's code that runs next raise KeyboardInterrupt: that of this request, or of the first of these cells."""
+    def note(self, next_ids: frozenset[str] = frozenset()) -> None:
+        """Make the user's code that runs next raise KeyboardInterrupt: that of this request, or of the first of these."""
         self._is_interrupted = True
-        self.next_cells = next_cells
+        self.next_ids = next_ids
 
     def enter_user_code(self) -> None:
         """Note that the user's code starts, or resumes after a wait.
@@ -107,7 +109,7 @@ class _Request:
         """
         self.in_user_code = True  # first: from here on the signal handler raises
         if self._is_interrupted:
-            self._is_interrupted, self.next_cells = False, frozenset()
+            self._is_interrupted, self.next_ids = False, frozenset()
             raise KeyboardInterrupt
 
     def leave_user_code(self) -> None:
@@ -128,14 +130,14 @@ class _Awaited(_Request):
         self._task = task
         self._loop = asyncio.get_running_loop()
 
-    def cancel(self, next_cells: frozenset[str] = frozenset()) -> None:
+    def cancel(self, next_ids: frozenset[str] = frozenset()) -> None:
         """Cancel the task, or make its next step raise, whichever comes first; callable from any thread and signal handler."""
-        self.note(next_cells)
+        self.note(next_ids)
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
         if self._is_interrupted and not self._task.done():
-            self._is_interrupted, self.next_cells = False, frozenset()
+            self._is_interrupted, self.next_ids = False, frozenset()
             self.is_cancelled = True
             self._task.cancel()
 
@@ -154,8 +156,9 @@ class KernelInterrupts:
         self._threads: dict[int, UserThread] = {}
         self._awaited: dict[int, _Awaited] = {}
         self._request: _Request | None = None  # the request that the main thread handles
-        self._cells: dict[str, bool] = {}  # cells of the main shell that have not ended -> whether they had to wait
-        self._next_cells: frozenset[str] = frozenset()  # the first of these that starts is interrupted
+        self._arrived: dict[str, bool] = {}  # what the main shell has not handled -> whether it had to wait
+        self._messages: set[str] = set()  # those of them that are messages of comms, and not cells
+        self._next_ids: frozenset[str] = frozenset()  # the first of these that starts is interrupted
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make an event loop of another thread ensure that the main thread handles SIGINT soon."""
@@ -177,7 +180,7 @@ class KernelInterrupts:
         self.interrupt_subshells()
         caller = _caller_of(frame or sys._getframe(1))  # a repeated interrupt has no frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
-        waiting = frozenset(id for id, waits in list(self._cells.items()) if waits)
+        waiting = frozenset(id for id, waits in list(self._arrived.items()) if waits)
         if caller in _CONTINUING and request is not None:
             request.note(waiting)
         if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
@@ -187,7 +190,7 @@ class KernelInterrupts:
         elif request is not None:
             request.note(waiting)
         else:
-            self._next_cells = waiting
+            self._next_ids = waiting
 
     def _interrupt_again(self, request: _Request | None) -> None:
         if self._request is request:
@@ -200,18 +203,28 @@ class KernelInterrupts:
 
     def cell_arrived(self, id: str) -> None:
         """Note a cell for the main shell, on the thread of the shell channel, before the main thread gets it."""
-        self._cells[id] = self._request is not None or bool(self._cells)
+        self._arrived[id] = self._request is not None or bool(self._arrived)
+
+    def message_arrived(self, id: str) -> None:
+        """Note a message of a comm for the main shell, as `cell_arrived` does."""
+        self._messages.add(id)
+        self.cell_arrived(id)
 
     def cell_starts(self, id: str) -> None:
-        """Interrupt the cell that starts, in the main thread, if an interrupt came while it waited and no other code ran."""
-        if id in self._cells and self._request is not None:
-            next_cells, self._next_cells = self._next_cells, frozenset()
-            if id in next_cells:
-                self._request.note(next_cells)
+        """Interrupt the cell or the message that starts, in the main thread, if an interrupt came while it waited.
+
+        A cell that arrived before those that waited starts first, and is not interrupted; the interrupt still applies to them.
+        It also applies to the others if a message calls no code of the user.
+        """
+        if id in self._next_ids and self._request is not None:
+            applies_to = self._next_ids & self._messages if id in self._messages else self._next_ids
+            self._next_ids -= applies_to
+            self._request.note(applies_to)
 
     def cell_ended(self, id: str) -> None:
-        """Forget a cell of the main shell, which may have been aborted before it started."""
-        self._cells.pop(id, None)
+        """Forget a cell or a message of the main shell; a cell may have been aborted before it started."""
+        self._arrived.pop(id, None)
+        self._messages.discard(id)
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -222,8 +235,7 @@ class KernelInterrupts:
                 yield
             finally:
                 self._request = outer
-                if request.next_cells:
-                    self._next_cells = request.next_cells
+                self._next_ids |= request.next_ids
             return
         ident = threading.get_ident()
         thread = self._threads[ident] = UserThread()
@@ -249,8 +261,8 @@ class KernelInterrupts:
             del self._awaited[ident]
             if thread is not None:
                 thread.cancel = None
-            elif awaited.next_cells and self._request is not None:  # the cell has ended without being interrupted
-                self._request.note(awaited.next_cells)
+            elif awaited.next_ids and self._request is not None:  # the cell has ended without being interrupted
+                self._request.note(awaited.next_ids)
 
     @contextmanager
     def user_code(self) -> Iterator[None]:

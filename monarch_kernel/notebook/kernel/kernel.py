@@ -8,6 +8,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
+from traitlets import Bool
+
 from monarch_kernel.notebook.kernel.comms import LiveComms
 from monarch_kernel.notebook.kernel.interrupts import KernelInterrupts
 from monarch_kernel.notebook.magics.magics import load
@@ -20,6 +22,9 @@ class MonarchKernel(LiveComms):
 
     implementation = "monarch_kernel"
     implementation_version = version("monarch_kernel")
+    prepares_ranks = Bool(
+        True, help="Whether the process from which ranks are forked starts with the kernel, or with the first mesh."
+    ).tag(config=True)
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -40,11 +45,12 @@ class MonarchKernel(LiveComms):
         return f"monarch_kernel {self.implementation_version} | %mesh up NAME -n 4 brings up ranks, %mesh? shows help\n{theirs}"
 
     def start(self) -> None:
-        """Start serving; meanwhile, the process from which ranks are forked loads torch."""
+        """Start serving; meanwhile, the process from which ranks are forked loads torch, unless the user does not want that."""
         super().start()  # type: ignore[no-untyped-call]
         self._interrupts.watch(self._control_loop)
         self._interrupts.install()  # ipykernel ignores SIGINT between cells; a subshell may be running one
-        self._magics.meshes.prepare()
+        if self.prepares_ranks:
+            self._magics.meshes.prepare()
 
     async def dispatch_shell(self, *args: Any, **kwargs: Any) -> None:
         """Handle a request; widget messages that arrive while a cell awaits belong to the request of that cell."""
@@ -59,7 +65,7 @@ class MonarchKernel(LiveComms):
             self._interrupts.cell_ended(parent.get("header", {}).get("msg_id", ""))
 
     def should_handle(self, stream: Any, msg: Any, idents: Any) -> Any:
-        """Interrupt a cell that starts, if an interrupt came while it waited for another one."""
+        """Interrupt a cell or a message of a comm that starts, if an interrupt came while it waited for another one."""
         self._interrupts.cell_starts(msg["header"]["msg_id"])
         return super().should_handle(stream, msg, idents)  # type: ignore[no-untyped-call]
 
@@ -68,12 +74,19 @@ class MonarchKernel(LiveComms):
         if not content.get("silent"):
             self._interrupts.cell_arrived(id)
 
+    def message_arrived(self, id: str) -> None:
+        """Note a message of a comm that may be interrupted while it waits."""
+        self._interrupts.message_arrived(id)
+
     def _as_user_code(self, handle: Callable[..., Any]) -> Callable[..., Any]:
         """Handle messages of comms, which call the user's code."""
 
-        def handled(*args: Any) -> Any:
-            with self._interrupts.user_code():
-                return handle(*args)
+        def handled(stream: Any, ident: Any, message: Any) -> Any:
+            try:
+                with self._interrupts.user_code():
+                    return handle(stream, ident, message)
+            finally:
+                self._interrupts.cell_ended(message["header"]["msg_id"])  # also while a cell awaits
 
         return handled
 

@@ -20,7 +20,7 @@ from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.magics.bring_up_hosts import recipe_of
 from monarch_kernel.notebook.output.folding import FoldedLine, OutputFolder, render
 from monarch_kernel.notebook.syntax.lines import UsageProblem
-from monarch_kernel.notebook.syntax.up import UpOptions
+from monarch_kernel.notebook.syntax.up_arguments import UpOptions
 from monarch_kernel.notebook.view.text import detached_text
 from monarch_kernel.runtime.controller.adoption import Resumed
 from monarch_kernel.runtime.detached.registry import FoundMesh, Home, default_root, find, home_of

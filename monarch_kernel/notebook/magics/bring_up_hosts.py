@@ -11,7 +11,7 @@ from monarch_kernel.launch.registry import ENGINES, make_launcher, plan_text
 from monarch_kernel.net.wire.config import Recipe
 from monarch_kernel.notebook.cells.display import LiveView
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
-from monarch_kernel.notebook.syntax.up import UpOptions
+from monarch_kernel.notebook.syntax.up_arguments import UpOptions
 from monarch_kernel.notebook.view.hosts import coming_text, missing_text
 from monarch_kernel.runtime.controller.session import Session, current_session
 

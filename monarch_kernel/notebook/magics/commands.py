@@ -14,36 +14,48 @@ from IPython.display import display
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import Point
-from monarch_kernel.doctor.examine import ITEM_WIDTH, checks, examine
 from monarch_kernel.doctor.report import finding_text, summary
-from monarch_kernel.errors import RemoteError, RemoteInterrupt, format_ranks
+from monarch_kernel.doctor.run_checks import ITEM_WIDTH, checks, examine
+from monarch_kernel.errors import RecordError, RemoteError, RemoteInterrupt, format_ranks
 from monarch_kernel.features.editing.sources import check_syntax
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
-from monarch_kernel.notebook.cells.cell_names import with_cell_names
+from monarch_kernel.notebook.cells.cell_names import in_notebook, with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.cells.interrupt_progress import inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.magics.bring_up_hosts import request_text
+from monarch_kernel.notebook.magics.kernel_cells import KernelCells
 from monarch_kernel.notebook.magics.loops import control_loop
 from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes
 from monarch_kernel.notebook.magics.viewers import ViewerCommand
 from monarch_kernel.notebook.output.folding import render
 from monarch_kernel.notebook.output.logs import log_lines
-from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
+from monarch_kernel.notebook.syntax.arguments import Known, refuse_flags
+from monarch_kernel.notebook.syntax.lines import UsageProblem, hint, tokens
 from monarch_kernel.notebook.syntax.options import (
     COMMANDS,
     LogsOptions,
+    RemoteOptions,
     one_name,
+    one_selector,
+    parse_check,
     parse_doctor,
+    parse_interrupt,
     parse_logs,
     parse_loop,
+    parse_profile,
+    parse_record,
     parse_rollback,
+    parse_sync,
     parse_tensorboard,
+    parser_of,
+    unknown_command,
 )
 from monarch_kernel.notebook.syntax.selector import root_name
-from monarch_kernel.notebook.syntax.up import parse_up
+from monarch_kernel.notebook.syntax.torchrun import parse_torchrun
+from monarch_kernel.notebook.syntax.up_arguments import parse_up
 from monarch_kernel.notebook.syntax.usage import command_help, mesh_help
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.notebook.view.frames import LOOP_COMMANDS
@@ -51,11 +63,32 @@ from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.stacks import stacks_text
 from monarch_kernel.notebook.view.text import meshes_text
 from monarch_kernel.runtime.host.gpus import VISIBLE, gpu_ids
+from monarch_kernel.runtime.worker.script import run_script
+from monarch_kernel.train.record import running
 from monarch_kernel.train.snapshots.rewind import roll_back
 
 __all__ = ["MeshCommands"]
 
 _ENDS_S = 2.0
+"""A cell that has just been interrupted, or whose loop has just ended, may take this long to end."""
+
+_LOOK_S = 0.1
+"""How often to look whether a loop that was stopped still has steps to do."""
+
+_AFTER_LOOP_S = 10.0
+"""How long a cell may take to end after its loop."""
+
+
+def _has_ended(cell: RemoteCell, mesh: ProcMesh) -> bool:
+    """Wait for the end of a cell that has just been stopped, or whose loop is being stopped; returns whether it has ended."""
+    if cell.is_over.wait(_ENDS_S):
+        return True
+    was_stopping = False
+    while any(loop.is_stopping for loop in mesh.loops):
+        was_stopping = True
+        if cell.is_over.wait(_LOOK_S):
+            return True
+    return was_stopping and cell.is_over.wait(_AFTER_LOOP_S)
 
 
 def _read_file(name: str) -> str | None:
@@ -68,13 +101,34 @@ def _read_file(name: str) -> str | None:
         raise UsageProblem(f"%mesh up: --hosts {name} can't be read: {error}") from None
 
 
+def _checked_script(path: str) -> str:
+    """Return the absolute path of a script that Python can compile."""
+    script = Path(path).expanduser().absolute()
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UsageProblem(f"%mesh torchrun: {path} can't be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        where = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UsageProblem(f"{type(error).__name__} in {path}{where}: {error.args[0]}; nothing was sent") from None
+    return str(script)
+
+
+RunCell = Callable[[MeshEntry, ProcMesh, str, RemoteOptions], BackgroundCell | None]
+"""Runs code as a cell on a mesh."""
+
+
 class MeshCommands:
     """The commands of ``%mesh``: one method per command, named after it; each takes the rest of the line."""
 
-    def __init__(self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None]) -> None:
+    def __init__(
+        self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None], run_cell: RunCell
+    ) -> None:
         self._shell = shell
         self._meshes = meshes
         self._show_end = show_end
+        self._run_cell = run_cell
+        self._kernel_cells = KernelCells(shell)
 
     def run(self, line: str) -> None:
         """Run the command of a line; list the meshes if the line is empty.
@@ -91,11 +145,16 @@ class MeshCommands:
             return
         command = words[0]
         if command not in COMMANDS:
-            raise UsageProblem(f"%mesh: unknown command {command!r}; one of {', '.join(COMMANDS)} (%mesh? shows help)")
+            raise unknown_command(words, self._known())
         if words[1:] in (["--help"], ["-h"]):
             words = ["help", command]
             line = " ".join(words)
+        elif command != "torchrun" and parser_of(f"%mesh {command}") is None:
+            refuse_flags(command, words[1:])
         getattr(self, words[0])(line.split(None, 1)[1] if len(words) > 1 else "")
+
+    def _known(self) -> Known:
+        return Known(self._meshes.names, lambda name: self._meshes.is_mesh(name, self._shell.user_ns))
 
     def up(self, rest: str) -> None:
         """Bring up a mesh; its name becomes a variable."""
@@ -161,28 +220,22 @@ class MeshCommands:
 
     def interrupt(self, rest: str) -> None:
         """Interrupt what a mesh or a slice of it runs; ``--abort`` also aborts process groups."""
-        words = tokens(rest)
-        abort = "--abort" in words
-        entry, mesh = self._part([word for word in words if word != "--abort"], "interrupt")
+        words, abort = parse_interrupt(rest)
+        entry, mesh = self._part(words, "interrupt")
         print(self._meshes.interrupt(entry, mesh, abort=abort))
 
     def sync(self, rest: str) -> None:
         """Send edited modules to a mesh or a slice of it, and reload the imported ones there and here."""
-        words = tokens(rest)
-        selector = words.pop(0) if words and self._meshes.is_mesh(root_name(words[0]), self._shell.user_ns) else ""
-        if len(words) > 1:
-            raise UsageProblem(
-                f"%mesh sync: give one module or path, not {' '.join(words)!r}, such as %mesh sync t mylib"
-            )
+        selector, what = parse_sync(rest, self._known())
         _, mesh = self._meshes.select(selector, self._shell.user_ns)
-        what = words[0] if words else None
         try:
             check_syntax(mesh.sources(what))
         except SyntaxError as error:
             where = f"{error.filename}, line {error.lineno}" if error.lineno else str(error.filename)
             raise UsageProblem(f"{type(error).__name__} in {where}: {error.msg}; nothing was sent") from None
         except (OSError, ValueError) as error:
-            raise UsageProblem(f"%mesh sync: {error}") from None
+            nor = "" if selector or not what else f"; nor is {what} a mesh (available: {', '.join(self._meshes.names)})"
+            raise UsageProblem(f"%mesh sync: {error}{nor}") from None
         print(mesh.sync(what))
 
     def stacks(self, rest: str) -> None:
@@ -194,6 +247,24 @@ class MeshCommands:
         for entry, mesh in parts:
             print(_stacks(entry, mesh))
 
+    def check(self, rest: str) -> None:
+        """Compare the replicas of modules and tensors between the ranks of a mesh or of a slice of it."""
+        selector, names, axis = parse_check(rest, self._known())
+        entry, mesh = self._meshes.select(selector, self._shell.user_ns)
+        for cell in list(entry.cell_queue.cells):
+            if not cell.ranks.isdisjoint(mesh.ranks) and not _has_ended(cell, mesh):
+                raise UsageProblem(
+                    f"%mesh check: cell [{cell.number}] is running and may change what is compared: wait for its end, or write "
+                    "live.check(every=500) in its live loop"
+                )
+        try:
+            print(mesh.check(*names, axis=axis))
+        except (KeyError, NameError, ValueError) as error:
+            missing = next((name for name in names if repr(name) in error.args[0]), "")
+            of_ranks = {name for known in mesh.names().values() for name in known}
+            near = hint(missing, [*of_ranks, *([] if selector else self._meshes.names)])
+            raise UsageProblem(f"%mesh check: {error.args[0]}{near}") from None
+
     def traffic(self, rest: str) -> None:
         """Show the traffic to and from the ranks of a mesh or of a slice of it; of all meshes if none is named."""
         words = tokens(rest)
@@ -203,9 +274,43 @@ class MeshCommands:
         for _, mesh in parts:
             display(mesh.traffic())
 
+    def profile(self, rest: str) -> None:
+        """Record what the ranks of a mesh or of a slice of it do, and show where the time goes."""
+        options = parse_profile(rest)
+        _, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        folder = Path(options.to).expanduser().parent
+        if not folder.is_dir():
+            raise UsageProblem(f"%mesh profile: --to {options.to}: there is no folder {folder}")
+        try:
+            found = mesh.profile(options.steps, seconds=options.seconds, memory=options.memory)
+            if options.to:
+                found.save(options.to, in_notebook)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageProblem(f"%mesh profile: {error}") from None
+        print(found.text(in_notebook))
+
+    def torchrun(self, rest: str) -> None:
+        """Run a script in the ranks of a mesh, with the environment variables of torchrun."""
+        options = parse_torchrun(rest, self._known())
+        entry, mesh = self._meshes.select(options.selector, self._shell.user_ns)
+        if not mesh.is_whole:
+            raise UsageProblem(
+                f"%mesh torchrun: a script runs on all ranks, which are its world; write {entry.mesh.name}, without an index"
+            )
+        script = options.script if options.is_module else _checked_script(options.script)
+        handle = self._run_cell(
+            entry,
+            mesh,
+            f"__import__({run_script.__module__!r}, fromlist=['run_script']).run_script("
+            f"{script!r}, {list(options.arguments)!r}, is_module={options.is_module})",
+            RemoteOptions(raw=options.raw, background=options.background),
+        )
+        if handle is not None:
+            handle._ipython_display_()
+
     def loop(self, rest: str) -> None:
         """Show the progress of a mesh's live loop (``live.loop``), control the loop, or set its knobs."""
-        options = parse_loop(rest)
+        options = parse_loop(rest, self._known())
         _, mesh = self._meshes.select(options.selector, self._shell.user_ns)
         loops = mesh.loops
         if not loops:
@@ -218,14 +323,14 @@ class MeshCommands:
 
     def rollback(self, rest: str) -> None:
         """Restore the state of ranks before a step from their snapshot of it (``live.snapshot``)."""
-        selector, step = parse_rollback(rest)
+        selector, step = parse_rollback(rest, self._known())
         entry, mesh = self._meshes.select(selector, self._shell.user_ns)
         if not mesh.is_whole:
             raise UsageProblem(
                 f"%mesh rollback: all ranks roll back together; write {entry.mesh.name}, without an index"
             )
-        for cell in list(entry.cell_queue.cells):  # a cell whose loop has just been stopped is about to end
-            if not cell.is_over.wait(_ENDS_S):
+        for cell in list(entry.cell_queue.cells):
+            if not _has_ended(cell, mesh):
                 raise UsageProblem(
                     f"%mesh rollback: cell [{cell.number}] is running; end its loop with %mesh loop stop, or the whole cell "
                     f"with %mesh interrupt {mesh.name}"
@@ -235,7 +340,7 @@ class MeshCommands:
 
     def tensorboard(self, rest: str) -> None:
         """Write what the loops of a mesh log (``live.log``) for TensorBoard."""
-        selector, folder = parse_tensorboard(rest)
+        selector, folder = parse_tensorboard(rest, self._known())
         if not selector and folder in self._meshes.names and not os.path.isdir(folder):
             raise UsageProblem(
                 f"%mesh tensorboard: {folder} is a mesh; write a folder, too, such as {folder} runs/{folder}"
@@ -251,6 +356,22 @@ class MeshCommands:
             print(f"{mesh.name}: its loops are written to {path}, each to a separate folder")
             print(f"to see them: %load_ext tensorboard, then %tensorboard --logdir {shlex.quote(str(path))}")
 
+    def record(self, rest: str) -> None:
+        """Record what runs from now on, or close the record; without arguments, say what it holds."""
+        folder = parse_record(rest)
+        try:
+            if folder == "close":
+                self._kernel_cells.end()
+                print(running.stop() or "no record runs")
+            elif folder:
+                recorder = running.start(folder)
+                self._kernel_cells.begin(recorder)
+                print(f"recording into {recorder.folder}; %mesh record shows what it holds, %mesh record close ends it")
+            else:
+                print(running.status())
+        except RecordError as error:
+            raise UsageProblem(f"%mesh record: {error}") from None
+
     def heal(self, rest: str) -> None:
         """Start new processes in place of dead ranks of a mesh or of a slice of it; by default, of the last mesh."""
         self._replace(rest, "heal", restart=False)
@@ -262,10 +383,7 @@ class MeshCommands:
         self._replace(rest, "restart", restart=True)
 
     def _replace(self, rest: str, command: str, *, restart: bool) -> None:
-        words = tokens(rest)
-        if len(words) > 1:
-            raise UsageProblem(f"%mesh {command}: give one selector, such as {words[0]}, not {rest.strip()!r}")
-        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
+        entry, mesh = self._meshes.select(one_selector(rest, command), self._shell.user_ns)
         print(self._meshes.replace_ranks(entry, mesh, restart=restart))
 
     def _part(self, words: list[str], command: str) -> tuple[MeshEntry, ProcMesh]:
@@ -280,11 +398,9 @@ class MeshCommands:
 
     def debug(self, rest: str) -> None:
         """Open pdb on a rank, where it failed or stopped at a breakpoint."""
-        words = tokens(rest)
-        if len(words) > 1:
-            raise UsageProblem(f"%mesh debug: give one selector, such as {words[0]}, not {rest.strip()!r}")
-        entry, mesh = self._meshes.select(words[0] if words else "", self._shell.user_ns)
-        self._meshes.debugger.open(entry.mesh, mesh, words[0] if words else mesh.name)
+        selector = one_selector(rest, "debug")
+        entry, mesh = self._meshes.select(selector, self._shell.user_ns)
+        self._meshes.debugger.open(entry.mesh, mesh, selector or mesh.name)
 
     def down(self, rest: str) -> None:
         """End a mesh, or all meshes; an interrupt takes effect only after the mesh that is being ended."""
@@ -319,6 +435,9 @@ class MeshCommands:
         count = self._meshes.down(name)
         if self._shell.user_ns.get(name) is entry.mesh:
             del self._shell.user_ns[name]
+        if self._kernel_cells.is_on and not self._meshes.names:
+            self._kernel_cells.end()
+            return f"{_ended(name, count)}\n{running.stop()}"
         return _ended(name, count)
 
     # -- commands of viewers, which call from other threads
@@ -379,4 +498,7 @@ def _traceback(mesh: ProcMesh) -> str:
     failures = {Point(rank, extent): with_cell_names(failure) for rank, failure in mesh.last_failures().items()}
     if not failures:
         return f"{mesh.name}{format_ranks(mesh.ranks)}: no failure since the last success"
-    return "\n".join(error_block(RemoteError(mesh.name, failures), color=False))
+    # The first line of the block is that of the exception; here no exception was raised.
+    _, *block = error_block(RemoteError(mesh.name, failures), color=False)
+    what = "last failure" if len(failures) == 1 else "last failures"
+    return "\n".join([f"{mesh.name}{format_ranks(point.rank for point in failures)}: {what}", *block])

@@ -11,12 +11,14 @@ from monarch_kernel.launch.registry import ENGINES
 from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.syntax.options import COMMANDS, LOOP_ACTIONS, option_names, repeatable
-from monarch_kernel.notebook.syntax.up import engine_of
+from monarch_kernel.notebook.syntax.up_arguments import engine_of
+from monarch_kernel.notebook.view.messages import narrow
 
 __all__ = ["candidates", "make_matcher"]
 
 _VALUES = {"--device": ["auto", "cpu", "cuda"], "--on": list(ENGINES), "--restart": ["never", "rank", "mesh"]}
 _NAMES = ("--mesh",)
+_MAX_KIND = 40
 
 
 class _Final(list[SimpleCompletion]):
@@ -53,7 +55,12 @@ def make_matcher(meshes: Meshes, remote: RemoteNames) -> Callable[[CompletionCon
 
 
 def _made(words: Iterable[tuple[str, str]]) -> list[SimpleCompletion]:
-    return [SimpleCompletion(text=word, type=kind) for word, kind in words]
+    return [SimpleCompletion(text=word, type=_shown(kind)) for word, kind in words]
+
+
+def _shown(kind: str) -> str:
+    """Return a kind that stays on one line: JupyterLab wraps it at spaces, over the next row, and makes the list too narrow."""
+    return narrow(kind, _MAX_KIND).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _offset(context: CompletionContext) -> int:

@@ -110,7 +110,10 @@ class DebugPrompt:
         conversation = Conversation(self, cell.output.sink)
 
         def attend(cell: RemoteCell, interrupts: HeldInterrupts) -> None:
-            conversation.poll(cell.stops(), interrupts)
+            stops = cell.stops()
+            if stops:  # what was printed before the prompt is read before it
+                cell.output.poll(time.monotonic(), waits=False)
+            conversation.poll(stops, interrupts)
 
         with self._attending(cell.stops):
             yield attend

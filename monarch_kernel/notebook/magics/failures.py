@@ -15,8 +15,8 @@ from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import MonarchError, RanksError
 from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.magics.hints import gpu_hint, heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.magics.meshes import Meshes
+from monarch_kernel.notebook.magics.name_hints import gpu_hint, heal_hint, local_hint, remote_hints
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.view.errors import error_block
 
@@ -24,6 +24,10 @@ __all__ = ["Failures"]
 
 _MISUSE = (AttributeError, IndexError, KeyError, NameError, SyntaxError, TimeoutError, TypeError, ValueError)
 """Built-in errors that our functions raise to refuse a call."""
+
+_OUTSIDE = (
+    "KeyboardInterrupt: the interrupt came before the code of this cell, between two of its statements, or in a magic"
+)
 
 _IPYTHON = os.sep + os.path.join("IPython", "core") + os.sep
 
@@ -68,6 +72,8 @@ class Failures:
     ) -> list[str]:
         if isinstance(error, KeyboardInterrupt):
             _drop_own_end(tb)
+            if type(error) is KeyboardInterrupt and not any(_is_shown(frame) for frame in traceback.extract_tb(tb)):
+                error._render_traceback_ = lambda: [_OUTSIDE]  # type: ignore[attr-defined]
             shell.showtraceback((kind, error, tb), running_compiled_code=True)
             return []
         if not isinstance(error, MonarchError):
@@ -97,14 +103,17 @@ class Failures:
         if isinstance(error, RanksError):
             for report in error.reports.values():
                 self._unhandled.note_shown(report)
+            healing = heal_hint(error.reports.values(), self._meshes)
             lines = error_block(
-                _with_cell_names(error),
+                _with_cell_names(
+                    error, error.what.removesuffix(", or heal the mesh (.heal())") if healing else error.what
+                ),
                 color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )
             hints = remote_hints(error, self._meshes, self._shell.user_ns)
-            if hint := heal_hint(error.reports.values(), self._meshes):
-                hints.append(hint)
+            if healing:
+                hints.append(healing)
             if hint := gpu_hint(error.reports.values(), self._meshes):
                 hints.append(hint)
         else:
@@ -138,10 +147,10 @@ class Failures:
                 del error._render_traceback_  # type: ignore[attr-defined]  # it keeps the frames alive through the traceback
 
 
-def _with_cell_names(error: RanksError) -> RanksError:
-    """Return the error with frames that name the notebook's local cells by their numbers."""
+def _with_cell_names(error: RanksError, what: str) -> RanksError:
+    """Return the error with frames that name the notebook's local cells by their numbers, and another first line."""
     reports = {point: with_cell_names(failure) for point, failure in error.reports.items()}
-    return type(error)(error.what, reports, error.results)
+    return type(error)(what, reports, error.results)
 
 
 def _without_our_frames(tb: TracebackType) -> TracebackType:
@@ -176,6 +185,12 @@ def _drop_own_end(tb: TracebackType) -> None:
             last = each
         each = each.tb_next
     last.tb_next = None
+
+
+def _is_shown(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame of an interrupt says where the user's code was: not the call of a cell's magic."""
+    is_magic = (frame.line or "").startswith("get_ipython().run_cell_magic(")
+    return _is_local_code(frame.filename) and not is_magic
 
 
 def _is_local_code(filename: str) -> bool:

@@ -24,6 +24,7 @@ from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.magics.autoremote import CellTransformer, share_classes
 from monarch_kernel.notebook.magics.commands import MeshCommands
@@ -31,11 +32,11 @@ from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.integrations import integrations
-from monarch_kernel.notebook.magics.mesh_views import MeshViewFormats
+from monarch_kernel.notebook.magics.mesh_views import MeshViewFormats, TablesAtRest
 from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
-from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
+from monarch_kernel.notebook.syntax.lines import UsageProblem, hint, tokens
 from monarch_kernel.notebook.syntax.options import RemoteOptions, parse_remote, split_options
 from monarch_kernel.notebook.syntax.selector import root_name
 from monarch_kernel.notebook.syntax.usage import documented, mesh_help, options_help
@@ -44,6 +45,7 @@ from monarch_kernel.runtime.rpc.gather import CellResult
 __all__ = ["MeshMagics", "load", "unload"]
 
 _EXTENSION = "_monarch_kernel"
+_OF_CELLS = re.compile(r"\s*%%(remote|local|autoremote)(?![\w.])")
 _LINE_NUMBER = re.compile(r"\b((?:on|at) line )(\d+)\b")
 """Matches the number of another line in a message of Python's compiler, such as `after 'for' statement on line 1`."""
 
@@ -63,11 +65,12 @@ class MeshMagics(Magics):
         self.meshes = Meshes(shell, DetachedMeshes(default_root(os.environ, temporary_directory())))
         self.transformer = CellTransformer(shell)
         self.view_formats = MeshViewFormats(shell)
+        self.tables_at_rest = TablesAtRest(shell, self.meshes)
         self.compat = CompatMagics(shell, self.meshes)
         self.unhandled = UnhandledFailures(shell, self.meshes)
         self.failures = Failures(shell, self.meshes, self.unhandled)
         self.names = RemoteNames(self.meshes, shell.user_ns, lambda: self.transformer.mode)
-        self._commands = MeshCommands(shell, self.meshes, self._show_end)
+        self._commands = MeshCommands(shell, self.meshes, self._show_end, self._run)
         self.meshes.command = self._commands.answer
 
     @no_var_expand
@@ -126,6 +129,11 @@ class MeshMagics(Magics):
         if words == ["off"]:
             self.transformer.mode = None
             return self._mode_text()
+        word = words[0]
+        near = "" if word == "on" else hint(word, ["on", "off"])
+        if near and not self.meshes.is_mesh(root_name(word), self.shell.user_ns):
+            have = ", ".join(self.meshes.names) or "none is up"
+            raise UsageProblem(f"%autoremote: {word!r} is neither a mesh ({have}) nor on or off{near}")
         options = parse_remote("" if words == ["on"] else line, "%autoremote")
         if options.local:
             raise UsageProblem("%autoremote: --local applies to a single cell; use %%remote --local")
@@ -180,11 +188,40 @@ class MeshMagics(Magics):
         if not expression:
             what = f" after {selector or given}" if selector or given else ""
             raise UsageProblem(f"%remote: write an expression{what}, such as %remote {entry.mesh.name}[0] rank + 1")
+        try:
+            self._check_syntax(expression)
+        except UsageProblem as problem:
+            name = next(iter(tokens(expression)), "")
+            if selector or not name.isidentifier():
+                raise
+            raise UsageProblem(f"{problem}; {name} is no mesh (available: {', '.join(self.meshes.names)})") from None
         return self._run(entry, mesh, expression, options)
 
     def _run(self, entry: MeshEntry, mesh: Any, code: str, options: RemoteOptions) -> BackgroundCell | None:
         self._check_syntax(code)
-        cell = self.meshes.cell(
+        if self.meshes.is_mesh(options.out, {}):
+            raise UsageProblem(f"--out {options.out} would replace the mesh {options.out}; choose another name")
+        with HeldInterrupts(self.meshes.interrupt_others) as interrupts:  # else a cell could stay in the queue for ever
+            cell = self._cell(entry, mesh, code, options)
+            if options.background:
+                values = _values if options.out else _nothing
+                handle = BackgroundCell(cell, self.meshes.background, values, self._show_end)
+                if options.out:
+                    self.shell.user_ns[options.out] = handle
+                if interrupts.count:
+                    handle.cancel()
+                return handle
+            if early := interrupts.count:
+                cell.stop("interrupted")
+            results = self._results(entry, cell, options)
+            if options.out:
+                self.shell.user_ns[options.out] = _values(results)
+        if interrupts.count > early:  # after the cell had ended; the user still wants to stop here
+            raise KeyboardInterrupt
+        return None
+
+    def _cell(self, entry: MeshEntry, mesh: Any, code: str, options: RemoteOptions) -> RemoteCell:
+        return self.meshes.cell(
             entry,
             mesh,
             code,
@@ -197,14 +234,11 @@ class MeshMagics(Magics):
             fail_fast=options.fail_fast,
             warn_after_s=options.warn_after_s,
         )
-        if options.background:
-            values = _values if options.out else _nothing
-            handle = BackgroundCell(cell, self.meshes.background, values, self._show_end)
-            if options.out:
-                self.shell.user_ns[options.out] = handle
-            return handle
+
+    def _results(self, entry: MeshEntry, cell: RemoteCell, options: RemoteOptions) -> ValueMesh[CellResult]:
+        """Run a cell to its end."""
         try:
-            results = self.meshes.run(entry, cell)
+            return self.meshes.run(entry, cell)
         except RanksError as error:
             if options.out and all(report.etype == "PayloadError" for report in error.reports.values()):
                 raise UsageProblem(
@@ -212,9 +246,6 @@ class MeshMagics(Magics):
                     "run: end it with a value that can be sent (numbers, arrays, tensors), or drop --out"
                 ) from None
             raise
-        if options.out:
-            self.shell.user_ns[options.out] = _values(results)
-        return None
 
     def _show_end(self, cell: RemoteCell) -> None:
         """Show the values or the error of a background cell below the cell that started it."""
@@ -225,7 +256,11 @@ class MeshMagics(Magics):
         self.meshes.background.follow(cell.output)
 
     def _check_syntax(self, code: str) -> None:
-        """Report a syntax error before anything is sent."""
+        """Report a syntax error, or a second cell magic of ours, before anything is sent."""
+        if second := _OF_CELLS.match(code):
+            raise UsageProblem(
+                f"%%remote: the code below it begins with %%{second[1]}: write one of them; nothing was sent"
+            )
         try:
             source = self.shell.transform_cell(code)
             compile(source, "<remote cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
@@ -293,6 +328,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     shell.Completer.custom_matchers.append(matcher)
     magics.transformer.install()
     magics.view_formats.install()
+    magics.tables_at_rest.install()
     magics.compat.register()
     for integration in integrations():
         integration.install(magics.meshes)
@@ -316,6 +352,7 @@ def unload(shell: InteractiveShell) -> None:
     shell.Completer.custom_matchers.remove(matcher)
     magics.transformer.remove()
     magics.view_formats.remove()
+    magics.tables_at_rest.remove()
     magics.compat.remove()
     for integration in integrations():
         integration.remove(magics.meshes)

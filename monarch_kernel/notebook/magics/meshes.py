@@ -9,7 +9,8 @@ import threading
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -17,10 +18,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shadow_notes, shared_memory_notes
-from monarch_kernel.base.events import StopEvent
+from monarch_kernel.base.events import MeshView, StopEvent
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
 from monarch_kernel.notebook.cells.background import Background
+from monarch_kernel.notebook.cells.call_watch import CallWatch
 from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import LiveView, Sink
 from monarch_kernel.notebook.cells.interrupt_progress import MeshInterruptProgress
@@ -32,10 +34,12 @@ from monarch_kernel.notebook.magics.debug import DebugPrompt
 from monarch_kernel.notebook.magics.healing import replace_ranks
 from monarch_kernel.notebook.magics.rank_widgets import RankWidgets
 from monarch_kernel.notebook.magics.viewers import Command, LiveWidget, Viewers
+from monarch_kernel.notebook.syntax.arguments import unknown_mesh
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_name
-from monarch_kernel.notebook.syntax.up import UpOptions
+from monarch_kernel.notebook.syntax.up_arguments import UpOptions
 from monarch_kernel.notebook.view.hosts import missing_ranks_text
+from monarch_kernel.notebook.view.text import mesh_line
 from monarch_kernel.runtime.detached.session import DetachedSession
 from monarch_kernel.runtime.host.gpus import VISIBLE
 from monarch_kernel.runtime.rpc.gather import CellResult
@@ -60,6 +64,7 @@ def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> 
         per_host,
         name=options.name,
         env=options.env,
+        fresh=False,
         device=device,
         axes=options.axes,
         restart=options.restart,
@@ -110,13 +115,51 @@ class MeshEntry:
     kept: DetachedSession | None = None  # the session of a mesh that outlives the kernel
     allocation: Allocation | None = None  # its hosts, if they are not this machine
     replacing: threading.Lock = field(default_factory=threading.Lock)  # held while ranks are replaced
+    calls: CallWatch = field(init=False)
 
-    def end_widget(self) -> None:
-        """Close the widget and leave the table with the last known state."""
+    def __post_init__(self) -> None:
+        self.calls = CallWatch(self.options.warn_after_s)
+        self.view.complete = self._with_curves
+
+    def new_view(self) -> None:
+        """Show the table in the running cell; the previous table keeps the last state."""
+        self.view = LiveView(self._with_curves)
+        self.view.show(self.mesh.view())
+
+    def draw(self) -> None:
+        """Draw the table now."""
+        self.view.update(self.mesh.view(), time.monotonic(), force=True)
+
+    def catch_up(self) -> None:
+        """Draw the table now, unless it shows the current state."""
+        self.view.follow(self.mesh.view(), time.monotonic(), force=True)
+
+    def watch_calls(self, now: float) -> None:
+        """Show in the view which ranks have waited long in calls of actors, when it is time to look."""
+        if not self.mesh.runtime.closed:
+            self.calls.poll(self.mesh, now)
+
+    def end_widget(self, note: str) -> None:
+        """Replace the widget by a note, below the table with the last known state."""
         if self.widget is not None:
-            self.view.update(self.mesh.view(), time.monotonic(), force=True)
-            self.widget.close()
+            self.draw()
+            self.widget.close(note)
             self.widget = None
+
+    def end_note(self) -> str:
+        """Say what becomes of the mesh when the kernel ends."""
+        if self.kept is not None:
+            return f"The kernel has ended. {self.options.name} goes on: %mesh attach {self.options.name}"
+        return f"{self.options.name} ended with the kernel. The table shows its last state."
+
+    def _with_curves(self, view: MeshView) -> MeshView:
+        keys = {loop.key for loop in view.loops}
+        loops = []
+        for loop in self.mesh.loops if keys else ():
+            with suppress(LookupError):  # the loop may be gone by now
+                if loop.key in keys:
+                    loops.append(loop.view())
+        return replace(view, loops=tuple(loops)) if loops else view
 
 
 class Meshes:
@@ -202,24 +245,27 @@ class Meshes:
             raise _taken(there, options)
         self.detached.check_free(options.name, detach=options.detach)
         store = self._group_store()
-        view = LiveView()
+        view = LiveView(is_brief=True)
         with HeldInterrupts(self.interrupt_others) as interrupts:
             if options.hosts:
                 entry = self._up_on_hosts(options, store, view, interrupts)
             else:
                 entry = self._up_here(options, store, view, interrupts)
+            # The widget comes before the table: a page would show the table until there is a widget, which hides it.
+            text = (
+                "" if view.is_new else mesh_line(entry.mesh.view())
+            )  # a terminal can't replace the progress by the table
+            entry.widget = self.viewers.widget(entry.options.name, text)
             self._add(entry)  # an interrupt from here on has no effect
         self.attend_to_stops(entry)
         _print_notes(entry.mesh, options)
-        entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
-        entry.widget = self.viewers.widget(entry.options.name)
+        entry.draw()
         return entry
 
     def show(self, entry: MeshEntry) -> None:
         """Show a mesh in a new place; its previous view keeps the last state."""
-        entry.end_widget()
-        entry.view = LiveView()
-        entry.view.show(entry.mesh.view())
+        entry.end_widget(f"The live view of {entry.options.name} has moved to a later cell (%mesh show).")
+        entry.new_view()
         entry.widget = self.viewers.widget(entry.options.name)
 
     def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> MeshEntry:
@@ -345,8 +391,8 @@ class Meshes:
                 entry.kept.close()
             if entry.allocation is not None:
                 entry.allocation.release()
-            entry.view.update(entry.mesh.view(), time.monotonic(), force=True)
-            entry.end_widget()
+            entry.draw()
+            entry.end_widget(f"{name} was ended by %mesh down. The table shows its last state.")
             self.viewers.publish(force=True)
         return len(entry.mesh)
 
@@ -354,7 +400,7 @@ class Meshes:
         """End all meshes except detached ones, and the session."""
         kept = [entry.kept for entry in self._entries.values() if entry.kept is not None]
         for entry in self._entries.values():
-            entry.end_widget()
+            entry.end_widget(entry.end_note())
         self._entries.clear()
         self._latest = ""
         shutdown_context().get()
@@ -399,7 +445,7 @@ class Meshes:
             return self._entries[self._latest].mesh
         name = root_name(selector)
         if name is not None and not self.is_mesh(name, namespace):
-            raise UsageProblem(f"there is no mesh {name!r}; available: {', '.join(self._entries) or 'none'}")
+            raise unknown_mesh(name, self._entries)
         ours = {name: entry.mesh for name, entry in self._entries.items()}
         mesh = evaluate(selector, ChainMap(ours, cast("dict[str, Any]", namespace)), self._latest)
         if not isinstance(mesh, ProcMesh):
@@ -475,7 +521,7 @@ class Meshes:
             cell.show_values()  # here, where %%capture captures them
             return results
         finally:
-            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
+            entry.catch_up()
             if cell.stage == "over":
                 self.background.follow(cell.output)
             else:
@@ -538,7 +584,7 @@ class Meshes:
             return replace_ranks(entry.cell_queue, mesh, self.interrupt_others, restart=restart)
         finally:
             entry.replacing.release()
-            entry.view.follow(entry.mesh.view(), time.monotonic(), force=True)
+            entry.catch_up()
 
     def _drive_on(self, cell: RemoteCell) -> Callable[[float], bool]:
         """Return the function that drives a cell in the background after it did not stop when it was interrupted."""
@@ -560,6 +606,7 @@ class Meshes:
     def _draw(self, now: float) -> None:
         self.viewers.publish()
         for entry in list(self._entries.values()):
+            entry.watch_calls(now)
             if now >= entry.draw_at:
                 started = time.thread_time()
                 is_drawn = self.viewers.are_looking(entry.options.name)

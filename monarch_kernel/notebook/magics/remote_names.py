@@ -48,13 +48,14 @@ _PREDEFINED = {
 _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
 _CHAIN = rf"(?:[^\W\d]\w*|\"[^\"\n]*\"|'[^'\n]*')(?:\.[^\W\d]\w*|{_BRACKETS})*"
 _ATTRIBUTE = re.compile(rf"(?<![\w.])({_CHAIN})\.((?:[^\W\d]\w*)?)$")
+_QUOTABLE = re.compile(r"[^\"'\\]*")  # else the text of a key would end its string, and begin code
 _KEY = re.compile(rf"(?<![\w.])({_CHAIN})\[\s*(?:([\"'])([^\"'\]\n]*)|(\d*))$")
 _VARIABLE = re.compile(r"[^\W\d]\w*")
 _NAME = re.compile(r"(?<![\w.])((?:[^\W\d]\w*)?)$")
 _CALL = re.compile(rf"(?<![\w.])({_CHAIN})\($")
 _ASSIGNED = re.compile(r"[ \t]*[\w \t,.]+=[ \t]*(?=%remote\b)")
 _NOT_PYTHON = re.compile(r"^\s*(?:[%!]|(?:import|from)\s)|\\\S*$")
-_FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:[\w\s]+,\s*)*(\w*)$")
+_FROM = re.compile(r"^\s*from\s+([\w.]+)\s+import\s+(?:[\w\s]+,)*\s*(\w*)$")
 _BOUND = re.compile(
     r"^[ \t]*(?:(?:async[ \t]+)?(def|class)[ \t]+(\w+)"
     r"|((?:\w+[ \t]*,[ \t]*)*\w+)[ \t]*(?::[^=\n]+)?=(?!=)"
@@ -352,16 +353,15 @@ def _merged(*parts: Any) -> list[tuple[str, str]]:
 
 def _matching(known: Sequence[tuple[str, str]], written: str) -> Completions:
     hidden = not written.startswith("_")
-    return Completions(
-        written, [each for each in known if each[0].startswith(written) and not (hidden and each[0][0] == "_")]
-    )
+    likely = (each for each in known if each[0].startswith(written) and each[0].isprintable())
+    return Completions(written, [each for each in likely if not (hidden and each[0][:1] == "_")])
 
 
 def _keys(answer: Sequence[tuple[str | int, str]], quote: str, written: str) -> Completions:
     found = []
     for key, kind in answer:
         text = str(key) if type(key) is int else key if quote else f'"{key}"'
-        if (type(key) is int and quote) or (type(key) is str and re.search(r"[\"'\\\n]", key)):
+        if (type(key) is int and quote) or (type(key) is str and not (key.isprintable() and _QUOTABLE.fullmatch(key))):
             continue
         if str(text).startswith(written):
             found.append((str(text), kind))

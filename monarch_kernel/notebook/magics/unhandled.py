@@ -11,12 +11,12 @@ from dataclasses import replace
 from IPython.core.interactiveshell import InteractiveShell
 
 import monarch_kernel.actor
-from monarch_kernel.actor.fault_hook import FaultHook
+from monarch_kernel.actor.fault_hook import FaultHook, takes_groups
 from monarch_kernel.errors import Failure, MeshFailure
 from monarch_kernel.notebook.cells.cell_names import with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.magics.hints import heal_hint
 from monarch_kernel.notebook.magics.meshes import Meshes
+from monarch_kernel.notebook.magics.name_hints import heal_hint
 from monarch_kernel.notebook.view.failures import failure_block, failure_line
 from monarch_kernel.runtime.controller.unhandled import show_failure
 
@@ -62,6 +62,7 @@ class UnhandledFailures:
             self._shown.append(failure)
             self._news.notify_all()
 
+    @takes_groups
     def show(self, failure: MeshFailure) -> None:
         """Show a failure soon, in the running cell or else in the last one, unless a cell's error shows it."""
         with self._news:

@@ -21,6 +21,7 @@ saved notebook shows, and is updated now and then.
 
 from __future__ import annotations
 
+import html
 import logging
 import threading
 import time
@@ -32,12 +33,15 @@ from IPython.core.getipython import get_ipython
 from IPython.display import publish_display_data
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.events import LoopView, MeshView
 from monarch_kernel.errors import Failure, MeshDownError, MonarchError
 from monarch_kernel.notebook.cells.cell_names import in_notebook
+from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.view.frames import (
     CARDS,
     COMMANDS,
+    EARLIER,
     GONE_S,
     LOOP_COMMANDS,
     MeshFrame,
@@ -143,12 +147,14 @@ class Viewer:
             self.send({"kind": "frame", **to_json(ViewState(frame.at, meshes, frame.seq))})
 
     def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
-        """Send the curves of loops, by mesh, that differ from those sent last."""
+        """Send the curves of loops, by mesh, that differ from those sent last; those of earlier loops seldom do."""
         sent = self._curves or {}
         self._curves = {mesh: message for mesh, message in messages.items() if self.mesh in ("", mesh)}
         for mesh, message in self._curves.items():
-            if sent.get(mesh) != message:
-                self.send(message)
+            before = sent.get(mesh, {})
+            if before != message:
+                same = {"earlier"} if before.get("earlier") == message["earlier"] else ()
+                self.send({key: value for key, value in message.items() if key not in same})
 
     @property
     def is_new(self) -> bool:
@@ -200,12 +206,17 @@ class Viewers:
             if viewer in self._viewers:
                 self._viewers.remove(viewer)
 
-    def widget(self, mesh: str) -> LiveWidget | None:
-        """Show a live widget of a mesh in the output of the running cell; None without a frontend that can draw it."""
+    def widget(self, mesh: str, text: str = "") -> LiveWidget | None:
+        """Show a live widget of a mesh in the output of the running cell; None without a frontend that can draw it.
+
+        Args:
+            mesh: name of the mesh.
+            text: what a terminal shows in its place.
+        """
         kernel = getattr(get_ipython(), "kernel", None)
         if getattr(kernel, "comm_manager", None) is None:
             return None
-        return LiveWidget(self, mesh)
+        return LiveWidget(self, mesh, text)
 
     def panel(self, comm: Any, opened: Mapping[str, Any]) -> None:
         """Handle a comm that a panel opens, perhaps again: a page that has received no answer repeats it."""
@@ -270,7 +281,7 @@ class Viewers:
             view = mesh.view()
             doing = self._doing.setdefault(mesh.name, _DoingNow())
             is_busy = any(rank.running_s > _DOING_AFTER_S for rank in view.ranks) and len(view.ranks) <= CARDS
-            found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.poll(mesh) if is_busy else None))
+            found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.poll(mesh, view) if is_busy else None))
         self._last = {frame.name: frame for frame in found}
         self._doing = {name: doing for name, doing in self._doing.items() if name in self._last}
         self._seq += 1
@@ -284,12 +295,17 @@ class Viewers:
                 (loop.request, loop.number) for each in frame.meshes if each.name == mesh.name for loop in each.loops
             }
             views = []
-            for loop in mesh.loops if shown else ():
+            earlier: list[LoopView] = []
+            loops = mesh.loops if shown else []
+            kept = {loop.key for loop in [loop for loop in loops if loop.key not in shown][-EARLIER:]}
+            for loop in loops:
                 with suppress(LookupError):  # the loop may be gone by now
                     if loop.key in shown:
                         views.append(loop.view())
+                    elif loop.key in kept:
+                        earlier.append(loop.view())
             if views:
-                found[mesh.name] = curves_message(mesh.name, views)
+                found[mesh.name] = curves_message(mesh.name, views, earlier)
         return found
 
     def carry_out(self, viewer: Viewer, message: Mapping[str, Any]) -> None:
@@ -335,10 +351,15 @@ def _read_loop_command(command: str, mesh: str, message: Mapping[str, Any]) -> V
     return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
 
 
+def _note(text: str) -> str:
+    """Return the HTML of a line in the place of a widget; an output without data would make nbconvert warn."""
+    return f'<div class="mk-static" style="font-size:var(--jp-ui-font-size1, inherit)">{html.escape(text)}</div>'
+
+
 class LiveWidget:
     """A widget in the output of a cell, with its viewer."""
 
-    def __init__(self, viewers: Viewers, mesh: str) -> None:
+    def __init__(self, viewers: Viewers, mesh: str, text: str) -> None:
         from monarch_kernel.notebook.view.widget import MeshWidget  # takes a quarter of a second to import
 
         self._viewers = viewers
@@ -347,16 +368,21 @@ class LiveWidget:
         self._widget.on_msg(lambda widget, content, buffers: self._viewer.handle(content))
         self._comm_id = self._widget.comm.comm_id
         viewers.by_comm[self._comm_id] = self._viewer
+        self._display_id = f"mesh-{self._comm_id}"
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        self._display({"application/vnd.jupyter.widget-view+json": view})  # without text, as the table is shown, too
+        # A page or file without widgets shows the note. A terminal shows the plain text, and shows the table, too.
+        note = f"The live view of {mesh} needs its kernel. The table shows the state when the notebook was saved."
+        data = {"application/vnd.jupyter.widget-view+json": view, "text/html": _note(note)}
+        if text:
+            data["text/plain"] = text
+        publish_display_data(data, transient={"display_id": self._display_id})
 
-    def _display(self, data: dict[str, Any], *, update: bool = False) -> None:
-        publish_display_data(data, transient={"display_id": f"mesh-{self._comm_id}"}, update=update)
-
-    def close(self) -> None:
-        """Remove the widget from the page and the notebook; a reopened notebook would report its missing model."""
+    def close(self, note: str) -> None:
+        """Replace the widget in the page and the notebook by a note; a reopened notebook would report its missing model."""
         self._viewers.left(self._comm_id)
-        self._display({}, update=True)
+        sink = Sink(get_ipython())
+        sink.pin()  # bypass %%capture of the running cell, whose output this is not
+        sink.display({"text/html": _note(note), "text/plain": note}, None, self._display_id, update=True)
         self._widget.layout.close()
         self._widget.close()
 
@@ -367,11 +393,17 @@ class _DoingNow:
     def __init__(self) -> None:
         self._asked: Future[dict[int, Doing | Failure]] | None = None
         self._asked_at = 0.0
+        self._asked_in: dict[int, tuple[int, str]] = {}
         self._known: dict[int, tuple[str, str]] = {}
+        self._known_in: dict[int, tuple[int, str]] = {}
 
-    def poll(self, mesh: ProcMesh) -> dict[int, tuple[str, str]]:
-        """Return rank -> line and collective, where known; ask the ranks again if it is time."""
+    def poll(self, mesh: ProcMesh, view: MeshView) -> dict[int, tuple[str, str]]:
+        """Return rank -> line and collective, where known; ask the ranks again if it is time.
+
+        A rank that runs something else by now, or has a new process, is no longer at the place that it reported.
+        """
         now = time.monotonic()
+        activities = {rank.rank: (rank.restarts, rank.activity) for rank in view.ranks}
         asked = self._asked
         if asked is not None and not asked.done() and now > self._asked_at + _DOING_EVERY_S:
             asked.cancel()  # a rank that has not answered holds the GIL, and has not moved on
@@ -380,12 +412,14 @@ class _DoingNow:
             error = asked.exception(0)
             if error is None:
                 answers = asked.get(0)
-                self._known |= {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
+                found = {rank: _place(answer) for rank, answer in answers.items() if isinstance(answer, Doing)}
+                self._known |= found
+                self._known_in |= {rank: self._asked_in[rank] for rank in found}
             elif not isinstance(error, MeshDownError):
                 _log.error("the ranks of %s could not be asked what they do", mesh.name, exc_info=error)
         if self._asked is None and now > self._asked_at + _DOING_EVERY_S:
-            self._asked, self._asked_at = mesh.doing(), now
-        return self._known
+            self._asked, self._asked_at, self._asked_in = mesh.doing(brief=True), now, activities
+        return {rank: place for rank, place in self._known.items() if self._known_in[rank] == activities.get(rank)}
 
 
 def _place(doing: Doing) -> tuple[str, str]:

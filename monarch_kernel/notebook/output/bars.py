@@ -33,10 +33,11 @@ SETTLED_S = 0.1
 MAX_ROWS = 100  # on a screen
 MAX_LINES = 32  # in a block
 MAX_LINE_LENGTH = 300
-_UP = re.compile(r"\x1b\[(\d*)A")
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
-_ELAPSED = re.compile(r"\[((?:\d+:){1,2}\d+)<")
-_OF_TOTAL = re.compile(r"(\d+) ?/ ?(\d+)")
+# Longer numbers are text: Python refuses to convert very long ones, and a search for their end would start at each digit.
+_UP = re.compile(r"\x1b\[(\d{0,9})A")
+_PERCENT = re.compile(r"(?<!\d)(\d{1,9}(?:\.\d{1,20})?) ?%")
+_ELAPSED = re.compile(r"\[((?:\d{1,9}:){1,2}\d{1,9})<")
+_OF_TOTAL = re.compile(r"(?<!\d)(\d{1,18}) ?/ ?(\d{1,18})(?!\d)")
 
 
 class Row(Partial):

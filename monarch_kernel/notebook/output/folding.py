@@ -38,7 +38,10 @@ _VARIED = (
     "v"  # a line whose texts may differ by rank in times and the like; the text is its stream's mark and what is equal
 )
 _MARKED = _GAP + _BAR + _ITEM + _VARIED
-_DIFFER = "… lines of several ranks are equal but for times, addresses or pids; those of the lowest rank are shown (all: --raw)"
+_DIFFER = (
+    "… lines of several ranks are equal but for numbers such as times, addresses or pids; those of the lowest rank are shown "
+    "(all: --raw)"
+)
 _LOOK_AHEAD = 1_000
 _TRIM_ABOVE = 4_096
 _MARKS: dict[Stream, str] = {"stdout": STDOUT, "stderr": STDERR}
@@ -158,12 +161,12 @@ class OutputFolder:
         self._n_marked_held += 1
         self._enqueue(queue, [_ITEM + key], now, self._item_delay_s)
 
-    def drain(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """Return the lines and items that are ready to be shown."""
+    def drain(self, now: float, *, waits: bool = True) -> list[FoldedLine | FoldedItem]:
+        """Return the lines and items that are ready to be shown; without ``waits``, also those that wait for other ranks."""
         for (rank, stream), screen in list(self._screens.items()):
             if lines := self._left(rank, stream, screen.settle(now)):
                 self._enqueue(self._queues[rank], lines, now)
-        self._merge(now - self._window_s, now)
+        self._merge(now - self._window_s if waits else float("inf"), now)
         shown = self._limiter.release(now)
         if shown:
             self._board.line_shown()

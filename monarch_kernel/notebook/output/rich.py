@@ -7,8 +7,9 @@ displays of several ranks with the same key (of the same kind, and each rank's n
 `RichFolder.take` makes outputs from them.
 
 - Equal on all ranks: a label, and the display as it is.
-- Different: one piece of HTML, with a ``<details>`` per group of ranks. This needs no JavaScript, works in the output of
-  nbconvert, and passes the sanitizer of untrusted notebooks; images are data URIs.
+- Different: one piece of HTML, with a ``<details>`` per group of ranks, side by side where there is room. The first ones are
+  open, and one click opens all others. This needs no JavaScript, works in the output of nbconvert, and passes the sanitizer of
+  untrusted notebooks; images are data URIs.
 - Different, and of kinds that can't be embedded in HTML (widgets, plotly): one after the other, each with its label.
 
 A display with a ``display_id`` has a *slot*: the latest state of every rank. An update of one rank draws the slot again.
@@ -37,6 +38,7 @@ OUR_METADATA = "monarch_kernel"
 """Key in a display's metadata under which a rank's shell passes ``display_id``, ``update`` and ``clear_output``."""
 
 MAX_GROUPS = 8  # groups of ranks shown if all differ
+MAX_OPEN = 4  # of these at once, before the user asks for all
 MAX_NBYTES = 8 << 20  # in one output
 MAX_TEXT = 1 << 20
 BURST = 50
@@ -254,9 +256,7 @@ class RichFolder:
         """Draw the outputs of a slot: one, or one for each rank if they can't be combined."""
         slot.at = now
         drawn: list[RichOutput] = []
-        parts = (
-            _labelled(slot.bundles, slot.display_id) if slot.labelled else _unlabelled(slot.bundles, slot.display_id)
-        )
+        parts = _labelled(slot.bundles) if slot.labelled else _unlabelled(slot.bundles)
         if slot.shown and slot.labelled and "-label" not in dict(parts) and f"{slot.display_id}-label" in slot.shown:
             parts.insert(0, ("-label", RichOutput({"text/plain": format_ranks(slot.bundles)})))
         for suffix, output in parts:
@@ -279,28 +279,27 @@ class RichFolder:
         self._nbytes = min(BURST_NBYTES, self._nbytes + elapsed_s * NBYTES_PER_S)
 
 
-def compose(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> list[RichOutput]:
+def compose(given: Mapping[int, tuple[Bundle, Bundle]]) -> list[RichOutput]:
     """Make outputs from displays of ranks: equal ones once, different ones together if possible.
 
     Args:
         given: rank -> data and metadata, each by MIME type; empty data shows nothing.
-        name: name of the switcher, unique in the notebook.
     """
-    return [output for _, output in _labelled({rank: checked(*each) for rank, each in given.items()}, name)]
+    return [output for _, output in _labelled({rank: checked(*each) for rank, each in given.items()})]
 
 
 Parts = list[tuple[str, RichOutput]]
 """Outputs, each with the suffix of its id."""
 
 
-def _labelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
+def _labelled(given: Mapping[int, tuple[Bundle, Bundle]]) -> Parts:
     """Make outputs from displays of ranks, labelled with their ranks."""
     groups = _groups(given)
     if not groups:
         return []
     if all(set(data) <= {"text/plain"} for _, data, _ in groups):
         return [("", RichOutput({"text/plain": _plain_of_all(groups)}))]
-    if len(groups) > 1 and (bundle := _switcher(groups, name)) is not None:
+    if len(groups) > 1 and (bundle := _switcher(groups)) is not None:
         return [("", RichOutput(bundle))]
     parts: Parts = []
     for i, (ranks, data, metadata) in enumerate(groups[:MAX_GROUPS]):
@@ -314,17 +313,19 @@ def _labelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
     return parts
 
 
-def _unlabelled(given: Mapping[int, tuple[Bundle, Bundle]], name: str) -> Parts:
+def _unlabelled(given: Mapping[int, tuple[Bundle, Bundle]]) -> Parts:
     """Make one replaceable output without a label, or one for each rank if they can't be combined."""
     groups = _groups(given)
     if groups and all(set(data) <= {"text/plain"} for _, data, _ in groups):
         return [("", RichOutput({"text/plain": _plain_of_all(groups)}))]
-    if groups and (bundle := _switcher(groups, name)) is not None:
+    if groups and (bundle := _switcher(groups)) is not None:
         return [("", RichOutput(bundle))]
     return [(f"-{rank}", RichOutput(data, metadata)) for rank, (data, metadata) in sorted(given.items()) if data]
 
 
 Group = tuple[list[int], Bundle, Bundle]
+
+_SIDE_BY_SIDE = "display:flex;flex-wrap:wrap;gap:0 2em;align-items:flex-start"
 
 
 def _groups(given: Mapping[int, tuple[Bundle, Bundle]]) -> list[Group]:
@@ -354,33 +355,42 @@ def _plain_of_all(groups: Sequence[Group]) -> str:
     return "\n".join(texts)
 
 
-def _switcher(groups: Sequence[Group], name: str) -> dict[str, Any] | None:
+def _switcher(groups: Sequence[Group]) -> dict[str, Any] | None:
     """Make one output for groups of ranks that differ; None if some can't be embedded in HTML."""
     parts: list[str] = []
+    more: list[str] = []
     plain: list[str] = []
-    room = MAX_NBYTES
+    room, rest = MAX_NBYTES, ""
     for i, (ranks, data, metadata) in enumerate(groups):
         body = embedded(data, metadata)
         if body is None:
             return None
         room -= len(body)
         if i and (i >= MAX_GROUPS or room < 0):
-            text = _others(groups[i:])
-            parts.append(f"<p>{html.escape(text)}</p>")
-            plain.append(text)
+            rest = _others(groups[i:])
+            plain.append(rest)
             break
         label, name_of_data = format_ranks(ranks), title(data)
         plain.append(_plain_of_all(groups[i : i + 1]))
         if len(groups) == 1:
             parts.append(f"<div><b>{label}</b></div>{body}")
         else:
-            is_open = " open" if i == 0 else ""
-            parts.append(
-                f'<details name="monarch-{html.escape(name)}"{is_open}>'
-                f"<summary><b>{label}</b> {html.escape(name_of_data)}".rstrip()
-                + f"</summary>{body}</details>"
-            )
+            summary = f"<summary><b>{label}</b> {html.escape(name_of_data)}".rstrip()
+            (parts if i < MAX_OPEN else more).append(f"<details open>{summary}</summary>{body}</details>")
+    if more:
+        others = sorted(rank for ranks, _, _ in groups[MAX_OPEN : MAX_OPEN + len(more)] for rank in ranks)
+        opener = f"<details><summary>show all: <b>{format_ranks(others)}</b></summary>"
+        parts = [*_side_by_side(parts), opener, *_side_by_side(more)]
+        parts.append("</details>")
+    elif len(parts) > 1:
+        parts = _side_by_side(parts)
+    if rest:
+        parts.append(f"<p>{html.escape(rest)}</p>")
     return {"text/html": "\n".join(parts), "text/plain": "\n".join(plain)}
+
+
+def _side_by_side(parts: Sequence[str]) -> list[str]:
+    return [f'<div style="{_SIDE_BY_SIDE}">', *parts, "</div>"]
 
 
 def _others(groups: Sequence[Group]) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import keyword
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-__all__ = ["Parser", "UsageProblem", "checked_name", "refuse_unknown", "spellings", "tokens"]
+__all__ = ["Parser", "UsageProblem", "checked_name", "hint", "refuse_unknown", "spellings", "tokens", "without_comment"]
 
 
 class UsageProblem(ValueError):
@@ -23,7 +24,37 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog, add_help=False, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageProblem(f"{self.prog}: {message}")
+        """Raise what argparse has found; it says for the frequent cases what to write."""
+        found = _ARGPARSE.fullmatch(message)
+        names = found["names"].split("/") if found else []
+        action = next((each for each in self._actions if names and names[0] in each.option_strings), None)
+        if found is None or action is None:
+            raise UsageProblem(f"{self.prog}: {message}")
+        name, value = names[-1], found["value"]
+        if value is None:
+            example = action.metavar or "|".join(action.choices or ()) or "VALUE"
+            raise UsageProblem(f"{self.prog}: {name} needs a value: {name} {example}")
+        choices = [str(choice) for choice in action.choices or ()]
+        raise UsageProblem(
+            f"{self.prog}: {name} takes one of {', '.join(choices)}, not {value}{hint(value.strip(chr(39)), choices)}"
+        )
+
+
+_ARGPARSE = re.compile(
+    r"argument (?P<names>\S+): (?:expected one argument|invalid choice: (?P<value>.+) \(choose from .*\))", re.DOTALL
+)
+
+
+def hint(word: str, choices: Iterable[str]) -> str:
+    """Return ``; did you mean step?`` for a word that resembles one of the choices; else an empty text."""
+    meant = _nearest(word, choices)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _nearest(word: str, choices: Iterable[str]) -> str:
+    by_lower = {choice.lower().lstrip("-"): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower().lstrip("-"), by_lower, n=1, cutoff=0.7)
+    return by_lower[near[0]] if near else ""
 
 
 def spellings(parser: argparse.ArgumentParser, *, aliases: bool = False) -> list[str]:
@@ -37,16 +68,32 @@ def spellings(parser: argparse.ArgumentParser, *, aliases: bool = False) -> list
     return sorted(names)
 
 
+_NUMBERS = {
+    "%mesh up": "-n {} for a number of ranks",
+    "%mesh logs": "--lines {} for a number of lines",
+    "%%remote": "--ranks {} for a rank",
+    "%remote": "--ranks {} for a rank",
+    "%autoremote": "--ranks {} for a rank",
+}
+"""What to write in place of a number that is no argument, by magic."""
+
+
 def refuse_unknown(parser: Parser, unknown: Sequence[str]) -> None:
-    """Refuse arguments that a parser does not know, and list its options.
+    """Refuse arguments that a parser does not know, say what may have been meant, and list its options.
 
     Raises:
         UsageProblem: there is an unknown argument.
     """
     if unknown:
-        what = "option" if unknown[0].startswith("-") else "argument"
-        names = ", ".join(spellings(parser))
-        raise UsageProblem(f"{parser.prog}: unknown {what} {unknown[0]!r}; the options are {names}")
+        word = unknown[0]
+        what = "option" if word.startswith("-") else "argument"
+        meant = _nearest(word.partition("=")[0], spellings(parser, aliases=True))
+        meant = f" (did you mean {meant}?)" if meant else ""
+        if word.isdecimal() and (instead := _NUMBERS.get(parser.prog)):
+            meant = f" (write {instead.format(word)})"
+        raise UsageProblem(
+            f"{parser.prog}: unknown {what} {word!r}{meant}; the options are {', '.join(spellings(parser))}"
+        )
 
 
 def tokens(line: str) -> list[str]:
@@ -59,7 +106,7 @@ def tokens(line: str) -> list[str]:
     """
     found: list[str] = []
     depth = 0
-    line = _without_comment(line)
+    line = without_comment(line)
     try:
         words = re.findall(r"\s+|[^\s]+", line)
         for word in words:
@@ -79,7 +126,8 @@ def tokens(line: str) -> list[str]:
     return found
 
 
-def _without_comment(line: str) -> str:
+def without_comment(line: str) -> str:
+    """Return a line without its comment, which starts at a ``#`` after white space, outside quotes."""
     quote = ""
     for i, sign in enumerate(line):
         if quote:

@@ -9,26 +9,44 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, spellings, tokens
-from monarch_kernel.notebook.syntax.up import parse_warn_after, up_parser
+from monarch_kernel.notebook.syntax.arguments import Known, unknown_mesh
+from monarch_kernel.notebook.syntax.lines import (
+    Parser,
+    UsageProblem,
+    checked_name,
+    hint,
+    refuse_unknown,
+    spellings,
+    tokens,
+)
+from monarch_kernel.notebook.syntax.selector import root_name
+from monarch_kernel.notebook.syntax.up_arguments import parse_warn_after, up_parser
 
 __all__ = [
     "COMMANDS",
     "LOOP_ACTIONS",
     "LogsOptions",
     "LoopOptions",
+    "ProfileOptions",
     "RemoteOptions",
     "one_name",
+    "one_selector",
     "option_names",
+    "parse_check",
     "parse_doctor",
+    "parse_interrupt",
     "parse_logs",
     "parse_loop",
+    "parse_profile",
+    "parse_record",
     "parse_remote",
     "parse_rollback",
+    "parse_sync",
     "parse_tensorboard",
     "parser_of",
     "repeatable",
     "split_options",
+    "unknown_command",
 ]
 
 COMMANDS = {
@@ -40,11 +58,15 @@ COMMANDS = {
     "loop": "show the progress of its live loop; pause, resume, step [N], stop, or set knobs",
     "rollback": "restore the state of its ranks before a step, from their snapshots; its next loop continues from there",
     "tensorboard": "write what its loops log for TensorBoard from now on",
+    "record": "record what runs from now on, to compare it and to run it again; close; without arguments: what it holds",
     "heal": "start new processes in place of dead ranks; the others keep their state",
     "restart": "end ranks, and start new processes in their places",
     "sync": "send edited modules to its ranks, and reload the imported ones there",
     "stacks": "show what every rank does now",
+    "check": "compare the replicas of modules and tensors between its ranks, and name the first difference",
     "traffic": "show how many bytes went between its ranks, by which data paths, and in collectives",
+    "profile": "record some steps of what it runs; show where their time goes, and which rank the others wait for",
+    "torchrun": "run a script that was written for torchrun in its ranks, as often as you like",
     "debug": "open pdb on a rank, where it failed or stopped",
     "logs": "show what ranks have written, including what cells left out",
     "doctor": "check the requirements of the kernel, and say how to meet those that are not met",
@@ -129,6 +151,25 @@ class LoopOptions:
     knobs: Mapping[str, int | float | str | bool | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class ProfileOptions:
+    """The arguments of ``%mesh profile``.
+
+    Attributes:
+        selector: expression that selects a mesh; empty for the mesh last brought up.
+        steps: the number of steps.
+        seconds: the most that it may take.
+        memory: whether to record allocations.
+        to: the file for the trace; empty for none.
+    """
+
+    selector: str
+    steps: int = 5
+    seconds: float = 10.0
+    memory: bool = False
+    to: str = ""
+
+
 def _remote_parser(magic: str) -> Parser:
     parser = Parser(magic)
     add = parser.add_argument
@@ -179,10 +220,22 @@ def _doctor_parser(magic: str) -> Parser:
     return parser
 
 
+def _profile_parser(magic: str) -> Parser:
+    parser = Parser(magic)
+    add = parser.add_argument
+    add("selector", nargs="?", default="", metavar="SELECTOR", help="a mesh or a slice of one: t, t[0], t[0:4]")
+    add("--steps", default="5", metavar="N", help="record N steps of a live loop, or of an optimizer (default: 5)")
+    add("--seconds", default="10", metavar="S", help="record for S seconds at most (default: 10)")
+    add("--memory", action="store_true", help="record allocations, too")
+    add("--to", default="", metavar="FILE", help="write a trace of all ranks for https://ui.perfetto.dev")
+    return parser
+
+
 _PARSERS: dict[str, Callable[[str], Parser]] = {
     "%mesh up": lambda magic: up_parser(),
     "%mesh doctor": _doctor_parser,
     "%mesh logs": _logs_parser,
+    "%mesh profile": _profile_parser,
     "%%remote": _remote_parser,
     "%autoremote": _remote_parser,
     "%remote": _remote_parser,
@@ -307,14 +360,30 @@ def parse_logs(line: str) -> LogsOptions:
     return LogsOptions(known.selector, int(known.lines), known.stderr, known.raw)
 
 
-def parse_loop(line: str) -> LoopOptions:
+def parse_profile(line: str) -> ProfileOptions:
+    """Parse the arguments of ``%mesh profile``.
+
+    Raises:
+        UsageProblem: the arguments are not valid; the text says why and what to write.
+    """
+    known = _parse(line, "%mesh profile")
+    if not known.steps.isdecimal() or not int(known.steps):
+        raise UsageProblem(f"%mesh profile: --steps takes a whole number, such as 5, not {known.steps!r}")
+    try:
+        seconds = float(known.seconds)
+    except ValueError:
+        raise UsageProblem(f"%mesh profile: --seconds takes a number, such as 10, not {known.seconds!r}") from None
+    return ProfileOptions(known.selector, int(known.steps), seconds, known.memory, known.to)
+
+
+def parse_loop(line: str, known: Known) -> LoopOptions:
     """Parse the arguments of ``%mesh loop``: ``[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]``.
 
     Raises:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
-    is_named = bool(words) and words[0] not in LOOP_ACTIONS and not _KNOB.match(words[0])
+    is_named = bool(words) and words[0] not in LOOP_ACTIONS and not _KNOB.match(words[0]) and known.selects(words[0])
     selector = words.pop(0) if is_named else ""
     if not words:
         return LoopOptions(selector)
@@ -323,13 +392,15 @@ def parse_loop(line: str) -> LoopOptions:
         if command == "step" and len(more) == 1 and more[0].isdecimal() and int(more[0]):
             return LoopOptions(selector, command, int(more[0]))
         if more:
+            if not selector and known.selects(more[0]):
+                raise UsageProblem(f"%mesh loop: the mesh comes first: %mesh loop {more[0]} {command}")
             takes = "a number of steps, such as 10" if command == "step" else "no argument"
             raise UsageProblem(f"%mesh loop: {command} takes {takes}, not {' '.join(more)!r}")
         return LoopOptions(selector, command)
     knobs = {}
     for word in words:
         if not _KNOB.match(word):
-            raise UsageProblem(f"%mesh loop: {word!r} is neither one of {', '.join(LOOP_ACTIONS)} nor KNOB=VALUE")
+            raise _no_loop_action(word, words, selector, known)
         name, _, value = word.partition("=")
         try:
             knobs[name] = ast.literal_eval(value)
@@ -339,22 +410,108 @@ def parse_loop(line: str) -> LoopOptions:
 
 
 _KNOB = re.compile(r"[^=()\[\]]+=(?!=)")
+_VALUE_STARTS = "0123456789.-'\""
 
 
-def parse_rollback(line: str) -> tuple[str, int | None]:
+def _no_loop_action(word: str, words: Sequence[str], selector: str, known: Known) -> UsageProblem:
+    """Return the error for a word of ``%mesh loop`` that is neither an action nor a knob with its value."""
+    if len(words) == 2 and word == words[0] and word.isidentifier() and words[1][:1] in _VALUE_STARTS:
+        near = hint(word, LOOP_ACTIONS) or f"; to set a knob, write {word}={words[1]}"
+    else:
+        near = hint(word, [*LOOP_ACTIONS, *known.names])
+    actions = ", ".join(LOOP_ACTIONS)
+    if selector or word != words[0]:
+        return UsageProblem(f"%mesh loop: {word!r} is neither one of {actions} nor KNOB=VALUE{near}")
+    return known.unknown_word("loop", word, f"one of {actions}, nor KNOB=VALUE", near)
+
+
+def parse_check(line: str, known: Known) -> tuple[str, list[str], str | None]:
+    """Parse the arguments of ``%mesh check``, ``[SELECTOR] [NAME]... [--axis AXIS]``.
+
+    Returns:
+        The selector, empty for the mesh last brought up; the names; and the axis, None for all.
+
+    Raises:
+        UsageProblem: the axis is missing, or a word can be no name of a variable.
+    """
+    words = [part for word in tokens(line) for part in (word.split("=", 1) if word.startswith("--axis=") else [word])]
+    axis = None
+    if "--axis" in words:
+        at = words.index("--axis")
+        if at + 1 == len(words) or not words[at + 1]:
+            raise UsageProblem("%mesh check: --axis needs the name of an axis, such as --axis dp")
+        axis = words[at + 1]
+        del words[at : at + 2]
+    if unknown := [word for word in words if word.startswith("-")]:
+        raise UsageProblem(f"%mesh check: unknown option {unknown[0]}; there is --axis AXIS")
+    selector = words.pop(0) if words and known.selects(words[0]) else ""
+    for number, word in enumerate(words):
+        if not word.isidentifier():
+            if selector or number:
+                raise UsageProblem(
+                    f"%mesh check: {word!r} is no name of a variable; name whole variables, such as model"
+                )
+            raise known.unknown_word("check", word, "a name of a variable")
+    return selector, words, axis
+
+
+def parse_rollback(line: str, known: Known) -> tuple[str, int | None]:
     """Parse the arguments of ``%mesh rollback``, ``[SELECTOR] [STEP]``; return selector and step, None for the newest step.
 
     Raises:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     words = tokens(line)
-    step = int(words.pop()) if words and words[-1].isdecimal() else None
-    if len(words) > 1:
+    selector = words.pop(0) if words and known.selects(words[0]) else ""
+    if not words:
+        return selector, None
+    if len(words) == 2 and not selector and known.selects(words[1]):
+        raise UsageProblem(f"%mesh rollback: the mesh comes first: %mesh rollback {words[1]} {words[0]}")
+    if len(words) > 1 and (selector or words[0].isdecimal()):
         raise UsageProblem(f"%mesh rollback: takes a mesh and a step, such as t 40, not {line.strip()!r}")
-    return words[0] if words else "", step
+    if not words[0].replace("_", "").isdecimal():
+        if selector or re.match(r"-?[\d.]", words[0]):
+            raise UsageProblem(f"%mesh rollback: a step is a whole number, such as 40, not {words[0]!r}")
+        raise known.unknown_word("rollback", words[0], "a step, such as 40")
+    return selector, int(words[0].replace("_", ""))
 
 
-def parse_tensorboard(line: str) -> tuple[str, str | None]:
+def parse_sync(line: str, known: Known) -> tuple[str, str | None]:
+    """Parse the arguments of ``%mesh sync``, ``[SELECTOR] [MODULE | PATH]``; return the selector and the module, None for all.
+
+    Raises:
+        UsageProblem: there are several modules.
+    """
+    words = tokens(line)
+    selector = words.pop(0) if words and known.selects(words[0]) else ""
+    if len(words) > 1:
+        after = "" if selector else f", and a mesh ({', '.join(known.names) or 'none is up'}) before it"
+        near = "" if selector else hint(words[0], known.names)
+        raise UsageProblem(
+            f"%mesh sync: give one module or path{after}, not {' '.join(words)!r}, such as %mesh sync t mylib{near}"
+        )
+    return selector, words[0] if words else None
+
+
+def parse_interrupt(line: str) -> tuple[list[str], bool]:
+    """Parse the arguments of ``%mesh interrupt``, ``NAME [--abort]``; return the names, and whether to abort groups."""
+    words = tokens(line)
+    return [word for word in words if word != "--abort"], "--abort" in words
+
+
+def one_selector(line: str, command: str) -> str:
+    """Return the one selector that a command takes; empty if it is left out.
+
+    Raises:
+        UsageProblem: there are several.
+    """
+    words = tokens(line)
+    if len(words) > 1:
+        raise UsageProblem(f"%mesh {command}: give one selector, such as {words[0]}, not {line.strip()!r}")
+    return words[0] if words else ""
+
+
+def parse_tensorboard(line: str, known: Known) -> tuple[str, str | None]:
     """Parse the arguments of ``%mesh tensorboard``, ``[SELECTOR] FOLDER | off``; return selector and folder, None for ``off``.
 
     Raises:
@@ -365,7 +522,22 @@ def parse_tensorboard(line: str) -> tuple[str, str | None]:
         given = f", not {line.strip()!r}" if words else ""
         raise UsageProblem(f"%mesh tensorboard: takes a folder, such as runs/gpt (or off){given}")
     folder = words.pop()
+    if words and known.selects(folder) and not known.selects(words[0]):
+        raise UsageProblem(f"%mesh tensorboard: the mesh comes first: %mesh tensorboard {folder} {words[0]}")
     return words[0] if words else "", None if folder == "off" else folder
+
+
+def parse_record(line: str) -> str:
+    """Parse the arguments of ``%mesh record``, ``[FOLDER | close]``; return the word: a folder, ``close``, or empty.
+
+    Raises:
+        UsageProblem: the arguments are not valid; the text says why and what to write.
+    """
+    words = tokens(line)
+    if len(words) > 1:
+        raise UsageProblem(f"%mesh record: takes a folder, such as runs/gpt (or close), not {line.strip()!r}")
+    word = words[0] if words else ""
+    return "close" if word == "off" else word
 
 
 def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optional: bool) -> str:
@@ -382,7 +554,44 @@ def one_name(rest: Sequence[str], command: str, known: Sequence[str], *, optiona
             return ""
         raise UsageProblem(f"%mesh {command}: name a mesh ({have})")
     if len(rest) > 1:
-        raise UsageProblem(f"%mesh {command}: name one mesh, not {' '.join(rest)!r}")
+        every = f"; %mesh {command} --all ends all" if command == "down" else ""
+        raise UsageProblem(f"%mesh {command}: name one mesh, not {' '.join(rest)!r}{every}")
     if rest[0] not in known:
-        raise UsageProblem(f"%mesh {command}: there is no mesh {rest[0]!r}; available: {have}")
+        root = root_name(rest[0])
+        if root in known:
+            raise UsageProblem(f"%mesh {command}: takes a whole mesh, without an index: {root}, not {rest[0]}")
+        raise unknown_mesh(rest[0], known, f"%mesh {command}: ")
     return rest[0]
+
+
+def unknown_command(words: Sequence[str], known: Known) -> UsageProblem:
+    """Return the error for a line of ``%mesh`` that starts with no command."""
+    word, *more = words
+    if known.selects(word):
+        command = more[0] if more and more[0] in COMMANDS else "show"
+        return UsageProblem(f"%mesh: the command comes first: %mesh {command} {' '.join([word, *more[1:]])}")
+    if word in LOOP_ACTIONS and word != "stop":
+        return UsageProblem(f"%mesh: {word} is a command of %mesh loop: %mesh loop {' '.join(words)}")
+    meant = _SYNONYMS.get(word, "")
+    near = f"; did you mean {meant}?" if meant else hint(word, COMMANDS)
+    return UsageProblem(f"%mesh: unknown command {word!r}; one of {', '.join(COMMANDS)} (%mesh? shows help){near}")
+
+
+_SYNONYMS = {
+    "stop": "down (or loop stop)",
+    "kill": "down",
+    "end": "down",
+    "delete": "down",
+    "rm": "down",
+    "start": "up",
+    "create": "up",
+    "new": "up",
+    "status": "show",
+    "list": "show",
+    "ls": "show",
+    "ps": "stacks",
+    "log": "logs",
+    "compare": "check",
+    "reload": "sync",
+}
+"""Words of other tools for what a command does."""

@@ -68,6 +68,8 @@ def evaluate(selector: str, namespace: Mapping[str, Any], example: str = "traine
 
 
 def _refusal(selector: str, example: str, part: str = "") -> str:
+    if selector.strip().isdecimal():
+        return f"{selector!r} is a number and selects no mesh; rank {selector} of {example} is {example}[{selector}]"
     name = root_name(selector) or example
     because = f": {part} is not evaluated here" if part and part != selector.strip() else ""
     return (

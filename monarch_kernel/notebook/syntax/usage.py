@@ -8,30 +8,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from monarch_kernel.launch.registry import ENGINES, Engine
-from monarch_kernel.notebook.syntax.lines import UsageProblem
+from monarch_kernel.notebook.syntax.arguments import ARGUMENTS
+from monarch_kernel.notebook.syntax.lines import UsageProblem, hint
 from monarch_kernel.notebook.syntax.options import COMMANDS, parser_of
 
 __all__ = ["command_help", "documented", "engine_help", "mesh_help", "options_help"]
 
 _WIDTH = 24
-_ARGUMENTS = {
-    "show": "[NAME]",
-    "attach": "NAME",
-    "down": "NAME | --all",
-    "interrupt": "NAME [--abort]",
-    "loop": "[SELECTOR] [pause | resume | step [N] | stop | KNOB=VALUE...]",
-    "rollback": "[SELECTOR] [STEP]",
-    "tensorboard": "[SELECTOR] FOLDER | off",
-    "heal": "[SELECTOR]",
-    "restart": "SELECTOR",
-    "sync": "[SELECTOR] [MODULE | PATH]",
-    "stacks": "[NAME]",
-    "traffic": "[SELECTOR]",
-    "debug": "[SELECTOR]",
-    "logs": "[SELECTOR] [OPTION]...",
-    "doctor": "[--quick]",
-    "help": "[COMMAND]",
-}
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -76,7 +59,7 @@ def mesh_help() -> str:
     rows = [("%mesh", "list the meshes that are up")]
     for command, does in COMMANDS.items():
         parser = parser_of(f"%mesh {command}")
-        arguments = _ARGUMENTS.get(command, "[NAME] [OPTION]..." if parser else "")
+        arguments = ARGUMENTS.get(command, "[NAME] [OPTION]..." if parser else "")
         rows.append((f"%mesh {command} {arguments}".strip(), does))
     left = max(len(row[0]) for row in rows) + 2
     parts = ["\n".join(f"{magic:<{left}}{does}" for magic, does in rows)]
@@ -91,8 +74,10 @@ def command_help(command: str) -> str:
         UsageProblem: there is no such command.
     """
     if command not in COMMANDS:
-        raise UsageProblem(f"%mesh help: there is no command {command!r}; one of {', '.join(COMMANDS)}")
-    usage = options_help(f"%mesh {command}") or f"%mesh {command} {_ARGUMENTS.get(command, '')}".rstrip()
+        raise UsageProblem(
+            f"%mesh help: there is no command {command!r}; one of {', '.join(COMMANDS)}{hint(command, COMMANDS)}"
+        )
+    usage = options_help(f"%mesh {command}") or f"%mesh {command} {ARGUMENTS.get(command, '')}".rstrip()
     first, newline, rest = usage.partition("\n")
     parts = [f"{first}\n    {COMMANDS[command]}{newline}{rest}"]
     if command == "up":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from monarch_kernel.base.text import plain
+from monarch_kernel.base.volatile import steady_message
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 
@@ -14,7 +15,13 @@ _MAX_CAUSES = 4
 _MAX_CAUSE = 200
 
 
-def early_failure_text(failures: Mapping[int, Failure], going_on: Sequence[int], number: int, way_out: str) -> str:
+def early_failure_text(
+    failures: Mapping[int, Failure],
+    going_on: Sequence[int],
+    number: int,
+    way_out: str,
+    places: Mapping[int, Frame] | None = None,
+) -> str:
     """Describe failures that have not ended a cell: ``[1] died (exit code 5); [0] goes on; Kernel > Interrupt ends it``.
 
     Args:
@@ -22,16 +29,38 @@ def early_failure_text(failures: Mapping[int, Failure], going_on: Sequence[int],
         going_on: the ranks that still run the cell.
         number: number of the cell.
         way_out: what the user can do to end the cell.
+        places: flat rank -> the user's code that it runs, of ranks that go on, where that is known.
     """
     goes = "goes" if len(going_on) == 1 else "go"
     it = "it" if len(going_on) == 1 else "them"
+    causes: dict[str, str] = {}
     ranks_of: dict[str, list[int]] = {}
+    known = places or {}
+    torn = _consequences(failures)
     for rank, failure in sorted(failures.items()):
-        ranks_of.setdefault(_cause(failure, number), []).append(rank)
-    shown = [f"{format_ranks(ranks)} {cause}" for cause, ranks in list(ranks_of.items())[:_MAX_CAUSES]]
+        if rank not in torn:
+            text = _cause(failure, number)
+            key = steady_message(text, rank, failure.pid)
+            causes.setdefault(key, text)
+            ranks_of.setdefault(key, []).append(rank)
+    shown = [f"{format_ranks(ranks)} {causes[key]}" for key, ranks in list(ranks_of.items())[:_MAX_CAUSES]]
     if hidden := list(ranks_of.values())[_MAX_CAUSES:]:
         shown.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} failed in other ways")
-    return f"{', '.join(shown)}; {format_ranks(going_on)} {goes} on; {way_out} ends {it}"
+    if torn:
+        shown.append(f"{format_ranks(torn)} failed in a collective as a consequence")
+    at = {_place(frame, number) + _function(frame) for rank in going_on if (frame := known.get(rank)) is not None}
+    where = f" ({', '.join(at)})" if len(at) == 1 and set(going_on) <= set(known) else ""
+    return f"{', '.join(shown)}; {format_ranks(going_on)} {goes} on{where}; {way_out} ends {it}"
+
+
+def _consequences(failures: Mapping[int, Failure]) -> list[int]:
+    """Return the ranks whose connection to a rank that has failed by itself broke."""
+    broken = [rank for rank, failure in sorted(failures.items()) if failure.is_broken_connection]
+    return broken if len(broken) < len(failures) else []
+
+
+def _function(frame: Frame) -> str:
+    return "" if frame.function in ("", "<module>") else f", in {frame.function}"
 
 
 def _cause(failure: Failure, number: int) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from monarch_kernel.base.text import one_line, plain, printable
+from monarch_kernel.base.volatile import without_gloo_place
 from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
 from monarch_kernel.notebook.view.messages import condensed, narrow
 from monarch_kernel.runtime.diagnostics.source_names import short_file
+from monarch_kernel.runtime.diagnostics.torch_notes import OLD_GROUP
 
 __all__ = ["error_block"]
 
@@ -76,8 +78,8 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
         lines.append(f"and {errors} on {label} ({_SHOWN_BY})")
     if released:
         verb = "was" if len(released) == 1 else "were"
-        cause = "a collective for the ranks above" if blocks else "a collective"
-        lines.append(paint.dim(f"{format_ranks(released)} waited in {cause} and {verb} released"))
+        what = "needed the ranks above in a collective" if blocks else "waited in a collective"
+        lines.append(paint.dim(f"{format_ranks(released)} {what} and {verb} released"))
     if finished := sorted(point.rank for point in error.results):
         theirs = "its result is" if len(finished) == 1 else "their results are"
         lines.append(f"{format_ranks(finished)} finished; {theirs} in sys.last_value.results")
@@ -92,6 +94,12 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
     by_rank = {point.rank: report for point, report in error.reports.items()}
     reports = {rank: by_rank[rank] for rank in ranks}
     head, *rest = condensed(plain(_headline(failure)), whole=verbose)
+    notes = failure.notes
+    at = next((i for i, note in enumerate(notes) if OLD_GROUP in note), len(notes))
+    if not verbose and failure.is_broken_connection and at < len(notes):
+        of_torch = without_gloo_place(head.partition(": ")[2])  # a consequence of what the notes say
+        head, rest = f"{failure.etype}: {' '.join(map(plain, notes[at : at + 2]))}", [f"torch: {of_torch}"]
+        notes = (*notes[:at], *notes[at + 2 :])
     yield f"{paint.error(label)} {_colored_headline(_message_line(head, verbose), failure, paint)}"
     yield from (f"    {_message_line(line, verbose)}" for line in rest)
     if failure.added_notes:
@@ -104,9 +112,9 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         yield paint.dim(f"    {processes}")
     if pythons := {each.python for each in reports.values() if each.python}:
         yield paint.dim(f"    with {', '.join(sorted(pythons))}")  # this interpreter's packages are the importable ones
-    if failure.notes and len({each.notes for each in reports.values()}) > 1:
+    if notes and len({each.notes for each in reports.values()}) > 1:
         yield f"    On {format_ranks(ranks[:1])}:"
-    yield from (f"    {_narrow(plain(note), verbose)}" for note in failure.notes)
+    yield from (f"    {_narrow(plain(note), verbose)}" for note in notes)
     if failure.kind == "interrupted":
         yield from _interrupted(failure, paint)
     elif failure.frames:
@@ -253,7 +261,7 @@ def _source_line(frame: Frame) -> str:
 
 def _causes(reports: Mapping[int, Failure], verbose: bool) -> Iterator[str]:
     """Yield the exceptions that this error is chained to, nearest first, with their lines."""
-    lines = [_in_cell(plain(line)) for line in causes_by_rank(reports)]
+    lines = [_in_cell(plain(line)) for line in causes_by_rank(reports, whole=verbose)]
     shown = lines if verbose else lines[:_MAX_CAUSES]
     yield from shown
     if n_more := sum(not line.startswith(" ") for line in lines[len(shown) :]):

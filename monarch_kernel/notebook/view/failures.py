@@ -22,6 +22,14 @@ def failure_block(failure: MeshFailure, *, color: bool) -> list[str]:
         Lines without newlines.
     """
     name = failure.mesh_name
+    if not failure.actor:  # ranks, which need not have actors
+        until = "it is" if len(failure.reports) == 1 else "they are"
+        lines = _block(failure, f"{name}{format_ranks(failure.reports)} died", color)
+        return [
+            *lines,
+            "",
+            f"Cells and calls that need {name}{format_ranks(failure.reports)} fail until {until} replaced.",
+        ]
     lines = _block(failure, f"{name}{format_ranks(failure.reports)} failed, and no actor handled the failure", color)
     found, below = 1, failure.cause
     while below is not None and found < _MAX_CAUSES:
@@ -37,7 +45,10 @@ def failure_block(failure: MeshFailure, *, color: bool) -> list[str]:
 
 def failure_line(failure: MeshFailure, *, color: bool) -> str:
     """Format in one line a failure that has the same cause as a failure that was shown before."""
-    what = f"{failure.mesh_name}{format_ranks(failure.reports)} failed for the same reason, and no actor handled the failure"
+    what = f"{failure.mesh_name}{format_ranks(failure.reports)} "
+    what += (
+        "failed for the same reason, and no actor handled the failure" if failure.actor else "died for the same reason"
+    )
     return _block(failure, f"{what}: {failure.primary.headline().split(';')[0]}", color)[0]
 
 

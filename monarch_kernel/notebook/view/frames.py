@@ -15,10 +15,12 @@ The kernel sends:
 
 - ``frame``: the fields of `ViewState`. Frames may be lost; the next one is complete.
 - ``curves``: ``mesh``, and ``loops``: for each `LoopFrame` its ``request``, ``number``, and ``curves``, name -> [steps, means,
-  minima, maxima, ends] of the logged values. Minima and maxima are empty if they equal the means. Ends are the last values of
-  the ranks with the smallest and the largest value, [[rank, value], [rank, value]]; of one rank, if its value is not finite; or
-  of none, if all ranks logged the same value. Numbers that are not finite are null. The kernel sends curves after a ``hello``,
-  and then at most once a second; a message omits loops whose curves have not changed.
+  minima, maxima, ends, ranks of the minima, ranks of the maxima] of the logged values. Minima, maxima and their ranks are empty
+  if minima and maxima equal the means. Ends are the last values of the ranks with the smallest and the largest value, [[rank,
+  value], [rank, value]]; of one rank, if its value is not finite; or of none, if all ranks logged the same value. Numbers that
+  are not finite are null. ``earlier`` has the curves of the loops of the mesh that ended before, each with its ``where``: the
+  last `EARLIER` of them, the oldest first; if it is omitted, they are those of the last message. The kernel sends curves after
+  a ``hello``, and then at most once a second, if they have changed.
 - ``history``: ``meshes``, name -> bytes per second received and sent, [[in, out], ...], for each of the last 60 seconds.
 - ``reply``: ``id``, ``ok``, ``text``: the result of the command, or the reason why it failed.
 
@@ -34,14 +36,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.base.events import CurveView, LoopView, MeshView, RankState, RankView
+from monarch_kernel.base.events import CurveView, LoopView, MeshView, RankState, RankView, WaitView
 from monarch_kernel.base.text import plain
 from monarch_kernel.errors import format_ranks
+from monarch_kernel.notebook.view.loops import loader_text
+from monarch_kernel.notebook.view.text import late_text
 
 __all__ = [
     "ALIVE_S",
     "CARDS",
     "COMMANDS",
+    "EARLIER",
     "GONE_S",
     "LOOP_COMMANDS",
     "VERSION",
@@ -51,6 +56,7 @@ __all__ = [
     "MeshFrame",
     "RankFrame",
     "ViewState",
+    "WaitFrame",
     "curves_message",
     "mesh_frame",
     "pack_states",
@@ -77,8 +83,12 @@ _NOTED = 3
 _MAX_ERRORS = 4
 _MAX_ERRORS_OF_MANY = 2
 _MAX_LOOPS = 3
+EARLIER = 3
+"""Loops that have ended, whose curves a browser can draw with those of the current ones."""
+
 _MAX_OF_LOOP = 24
 _MAX_TEXT = 200
+_MAX_WAIT = 500
 _SHORT_TEXT = 60
 _STEADY_S = 0.3
 """A start time that is computed from a duration is the previous one if it differs by less than this."""
@@ -96,7 +106,8 @@ class RankFrame:
         line: the current line of the user's code, such as ``cell [5], line 3``, if known.
         waits: the collective that it waits in, such as ``all_reduce``, if known.
         said: the last line that it wrote.
-        error: headline of its last failure, or how it died; empty in a large mesh, where `MeshFrame.errors` has it.
+        error: headline of its last failure, or how it died; empty in a large mesh, where `MeshFrame.errors` has it. A rank that
+            runs has had the error before.
         host: name of the machine, if the mesh spans several.
         pid: process id on that machine.
         device: ``cpu``, ``cuda:0`` ...
@@ -108,6 +119,8 @@ class RankFrame:
         gpu_used: used memory of its GPU, in bytes.
         gpu_total: total memory of its GPU; 0 if it has none, or if unknown.
         gpu_use: share of time in which the GPU was busy, in percent.
+        error_at: when it failed or died.
+        late: how late it arrives at collectives, such as ``24 ms, last in 55 of 60``; empty if that is not known.
     """
 
     rank: int
@@ -129,6 +142,8 @@ class RankFrame:
     gpu_used: int = 0
     gpu_total: int = 0
     gpu_use: int = 0
+    error_at: float = 0.0
+    late: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,8 @@ class ErrorFrame:
         rank: the first of these ranks, which a request for the traceback names.
         count: number of these ranks.
         is_death: whether the error ended their processes.
+        at: when the first of these ranks had it; 0 if that is not known, here and in `RankFrame`.
+        is_past: whether the ranks run something else by now.
     """
 
     text: str
@@ -148,6 +165,23 @@ class ErrorFrame:
     rank: int
     count: int
     is_death: bool = False
+    at: float = 0.0
+    is_past: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFrame:
+    """A wait in a collective that lasts, or something else that a watch reports.
+
+    Attributes:
+        text: one line that describes it.
+        ranks: the ranks that wait, such as ``[0,2]``; empty if it is no wait.
+        missing: the ranks that they wait for; empty if none is missing.
+    """
+
+    text: str
+    ranks: str
+    missing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +202,18 @@ class LoopFrame:
         request: identifies the loop, together with ``number``.
         number: counts the loops of a request.
         where: the code that runs the loop, such as ``cell [5]``.
-        state: ``running``, ``paused`` or ``over``.
+        state: ``running``, ``pausing``, ``paused`` or ``over``.
         since: when it started.
-        step: the current step of the slowest rank.
+        step: the current step of the slowest rank, counted from 0.
         steps: total number of steps; None if the loop has no end.
-        step_s: seconds per step.
+        step_s: seconds per step, without pauses.
         knobs: the knobs of the loop.
         metrics: name, and mean over ranks of the last logged value; None if the mean is not finite.
         per_s: ``samples``, ``tokens`` and ``flops`` per second, summed over ranks.
         mfu: model FLOP utilisation, from 0 to 1; None if unknown.
+        took: how long it took, in seconds; 0 if it is not over.
+        left_s: seconds that the remaining steps take, without pauses; None if unknown.
+        loader: how long ranks wait for their DataLoader, such as ``loader 31 % of a step``; empty if none uses one.
     """
 
     request: int
@@ -191,6 +228,9 @@ class LoopFrame:
     metrics: tuple[tuple[str, float | None], ...] = ()
     per_s: tuple[tuple[str, float], ...] = ()
     mfu: float | None = None
+    took: float = 0.0
+    left_s: float | None = None
+    loader: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +251,8 @@ class MeshFrame:
         out_rate: bytes per second that its ranks send together.
         notes: other messages, such as lost hosts.
         loops: the loops that its ranks run, or the last one.
+        waits: waits in collectives that last, and what the watch of live loops reports.
+        links: what its links can carry in each direction, such as ``eth0 12 GiB/s``; empty if no speed is known.
     """
 
     name: str
@@ -226,6 +268,8 @@ class MeshFrame:
     out_rate: int = 0
     notes: tuple[str, ...] = ()
     loops: tuple[LoopFrame, ...] = ()
+    waits: tuple[WaitFrame, ...] = ()
+    links: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +307,7 @@ def mesh_frame(
         counts[rank.state] = counts.get(rank.state, 0) + 1
     shown = _noted(view.ranks) if is_large else view.ranks
     shows_host = len({rank.host for rank in view.ranks}) > 1
-    errors = _errors(view.ranks, _SHORT_TEXT if is_large else _MAX_TEXT)
+    errors = _errors(view.ranks, at, last.errors if last is not None else (), _SHORT_TEXT if is_large else _MAX_TEXT)
     n_errors = _MAX_ERRORS_OF_MANY if is_large else _MAX_ERRORS
     return MeshFrame(
         view.name,
@@ -280,28 +324,41 @@ def mesh_frame(
         max(0, len(errors) - n_errors),
         round(sum(rank.in_bytes_per_s for rank in view.ranks)),
         round(sum(rank.out_bytes_per_s for rank in view.ranks)),
-        tuple(
-            f"host {host.name or host.number} is lost: {_short(host.why, _MAX_TEXT)}"
-            for host in view.lost_hosts[:_NOTED]
+        (
+            *(
+                f"host {host.name or host.number} is lost: {_short(host.why, _MAX_TEXT)}"
+                for host in view.lost_hosts[:_NOTED]
+            ),
+            *([_short(view.record, _MAX_TEXT)] if view.record else []),
         ),
         tuple(_loop_frame(loop, at, last.loops if last is not None else ()) for loop in view.loops[-_MAX_LOOPS:]),
+        tuple(map(_wait_frame, view.waits[:_NOTED])),
+        _short(view.links, _MAX_TEXT),
     )
 
 
-def curves_message(mesh: str, loops: Sequence[LoopView]) -> dict[str, Any]:
-    """Make the ``curves`` message of some loops."""
+def curves_message(mesh: str, loops: Sequence[LoopView], earlier: Sequence[LoopView] = ()) -> dict[str, Any]:
+    """Make the ``curves`` message of some loops.
+
+    Args:
+        mesh: name of the mesh.
+        loops: the loops that the frames have.
+        earlier: loops that have ended before.
+    """
     return {
         "kind": "curves",
         "mesh": mesh,
         "loops": [
-            {
-                "request": loop.key[0],
-                "number": loop.key[1],
-                "curves": {_short(curve.name, _SHORT_TEXT): _curve(curve) for curve in loop.curves[:_MAX_OF_LOOP]},
-            }
-            for loop in loops[-_MAX_LOOPS:]
+            {"request": loop.key[0], "number": loop.key[1], "curves": _curves(loop)} for loop in loops[-_MAX_LOOPS:]
+        ],
+        "earlier": [
+            {"where": _short(loop.where, _SHORT_TEXT), "curves": _curves(loop)} for loop in earlier if loop.curves
         ],
     }
+
+
+def _curves(loop: LoopView) -> dict[str, list[list[Any]]]:
+    return {_short(curve.name, _SHORT_TEXT): _curve(curve) for curve in loop.curves[:_MAX_OF_LOOP]}
 
 
 def _curve(curve: CurveView) -> list[list[Any]]:
@@ -314,6 +371,8 @@ def _curve(curve: CurveView) -> list[list[Any]]:
         [_figures(point.least) for point in spread],
         [_figures(point.most) for point in spread],
         [[rank, _figures(value)] for rank, value in curve.ends],
+        [point.least_rank for point in spread],
+        [point.most_rank for point in spread],
     ]
 
 
@@ -331,7 +390,15 @@ def _loop_frame(loop: LoopView, at: float, last: Sequence[LoopFrame]) -> LoopFra
         tuple((_short(curve.name, _SHORT_TEXT), _figures(curve.last)) for curve in loop.curves[:_MAX_OF_LOOP]),
         tuple((name, _figures(rate) or 0.0) for name, rate in loop.per_s),
         None if loop.mfu is None else _figures(loop.mfu),
+        (_figures(loop.age_s) or 0.0) if loop.state == "over" else 0.0,
+        None if loop.left_s is None else _figures(loop.left_s),
+        loader_text(loop),
     )
+
+
+def _wait_frame(wait: WaitView) -> WaitFrame:
+    ranks, missing = (format_ranks(each) if each else "" for each in (wait.ranks, wait.missing))
+    return WaitFrame(_short(wait.text, _MAX_WAIT), _short(ranks, _SHORT_TEXT), _short(missing, _SHORT_TEXT))
 
 
 def _figures(value: float) -> float | None:
@@ -367,6 +434,8 @@ def _rank_frame(
         gpu_used=rank.gpu_nbytes,
         gpu_total=rank.gpu_total_nbytes,
         gpu_use=round(rank.gpu_percent),
+        error_at=_error_at(at, rank, last.error_at if last is not None else 0.0),
+        late=late_text(rank),
     )
 
 
@@ -377,18 +446,23 @@ def _noted(ranks: Sequence[RankView]) -> list[RankView]:
     return sorted(listed, key=lambda rank: (weight[rank.state], -rank.running_s, rank.rank))[:_NOTED]
 
 
-def _errors(ranks: Sequence[RankView], max_text: int) -> list[ErrorFrame]:
-    ranks_by_error: dict[tuple[str, bool], list[int]] = {}
+def _errors(ranks: Sequence[RankView], at: float, last: Sequence[ErrorFrame], max_text: int) -> list[ErrorFrame]:
+    """Fold equal errors; those that ranks have had before what they run now come last."""
+    by_error: dict[tuple[str, bool, bool], list[RankView]] = {}
     for rank in ranks:
-        if rank.last_error and rank.state in ("failed", "dead", "running", "idle"):
-            ranks_by_error.setdefault((rank.last_error, rank.state == "dead"), []).append(rank.rank)
-    found = sorted(ranks_by_error.items(), key=lambda each: (-len(each[1]), each[1][0]))
-    return [
-        ErrorFrame(
-            _short(text, max_text), _short(format_ranks(its_ranks), _SHORT_TEXT), its_ranks[0], len(its_ranks), is_death
+        if rank.last_error and rank.state in ("failed", "dead", "running"):
+            key = (rank.last_error, rank.state == "dead", rank.state == "running")
+            by_error.setdefault(key, []).append(rank)
+    before = {(each.text, each.is_death, each.is_past, each.rank): each.at for each in last}
+    found = []
+    for (error, is_death, is_past), its_ranks in by_error.items():
+        text, first = _short(error, max_text), its_ranks[0]
+        since = before.get((text, is_death, is_past, first.rank), 0.0)
+        named = _short(format_ranks([rank.rank for rank in its_ranks]), _SHORT_TEXT)
+        found.append(
+            ErrorFrame(text, named, first.rank, len(its_ranks), is_death, _error_at(at, first, since), is_past)
         )
-        for (text, is_death), its_ranks in found
-    ]
+    return sorted(found, key=lambda each: (each.is_past, -each.count, each.rank))
 
 
 def pack_states(states: Sequence[RankState]) -> str:
@@ -423,6 +497,10 @@ def _plain(value: Any) -> Any:
 def _steady(since: float, last: float) -> float:
     """Return a start time; the previous one if the two differ by less than `_STEADY_S`."""
     return last if abs(since - last) < _STEADY_S else round(since, 1)
+
+
+def _error_at(at: float, rank: RankView, last: float) -> float:
+    return _steady(at - rank.failed_s, last) if rank.last_error and rank.failed_s else 0.0
 
 
 def _short(text: str, max_length: int) -> str:

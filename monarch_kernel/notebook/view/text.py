@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 
 from monarch_kernel.base.events import DetachedView, MeshView, RankState, RankView
 from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, one_line, plain
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loop_text
+from monarch_kernel.notebook.view.pictures import curves_html
 
-__all__ = ["detached_text", "mesh_html", "mesh_text", "meshes_text"]
+__all__ = ["detached_text", "late_text", "mesh_html", "mesh_line", "mesh_text", "meshes_text"]
 
 NO_MESH = "No mesh is up. Bring one up with: %mesh up NAME -n 4"
 DETACHED = "Meshes outside this kernel (%mesh attach NAME attaches one, %mesh down NAME ends one):"
@@ -38,6 +40,11 @@ _MAX_LOST = 4
 _MAX_ERROR = {"text": 80, "html": 200}
 
 
+def mesh_line(view: MeshView) -> str:
+    """Format one mesh in a line, without its ranks, if all of them are well; else as a table."""
+    return mesh_text(view) if any(rank.state in ("failed", "dead") for rank in view.ranks) else one_line(_caption(view))
+
+
 def mesh_text(view: MeshView) -> str:
     """Format one mesh and its ranks as a table with aligned columns."""
     shown, rest = _ranks_to_show(view)
@@ -47,17 +54,29 @@ def mesh_text(view: MeshView) -> str:
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    below = [*map(loop_text, view.loops), *view.waits, *_lost_hosts(view), *_refused_connections(view)]
+    below = [
+        *map(loop_text, view.loops),
+        *(wait.text for wait in view.waits),
+        *([view.record] if view.record else []),
+        *_lost_hosts(view),
+        *_refused_connections(view),
+    ]
     return "\n".join([*lines, *map(one_line, below)])
 
 
-def mesh_html(view: MeshView) -> str:
-    """Format one mesh and its ranks as an HTML table that needs neither a script nor a style sheet."""
+def mesh_html(view: MeshView, at: float | None = None) -> str:
+    """Format one mesh, its ranks and its curves as HTML that needs neither a script nor a style sheet.
+
+    Args:
+        view: the state of the mesh; only curves with points are drawn.
+        at: when that was its state, in seconds since 1970, for a reader who sees the table later.
+    """
     shown, rest = _ranks_to_show(view)
     below = [
         *([rest] if rest else []),
         *map(loop_text, view.loops),
-        *view.waits,
+        *(wait.text for wait in view.waits),
+        *([view.record] if view.record else []),
         *_lost_hosts(view),
         *_refused_connections(view),
     ]
@@ -72,8 +91,15 @@ def mesh_html(view: MeshView) -> str:
         return f'<span aria-hidden="true" style="{color}">{sign}</span> {word}'
 
     columns = _columns(view, shown, "html") if shown else ()
-    table = html_table(_caption(view), columns, below, mark=mark, wraps=("last error",))
-    return f'<div class="mk-static">{table}</div>'  # a live view next to it hides it by this class
+    caption = _caption(view) + ("" if at is None else f" (as of {_moment(at)})")
+    table = html_table(caption, columns, below, mark=mark, wraps=("last error",))
+    # A live view next to it hides it by this class.
+    return f'<div class="mk-static">{table}{curves_html(view.loops)}</div>'
+
+
+def _moment(at: float) -> str:
+    """Format a moment with its date and time zone: a saved notebook is read on other days, and elsewhere."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def detached_text(views: Sequence[DetachedView]) -> str:
@@ -113,6 +139,7 @@ def meshes_text(views: Sequence[MeshView]) -> str:
                 ("ranks", [_states(view.ranks) for view in views], False),
                 ("where", [view.where for view in views], False),
                 ("up for", [format_seconds(view.age_s) for view in views], True),
+                *([("latest", latest, False)] if any(latest := [_latest(view.ranks) for view in views]) else []),
             ]
         )
     )
@@ -134,10 +161,26 @@ def _columns(view: MeshView, ranks: Sequence[RankView], output_format: str) -> l
         ("gpu", [f"{rank.gpu_percent:.0f} %" if rank.gpu_total_nbytes else "" for rank in ranks], True),
         ("in", [_rate(rank.in_bytes_per_s) for rank in ranks], True),
         ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
+        ("late", [late_text(rank) for rank in ranks], True),
         ("restarts", [str(rank.restarts or "") for rank in ranks], True),
         ("last error", [_one_line(rank.last_error, _MAX_ERROR[output_format]) for rank in ranks], False),
     ]
     return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]
+
+
+def late_text(rank: RankView) -> str:
+    """How late a rank arrives at collectives: ``24 ms, last in 55 of 60``; empty if that is not known."""
+    if not rank.collectives:
+        return ""
+    ms = 1000 * rank.late_s
+    late = format_seconds(rank.late_s) if ms >= 999.5 else f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
+    return f"{late}, last in {rank.last} of {rank.collectives}"
+
+
+def _latest(ranks: Sequence[RankView]) -> str:
+    """The rank that is the last one in most collectives, and how late it is."""
+    latest = max(ranks, key=lambda rank: rank.last / max(1, rank.collectives), default=None)
+    return f"[{latest.rank}] {text}" if latest is not None and (text := late_text(latest)) else ""
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_kernel.errors import Failure
+from monarch_kernel.errors import Failure, Frame
 from monarch_kernel.net.wire.messages import Payload
 from monarch_kernel.notebook.cells.early_failures import ANSWER_S, FOLD_S, RELEASED_S, EarlyFailures
-from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 from monarch_kernel.runtime.rpc.answers import Value
 from monarch_kernel.runtime.rpc.future import Future
 
@@ -64,6 +64,30 @@ def test_a_later_failure_has_another_line() -> None:
     assert not watch.poll(20.0, EARLY, LATE, None, None)
     assert watch.poll(25.0, EARLY, LATE, None, None) == [
         "[1] failed with ValueError: late; [2-3] go on; Ctrl-C ends them"
+    ]
+
+
+def test_texts_that_differ_in_the_rank_and_consequences_are_said_once() -> None:
+    watch = Watch()
+    own = [Failure("exception", "ValueError", f"rank {rank} has no data") for rank in range(2)]
+    torn = Failure("exception", "RuntimeError", "Connection closed by peer [127.0.0.1]:1234. GLHF")
+    watch.poll(10.0, own[0], own[1], torn, None)
+    assert watch.poll(11.0, own[0], own[1], torn, None) == [
+        "[0-1] failed with ValueError: rank 0 has no data, [2] failed in a collective as a consequence; "
+        "[3] goes on; Ctrl-C ends it"
+    ]
+    assert watch.poll(12.0, torn, torn, torn, None) == []
+    alone = Watch()
+    alone.poll(10.0, torn, torn, None, None)
+    assert "[0-1] failed with RuntimeError: Connection closed" in alone.poll(11.0, torn, torn, None, None)[0]
+
+
+def test_the_line_of_the_ranks_that_go_on() -> None:
+    frame = Frame("<remote cell [5]>", 7, "load", ("    time.sleep(60)",), 7, user=True)
+    watch = Watch(Doing((Activity(1, "main", (frame,)),)))
+    watch.poll(10.0, EARLY, None, None, None)
+    assert watch.poll(11.0, EARLY, None, None, None) == [
+        "[0] failed with ValueError: early; [1-3] go on (line 7, in load); Ctrl-C ends them"
     ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch_kernel.base.events import MeshView, RankView
+from monarch_kernel.base.events import MeshView, RankView, WaitView
 from monarch_kernel.errors import Failure
 from monarch_kernel.net.wire.messages import Payload
 from monarch_kernel.notebook.cells.wait_watch import WaitWatch
-from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
+from monarch_kernel.runtime.diagnostics.stacks import AwaitedCall, Collective, Doing
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
 
@@ -22,7 +22,9 @@ class FakeMesh:
     Attributes:
         since: when rank 0 has started its collective; None while it computes.
         asked_at: when the ranks were asked.
-        shown: the lines in the views.
+        in_full: how often they had to say all.
+        shown: the waits in the views.
+        calls: the calls that rank 0 waits for.
     """
 
     def __init__(self) -> None:
@@ -30,20 +32,26 @@ class FakeMesh:
         self.number = 1
         self.now = 0.0
         self.asked_at: list[float] = []
-        self.shown: Sequence[str] = ()
+        self.in_full = 0
+        self.shown: Sequence[WaitView] = ()
+        self.calls: tuple[AwaitedCall, ...] = ()
 
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
+    def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         self.asked_at.append(self.now)
+        self.in_full += not brief
         if self.since is None:
-            return Future.resolved({0: Doing(), 1: Doing()})
+            return Future.resolved({0: Doing(calls=self.calls), 1: Doing()})
         call = Collective("all_reduce", self.number, "", (0, 1), "4", self.now - self.since)
         return Future.resolved({0: Doing((), (call,), {"": self.number}), 1: Doing()})
+
+    def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
+        return [("t", proc - 11) for proc in procs]
 
     def view(self) -> MeshView:
         return MeshView("t", (("gpus", 2),), tuple(RankView(i, (("gpus", i),), "running") for i in range(2)))
 
-    def show_waits(self, source: object, lines: Sequence[str]) -> None:
-        self.shown = lines
+    def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
+        self.shown = waits
 
 
 class Cell:
@@ -78,7 +86,24 @@ def test_a_short_cell_costs_nothing() -> None:
 def test_a_long_cell_is_looked_at_every_few_seconds() -> None:
     cell = Cell().run(110.0)
     assert len(cell.mesh.asked_at) <= 42
+    assert not cell.mesh.in_full
     assert not cell.lines
+
+
+def test_all_is_asked_for_while_a_rank_waits() -> None:
+    cell = Cell()
+    cell.mesh.since = 0.0
+    cell.run(12.0)
+    in_full = cell.mesh.in_full
+    assert in_full >= 1
+    cell.mesh.since = None
+    cell.run(110.0)
+    assert cell.mesh.in_full <= in_full + 1
+
+
+def test_all_is_asked_for_where_waits_are_reported_soon() -> None:
+    cell = Cell(after_s=1.0).run(20.0)
+    assert cell.mesh.in_full == len(cell.mesh.asked_at)
 
 
 def test_a_wait_is_shown_when_it_reaches_the_limit() -> None:
@@ -91,7 +116,7 @@ def test_a_wait_is_shown_when_it_reaches_the_limit() -> None:
     cell.run(43.3)
     assert len(cell.lines) == 1
     assert cell.lines[0][1].startswith("[0] waits for 10 s in all_reduce #1 (shape 4); [1] has not started it")
-    assert list(cell.mesh.shown) == [cell.lines[0][1]]
+    assert list(cell.mesh.shown) == [WaitView(cell.lines[0][1], (0,), (1,))]
 
 
 def test_a_wait_from_the_start_is_shown_at_the_first_look() -> None:
@@ -112,8 +137,21 @@ def test_the_end_of_a_wait_is_shown_once() -> None:
     cell.run(34.0)
     cell.mesh.since = None
     cell.run(100.0)
-    assert [text for _, text in cell.lines[1:]] == ["[0]: the wait in all_reduce #1 (shape 4) has ended after 35 s"]
+    assert [text for _, text in cell.lines[1:]] == ["[0]: the wait in all_reduce #1 (shape 4) has ended after 34 s"]
     assert not cell.mesh.shown
+
+
+def test_a_wait_for_an_actor_is_in_the_view_only() -> None:
+    cell = Cell()
+    cell.mesh.calls = (AwaitedCall("a.step", (12,), 20.0),)
+    cell.run(11.0)
+    assert list(cell.mesh.shown) == [
+        WaitView("[0] waits for 20 s for a.step of [1]; [1] runs no code of it", (0,), (1,))
+    ]
+    cell.mesh.calls = ()
+    cell.run(15.0)
+    assert not cell.mesh.shown
+    assert not cell.lines
 
 
 def test_the_next_wait_is_another_one() -> None:
@@ -159,7 +197,7 @@ def test_waits_of_other_ranks_are_left_out() -> None:
 def test_many_waits_are_bounded() -> None:
     cell = Cell()
     calls = tuple(Collective("all_reduce", 1, f"g{i}", (0, 1), "", 20.0) for i in range(9))
-    cell.mesh.doing = lambda: Future.resolved({0: Doing((), calls), 1: Doing()})  # type: ignore[method-assign]
+    cell.mesh.doing = lambda *, brief=False: Future.resolved({0: Doing((), calls), 1: Doing()})  # type: ignore[method-assign]
     assert len(cell.run(11.0).lines) == 5
     assert cell.lines[-1][1] == "and 5 more waits, of [0] (%mesh stacks shows them)"
 
@@ -167,7 +205,7 @@ def test_many_waits_are_bounded() -> None:
 def test_a_rank_that_does_not_answer_does_not_stop_the_watch() -> None:
     cell = Cell()
     silent: Future[Any] = Future(Future.resolved(None).owner, 1, lambda answers: {})
-    cell.mesh.doing = lambda: silent  # type: ignore[method-assign]
+    cell.mesh.doing = lambda *, brief=False: silent  # type: ignore[method-assign]
     cell.run(10.5)
     assert cell.watch is not None
     silent.resolve((), True)

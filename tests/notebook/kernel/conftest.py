@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
 
-from tests.support.processes import assert_gone, tree
+from tests.support.processes import assert_gone, command_of, is_alive, tree
 from tests.support.waiting import wait_until
 
 START_S = 60.0
@@ -47,6 +47,7 @@ class Cell:
     Attributes:
         messages: messages from the kernel to all its clients, in order, without its states.
         reply: content of the reply; empty until it arrives.
+        has_started: whether the kernel has started to work at it; an interrupt before that has no effect.
         sent_at: time of sending.
         replied_at: time of the reply.
     """
@@ -55,7 +56,7 @@ class Cell:
         self.id = id
         self.messages: list[dict[str, Any]] = []
         self.reply: dict[str, Any] = {}
-        self.idle = False
+        self.idle = self.has_started = False
         self.sent_at = self.replied_at = time.monotonic()
         self._notebook = notebook
 
@@ -171,10 +172,18 @@ del faulthandler, signal
 
 
 class Notebook:
-    """A kernel and its client."""
+    """A kernel and its client.
 
-    def __init__(self, kernel_name: str = "monarch") -> None:
+    Args:
+        kernel_name: name of the kernel's specification.
+        through: a command that executes the kernel, whose command line follows.
+    """
+
+    def __init__(self, kernel_name: str = "monarch", through: Sequence[str] = ()) -> None:
         self.manager = KernelManager(kernel_name=kernel_name)
+        if through:
+            # Jupyter replaces ``python`` only at the start of the command.
+            self.manager.kernel_spec.argv[:1] = [*through, sys.executable]
         self.manager.start_kernel()
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels(hb=False)  # the heartbeat opens a new socket after each silence
@@ -318,7 +327,8 @@ class Notebook:
         if cell is None:
             return
         if message["msg_type"] == "status":
-            cell.idle = message["content"]["execution_state"] == "idle"
+            state = message["content"]["execution_state"]
+            cell.idle, cell.has_started = state == "idle", cell.has_started or state == "busy"
         elif message["msg_type"] != "execute_input":
             message["sent_s"] = _seconds(message["header"]["date"])
             cell.messages.append(message)
@@ -330,6 +340,10 @@ class Notebook:
     def processes(self) -> list[psutil.Process]:
         """All processes below the kernel: its agent, the zygote, the ranks."""
         return tree(self.pid)[1:]
+
+    def running(self) -> list[psutil.Process]:
+        """Those of them that have not ended: a child is a zombie if an interrupt comes between its fork and the wait for it."""
+        return [process for process in self.processes() if is_alive(process)]
 
     def zygotes(self) -> list[psutil.Process]:
         """The processes that fork ranks: the oldest one below each agent with this name, which its forks have, too."""
@@ -493,10 +507,11 @@ class Pool:
             notebook.sync()
             notebook.aside("get_ipython().run_line_magic('mesh', 'down --all')")
             notebook.aside(PUTS_BACK)
-            wait_until(lambda: len(notebook.processes()) <= 2, "all but the agent and its zygote to end", WAITS_S)
+            wait_until(lambda: len(notebook.running()) <= 2, "all but the agent and its zygote to end", WAITS_S)
             notebook.forget()
         except (AssertionError, pytest.fail.Exception, Empty, RuntimeError) as error:
-            print(f"the shared kernel can't be reset: {error}")
+            left = [f"{process.pid} {' '.join(command_of(process))}" for process in notebook.running()]
+            print("\n".join([f"the shared kernel can't be reset: {error}", *left]))
             return False
         return True
 

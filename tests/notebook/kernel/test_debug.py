@@ -161,18 +161,19 @@ def test_a_breakpoint_without_input_is_skipped(new_notebook: Callable[..., Noteb
 def test_breakpoint(notebook: Notebook) -> None:
     cell = send(
         notebook,
-        "%%remote\nprint('before')\ndef step(k):\n    breakpoint()\n    k += rank\n    return k\n"
-        "if rank: step(5)\nprint('after')",
+        "%%remote\nprint('before')\ndef step(k):\n    print('only here')\n    breakpoint()\n    k += rank\n    return k\n"
+        "if rank:\n    step(5)\n    print('after')",
     )
     assert cell.prompt() == "[1] (Pdb) "
     cell.wait_for(lambda cell: "-> k += rank" in cell.stdout)
-    assert cell.stdout.index("before") < cell.stdout.index("[1] stopped at breakpoint: cell [")
-    assert "], line 5, in step" in cell.stdout
+    stopped = cell.stdout.index("[1] stopped at breakpoint: cell [")
+    assert cell.stdout.index("before") < cell.stdout.index("[1] only here") < stopped
+    assert "], line 6, in step" in cell.stdout
     assert "-> return k" in cell.type("n")
     assert cell.type("p k") == "6\n"
     assert cell.type("") == "6\n"  # an empty line repeats the last command
     assert "--Return--" in cell.type("n")
-    assert "(7)<module>" in cell.type("w")
+    assert "(9)<module>" in cell.type("w")
     cell.type("c")
     assert cell.ok
     assert "[1] after\n" in cell.stdout

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from tests.notebook.kernel.conftest import Notebook
+    from tests.notebook.kernel.conftest import Cell, Notebook
 
 pytestmark = pytest.mark.timeout(120)
 
 WAIT = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)\n"
 
 
+def without_place(cell: Cell) -> str:
+    """The line without the line of the rank that goes on, which is there if the rank has answered in time."""
+    return re.sub(r" on \(line [45]\);", " on;", cell.stderr)
+
+
 def test_a_failure_is_shown_while_the_others_go_on(notebook: Notebook, tmp_path: Any) -> None:
     gate = tmp_path / "gate"
     cell = notebook.send(f"%%remote\nif rank == 1: raise ValueError('early')\n{WAIT.format(path=str(gate))}")
     cell.wait_for(lambda cell: cell.stderr)
-    assert cell.stderr == "[1] failed with ValueError: early (line 2); [0] goes on; Kernel > Interrupt ends it\n"
+    assert (
+        without_place(cell) == "[1] failed with ValueError: early (line 2); [0] goes on; Kernel > Interrupt ends it\n"
+    )
     assert not cell.reply
     gate.touch()
     assert cell.wait().ename == "RemoteError"
@@ -33,7 +41,9 @@ def test_a_failure_of_a_background_cell_is_shown_below_it(notebook: Notebook, tm
         f"%%remote --background --out run\nif rank == 0: raise ValueError('early')\n{WAIT.format(path=str(gate))}"
     )
     launch.wait_for(lambda cell: cell.stderr)
-    assert launch.stderr == "[0] failed with ValueError: early (line 2); [1] goes on; %mesh interrupt t ends it\n"
+    assert (
+        without_place(launch) == "[0] failed with ValueError: early (line 2); [1] goes on; %mesh interrupt t ends it\n"
+    )
     gate.touch()
     assert notebook.run("run.result()").ename == "RemoteError"
 
@@ -52,6 +62,6 @@ def test_a_death_is_shown_while_the_others_go_on(notebook: Notebook, tmp_path: A
     gate = tmp_path / "gate"
     cell = notebook.send(f"%%remote\nimport os\nif rank == 1: os._exit(5)\n{WAIT.format(path=str(gate))}")
     cell.wait_for(lambda cell: cell.stderr)
-    assert cell.stderr == "[1] died (exit code 5); [0] goes on; Kernel > Interrupt ends it\n"
+    assert without_place(cell) == "[1] died (exit code 5); [0] goes on; Kernel > Interrupt ends it\n"
     gate.touch()
     assert cell.wait().ename == "SupervisionError"

@@ -130,10 +130,13 @@ def test_the_death_of_an_idle_process_is_shown(book: Notebook) -> None:
     os.kill(book.pids("u")[1], signal.SIGKILL)
     book.sync()
     cell = next(reversed(book.cells.values()))
-    cell.wait_for(lambda _: "u[1] failed" in plain(*book.cells.values()))
+    cell.wait_for(lambda _: "MeshFailure: u[1] died" in plain(*book.cells.values()))
     everything = plain(*book.cells.values())
-    assert everything.count("u[1] failed") == 1
-    assert "killed by SIGKILL" in everything
+    _, *shown = everything.split("MeshFailure: u[1] died")
+    (text,) = shown  # once
+    assert "killed by SIGKILL" in text
+    assert "Cells and calls that need u[1] fail until it is replaced." in text
+    assert "actor" not in text
     assert book.run("%%remote u[0]\n1").ok
     book.ok("%mesh down u")
 

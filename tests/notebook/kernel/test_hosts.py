@@ -80,6 +80,23 @@ def agent_of(notebook: Notebook, rank: int, mesh: str = "d") -> int:
     )
 
 
+def test_collectives_that_differ_between_hosts_are_refused_on_all_ranks(hosts: Notebook) -> None:
+    code = "import torch, torch.distributed as dist\nx = torch.ones(4, dtype=torch.int32 if rank == 5 else torch.float32)\n"
+    refused = hosts.run(f"%%remote h\n{code}dist.all_reduce(x)", 60.0)
+    assert (
+        "[0-5] CollectiveError: the ranks of the default process group call all_reduce with different dtypes"
+        in refused.error
+    )
+    assert "[5] all_reduce of int32 (4), sum: cell [" in refused.error
+    assert hosts.ok("%%remote h\nx = torch.ones(1); dist.all_reduce(x); x.item()", 60.0).plain == "[0-5] 6.0"
+    allowed = hosts.ok("%%remote h\nx = torch.ones(2, 3) * (rank == 4); dist.broadcast(x, 4); x.sum().item()", 60.0)
+    assert allowed.plain == "[0-5] 6.0"
+    code = "if rank == 0: dist.send(torch.ones(4), 5)\nif rank == 5: dist.recv(torch.ones(3), 0)"
+    refused = hosts.run(f"%%remote h\n{code}", 60.0)
+    assert "[0] send of float32 (4), to rank 5: cell [" in refused.error
+    assert "[5] recv of float32 (3), from rank 0: cell [" in refused.error
+
+
 def test_a_mesh_on_hosts_is_a_mesh(hosts: Notebook) -> None:
     assert hosts.value("dict(h.extent)") == {"hosts": 3, "gpus": 2}
     cell = hosts.ok(

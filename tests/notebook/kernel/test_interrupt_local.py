@@ -211,6 +211,51 @@ def test_an_interrupt_while_a_magic_checks_its_cell(notebook: Notebook, call: in
     assert notebook.ok("%remote 'mark' + 'ed' in globals()").plain == "[0-1] False"
 
 
+@pytest.mark.parametrize(
+    ("options", "ename"), [("", "RemoteInterrupt"), ("--background --out handle", "")], ids=["foreground", "background"]
+)
+@pytest.mark.parametrize("place", ["CellQueue.enter", "RemoteCell.__repr__"])
+def test_an_interrupt_while_a_cell_is_queued(notebook: Notebook, options: str, ename: str, place: str) -> None:
+    """A cell that no code drives would block all later cells."""
+    calls = (
+        ""
+        if "enter" in place
+        else "enter = CellQueue.enter\nCellQueue.enter = lambda *two: (enter(*two), repr(two[1]))\n"
+    )
+    try:
+        notebook.ok(
+            f"{TRACES}from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell\n{calls}strike_in({place})"
+        )
+        cell = notebook.send(f"%%remote {options}\nimport time; time.sleep(60)\nmarked = 1").wait()
+        assert cell.ename == ename
+        if options:
+            assert notebook.value("type(handle.exception(10)).__name__, handle.state") == (
+                "RemoteInterrupt",
+                "cancelled",
+            )
+        assert notebook.ok("%remote 'mark' + 'ed' in globals()").plain == "[0-1] False"
+    finally:
+        if calls:
+            notebook.ok("CellQueue.enter = enter")
+
+
+STRIKES_WITHIN = """
+import monarch_kernel.notebook.magics.magics as magics
+space, parse = {}, magics.parse_remote
+exec(compile("def parse_remote(line): import signal; signal.raise_signal(signal.SIGINT)", magics.__file__, "exec"), space)
+magics.parse_remote = space["parse_remote"]
+"""
+
+
+@pytest.mark.parametrize("place", ["before", "within"])
+def test_an_interrupt_outside_the_users_code_shows_no_frames(notebook: Notebook, place: str) -> None:
+    notebook.ok(STRIKES_WITHIN if place == "within" else f"{TRACES}strike_in(InteractiveShell.transform_cell)")
+    cell = notebook.send("%%remote --background\nmarked = 1").wait()
+    notebook.ok("if 'parse' in globals(): magics.parse_remote = parse")
+    assert cell.error.startswith("KeyboardInterrupt: the interrupt came")
+    assert notebook.ok("%remote 'mark' + 'ed' in globals()").plain == "[0-1] False"
+
+
 @pytest.mark.parametrize("rest", ["second = 'marked'", "import asyncio\nawait asyncio.sleep(0)\nsecond = 'marked'"])
 @pytest.mark.parametrize("place", ["Compile.__call__", "InteractiveShell.run_code"])
 def test_an_interrupt_between_two_statements(notebook: Notebook, place: str, rest: str) -> None:
@@ -241,7 +286,7 @@ def test_an_interrupt_after_the_last_statement_has_no_effect(notebook: Notebook,
 WAITED_FOR = """
 import time
 'marked'
-while len(get_ipython().kernel._interrupts._cells) <= {n}: time.sleep(0.001)
+while len(get_ipython().kernel._interrupts._arrived) <= {n}: time.sleep(0.001)
 """
 AFTER = {
     "post hook": "InteractiveShell.user_expressions",
@@ -378,6 +423,31 @@ def test_an_interrupt_before_the_callback_of_a_comm_ends_the_callback(notebook: 
         client.shell_channel.send(client.session.msg(each, content))
     expected = ["comm_open", "comm_msg", "comm_close"]
     assert notebook.value("seen") == ([] if kind == "comm_open" else [each for each in expected if each != kind])
+
+
+@pytest.mark.parametrize("call", [1, 2], ids=["after the first", "between"])
+def test_an_interrupt_between_two_callbacks_of_a_comm_ends_the_second(notebook: Notebook, call: int) -> None:
+    """As the moves of a slider wait for each other; the third one goes on."""
+    notebook.ok("""
+        import time
+        seen = []
+        def opened(comm, message):
+            @comm.on_msg
+            def note(message):
+                data = message["content"]["data"]
+                while len(get_ipython().kernel._interrupts._arrived) <= data["behind"]: time.sleep(0.001)
+                seen.append(data["text"])
+        get_ipython().kernel.comm_manager.register_target("slider", opened)
+    """)
+    notebook.ok(f"{TRACES}strike_in(KernelInterrupts.cell_ended, {call})")
+    client = notebook.client
+    content = {"comm_id": f"slider {call}", "target_name": "slider", "data": {}}
+    client.shell_channel.send(client.session.msg("comm_open", content))
+    for text, behind in (("marked", 2), ("second", 0), ("third", 0)):
+        data = {"text": text, "behind": behind}
+        client.shell_channel.send(client.session.msg("comm_msg", {**content, "data": data}))
+    assert notebook.value("seen") == ["marked", "third"]
+    client.shell_channel.send(client.session.msg("comm_close", content))
 
 
 def test_an_interrupt_ends_the_target_of_a_comm(notebook: Notebook) -> None:
@@ -571,10 +641,13 @@ def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subs
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("short", ["x = 1", "import asyncio; await asyncio.sleep(0)"], ids=["plain", "awaits"])
 def test_no_interrupt_of_a_run_of_many_cells_is_lost(notebook: Notebook, short: str) -> None:
-    """The interrupt comes within the run's first short cells, between two of them, or in the long last one."""
+    """The interrupt comes within the run's first short cells, between two of them, or in the long last one.
+
+    It never applies to cells that reach the kernel later, so the first cell waits for the others.
+    """
     rng, lost = random.Random(5), []
     for i in range(200):
-        cells = [notebook.send(code) for code in (*[short] * 5, LOOPS["plain"])]
+        cells = [notebook.send(code) for code in (WAITED_FOR.format(n=6), *[short] * 5, LOOPS["plain"])]
         until = time.monotonic() + rng.random() * 0.04
         cells[0].wait_for(lambda cell: cell.reply)
         while time.monotonic() < until:

@@ -44,7 +44,8 @@ def test_magics_control_a_live_loop(running: Notebook) -> None:
     text = running.ok("%mesh loop").stdout
     number = running.value("get_ipython().execution_count")
     assert re.fullmatch(
-        r"loop in cell \[\d+\]: ▶ running, step \d+ of 100,000; [\d.]+ ms a step, [\d,]+ tokens/s; "
+        r"loop in cell \[\d+\]: ▶ running, step \d+ of 100,000, [\d.]+ s elapsed, [\w ]+ left; "
+        r"[\d.]+ ms a step, [\d.,]+ steps/s, [\d,]+ tokens/s; "
         r"loss [\d.]+; lr=0.1; mode='a'\n",
         text,
     ), (text, number)
@@ -71,7 +72,9 @@ MISUSES = {
     "%mesh loop lr=2": "knob 'lr' is at least 0 and at most 1, not 2",
     "%mesh loop lr=x": "knob 'lr' is a float, not a str",
     "%mesh loop lrr=1": "no rank has called live.knob('lrr'); knobs: lr, mode",
-    "%mesh loop u": "u",
+    "%mesh loop u": "'u' is neither a mesh (t) nor one of pause, resume, step, stop, nor KNOB=VALUE",
+    "%mesh loop stepp": "did you mean step?",
+    "%mesh rollback abc": "'abc' is neither a mesh (t) nor a step, such as 40",
 }
 
 
@@ -155,3 +158,17 @@ def test_an_interrupt_ends_a_paused_loop(notebook: Notebook) -> None:
     assert cell.wait().ename == "RemoteInterrupt"
     assert notebook.value("t.loop.view().state") == "over"
     assert notebook.ok("%remote t 1 + 1").plain
+
+
+def test_what_goes_wrong_is_said_once_below_the_cell(notebook: Notebook) -> None:
+    cell = notebook.ok(
+        "%%remote t\nimport time\nfor step in live.loop(400, on_nan='stop'):\n    time.sleep(0.002)\n"
+        "    live.log(loss=float('nan') if rank and step > 20 else 1.0)"
+    )
+    assert cell.stderr.count("live loop: ") == 1
+    assert "live loop: loss is nan in step 21, first on [1]. " in cell.stderr
+    assert "The loop stops (on_nan)." in cell.stderr
+    assert (
+        "live.loop(on_spike='halt'): pass 'stop', 'rollback', or a function"
+        in notebook.run("%remote t live.loop(3, on_spike='halt')").error
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +226,11 @@ def test_out_collects_the_values_and_shows_them(notebook: Notebook) -> None:
     assert notebook.value("nothing.values()") == (None, None)
 
 
+def test_out_replaces_no_mesh(notebook: Notebook) -> None:
+    assert "--out t would replace the mesh t; choose another name" in notebook.run("%%remote --out t\nrank").stderr
+    assert notebook.value("type(t).__name__") == "ProcMesh"
+
+
 def test_equal_results_are_shown_once(four: Notebook) -> None:
     assert four.ok("%%remote\n'same'").plain == "[0-3] 'same'"
     assert four.ok("%%remote\nrank == 2").plain == "[0-1,3] False\n[2] True"
@@ -318,6 +325,11 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
         ("%%remote t.name\n1", "'t.name' selects no mesh"),
         ("%%remote t[9]\n1", "t[9]: axis 'gpus' has size 2: index 9 is out of range"),
         ("%%remote t[0, 0]\n1", "too many indices"),
+        ("%%remote t[[]]\n1", "t[[]]: an empty list selects no rank"),
+        (
+            "%remote tt rank",
+            "SyntaxError in line 1: invalid syntax: 'tt rank'; nothing was sent; tt is no mesh (available: t)",
+        ),
         ("%%remote t.slice(dp=0)\n1", "dp"),
         ("%%remote --color red\n1", "unknown option '--color'; the options are --background, --block"),
         ("%%remote --timeout soon\n1", "--timeout takes seconds, not 'soon'"),
@@ -330,6 +342,7 @@ def test_pasted_torchrun_code_works(notebook: Notebook) -> None:
             " on line 2: 'print(i)'; nothing was sent",
         ),
         ("\n%%remote\n\nx = 'open", "SyntaxError in line 4: unterminated string literal (detected at line 4)"),
+        ("%%remote t\n\n%%remote t\n1", "the code below it begins with %%remote: write one of them; nothing was sent"),
         (
             "x = 1\n%%remote t\n1",
             "%%remote must be the first line of a cell; the lines above it have run in the kernel",
@@ -412,7 +425,11 @@ def test_pulling_an_unknown_variable_names_it(notebook: Notebook) -> None:
                 "restart",
                 "sync",
                 "stacks",
+                "check",
                 "traffic",
+                "profile",
+                "record",
+                "torchrun",
                 "debug",
                 "logs",
                 "help",
@@ -463,6 +480,41 @@ def test_the_doctor_checks_the_environment_of_the_kernel(notebook: Notebook) -> 
 
 
 # -- traffic
+
+
+def test_replicas_are_compared(notebook: Notebook) -> None:
+    assert "no rank has a module in its variables" in notebook.ok("%mesh check").stdout
+    notebook.ok("%%remote t\nimport torch; weights = torch.ones(3) + rank")
+    said = notebook.ok("%mesh check t weights").stdout
+    assert "t: 1 of 1 tensor of weights differs between 2 ranks" in said
+    assert "  weights: [0] and [1] differ, at [0]: 2 on [1], 1 on [0]; 3 of 3 elements differ, by up to 1\n" in said
+    assert "t[0]: nothing to compare in weights on 1 rank" in notebook.ok("%mesh check t[0] weights").stdout
+    assert "is not defined on any rank of t" in notebook.send("%mesh check t wieghts").wait().text
+    assert "failed" not in notebook.ok("%mesh").stdout
+    assert "unknown option --ax" in notebook.send("%mesh check --ax dp").wait().text
+    assert "%mesh check: t has no axis 'dp'" in notebook.send("%mesh check weights --axis dp").wait().text
+
+
+def test_what_ranks_run_is_profiled(notebook: Notebook, tmp_path: Path) -> None:
+    assert (
+        "%mesh profile: t runs nothing: start a cell with %%remote --background"
+        in notebook.send("%mesh profile").wait().text
+    )
+    assert "--steps takes a whole number, such as 5, not 'x'" in notebook.send("%mesh profile t --steps x").wait().text
+    assert "there is no folder no" in notebook.send("%mesh profile t --to no/trace.json").wait().text
+    gate, trace = tmp_path / "gate", tmp_path / "trace.json.gz"
+    notebook.ok(
+        f"%%remote t --background --out h\nimport os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    )
+    try:
+        said = notebook.ok(f"%mesh profile t --seconds 0.2 --to {trace}").stdout
+    finally:
+        gate.touch()
+    notebook.ok("h.result()")
+    assert "without steps of live.loop or of an optimizer" in said
+    assert re.search(r"longest lines: .* cell \[\d+\], line 3$", said, re.MULTILINE)
+    assert f"{trace} (" in said
+    assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
 def test_traffic_between_ranks_is_a_table(notebook: Notebook) -> None:

@@ -148,9 +148,9 @@ def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed
 SLOW_TO_LOOK = """%%remote
 from monarch_kernel.train.process_group.worker import RankGroup
 pending_s = RankGroup.pending_s
-def slowly(self):
+def slowly(self, *others):
     time.sleep(0.3)
-    return pending_s(self)
+    return pending_s(self, *others)
 RankGroup.pending_s = slowly
 """
 
@@ -218,6 +218,13 @@ def test_a_death_in_a_plain_loop_inside_a_recovering_loop(trained: Notebook) -> 
     assert "the loop is back before step 1" in cell.stderr
 
 
+SLOW_STEP = """%%remote --background
+import pathlib
+live.snapshot(model=model, optimizer=optimizer, every=5)
+for step in live.loop(100):
+    while step == 7 and not pathlib.Path({folder!r}, "go").exists(): time.sleep(0.01)
+"""
+
 LATE = """%%remote --background
 losses = []
 live.snapshot(losses=losses, every=5)
@@ -250,6 +257,22 @@ def test_ranks_wait_for_a_late_rank_and_a_death_before_its_start_ends_the_loop(
 
 
 @pytest.mark.slow
+def test_a_rollback_waits_for_the_last_steps_of_a_stopped_loop(trained: Notebook, tmp_path: Path) -> None:
+    trained.ok("from monarch_kernel.notebook.magics import commands as _commands; _commands._ENDS_S = 0.01")
+    trained.ok(SLOW_STEP.format(folder=str(tmp_path)))
+    reaches(trained, 7)
+    running = trained.run("%mesh rollback").evalue
+    assert "is running; end its loop with %mesh loop stop" in running
+    trained.ok("%mesh loop stop")
+    rollback = trained.send("%mesh rollback")
+    rollback.wait_for(lambda cell: cell.has_started)
+    trained.wait_blocked()
+    (tmp_path / "go").touch()
+    assert rollback.wait().stdout.startswith("t: all ranks are back before step "), rollback.text
+    trained.ok("_commands._ENDS_S = 2.0")
+
+
+@pytest.mark.slow
 def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, undisturbed: list[object]) -> None:
     trained.ok(train(0.02, "--background"))
     reaches(trained, 31)
@@ -259,9 +282,11 @@ def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, 
         re.fullmatch(r"t: all ranks are back before step (\d+); the next live.loop continues from there\n", said)[1]
     )
     assert step % 5 == 0
-    assert trained.ok(f"%mesh rollback {step - 3}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
+    assert f"t has no snapshot of step 999; it has: {step - 5}, {step} (" in trained.run("%mesh rollback 999").evalue
+    assert "t has no snapshot of step 2; it has: " in trained.run("%mesh rollback 2").evalue
+    assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step}"  # a refused step changes nothing
+    assert trained.ok(f"%mesh rollback {step - 5}").stdout.startswith(f"t: all ranks are back before step {step - 5}")
     assert trained.ok("%%remote\nlen(losses)").plain == f"[0-3] {step - 5}"
-    assert "has no snapshot up to step 2; it has: " in trained.run("%mesh rollback 2").evalue
     trained.ok(train())
     assert outcome(trained) == undisturbed
 
@@ -328,6 +353,33 @@ def test_a_loop_that_can_not_recover_shows_the_reason(trained: Notebook) -> None
     kill(trained, 1)
     kill(trained, 2)  # this rank keeps the other one's snapshot
     assert "t: no snapshot of [1] is left, because the ranks that kept it have died, too" in ends(trained, cell)
+
+
+ONCE = """%%remote
+import pathlib
+ran = pathlib.Path(FOLDER, f"ran{rank}")
+if ran.exists() and not pathlib.Path(FOLDER, "again").exists(): raise ValueError("not twice")
+ran.touch()
+once = 1
+"""
+
+
+@pytest.mark.slow
+def test_an_earlier_cell_that_fails_when_it_runs_again_names_the_cell_of_the_loop(
+    trained: Notebook, tmp_path: Path
+) -> None:
+    once = trained.ok(ONCE.replace("FOLDER", repr(str(tmp_path)))).reply["execution_count"]
+    cell = trained.ok(SLOW.format(name="once"))
+    number = cell.reply["execution_count"]
+    reaches(trained, 10)
+    kill(trained, 1)
+    said = ends(trained, cell)
+    assert f"cell [{number}] has no result: to recover its loop, cell [{once}] ran again on t, and failed. " in said
+    assert "[0-3] ValueError: not twice" in said
+    (tmp_path / "again").touch()
+    for code in (DEFINE, BUILD, ONCE.replace("FOLDER", repr(str(tmp_path)))):  # what the text says to do
+        trained.ok(code)
+    assert trained.ok("%mesh rollback t").stdout.startswith("t: all ranks are back before step ")
 
 
 @pytest.mark.slow

@@ -56,7 +56,9 @@ def tab(notebook: Notebook, code: str, subshell: str = "") -> Offer:
         message["header"]["subshell_id"] = subshell
     notebook.client.shell_channel.send(message)
     reply: dict[str, Any] = notebook.ask(message["header"]["msg_id"])
-    offer = Offer((each["text"], each["type"]) for each in reply["metadata"]["_jupyter_types_experimental"])
+    kinds = [(each["text"], each["type"]) for each in reply["metadata"]["_jupyter_types_experimental"]]
+    assert not any(" " in kind for _, kind in kinds)  # a list of completions may wrap them there
+    offer = Offer((text, kind.replace("\N{NO-BREAK SPACE}", " ")) for text, kind in kinds)
     assert list(offer) == list(dict.fromkeys(reply["matches"]))
     offer.written = code[reply["cursor_start"] : reply["cursor_end"]]
     return offer

@@ -116,6 +116,6 @@ finally:
     failed.touch()""").error
     assert "[0] RuntimeError: " in shown
     assert "failed to pass monitoredBarrier" in shown
-    assert "[1] waited in a collective for the ranks above and was released" in shown
+    assert "[1] needed the ranks above in a collective and was released" in shown
     assert "GLHF" not in shown
     assert notebook.ok("%remote dist.all_reduce(__import__('torch').ones(1))").error == ""

@@ -112,8 +112,10 @@ def test_a_failure_is_reported_within_a_second_and_its_traceback_on_request(note
     with bar.below(1.0, "the news of the failure"):
         page.wait_states("idle", "failed")
     (error,) = page.mesh()["errors"]
+    assert abs(error["at"] - time.time()) < 3600  # in seconds since 1970, as all times of frames
     assert (error["text"], error["ranks"], error["count"]) == ("ZeroDivisionError: division by zero", "[1]", 1)
     text = page.ask("traceback", ranks=[error["rank"]])["text"]
+    assert text.startswith("t[1]: last failure\n")
     assert "x / 0" in text
     assert "\x1b" not in text
     notebook.ok("%%remote t\nNone")

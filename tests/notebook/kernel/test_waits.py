@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.notebook.kernel.conftest import Notebook
+from tests.support.waiting import wait_until
 
 ACTORS = """
 import asyncio, os, time
@@ -35,6 +38,56 @@ def test_a_cell_that_waits_long_names_the_ranks(notebook: Notebook, tmp_path: Pa
     assert cell.wait().ok
     assert re.match(r"slow\.load: no answer for \d+\.\d+ s from \[1\] of 2\n", cell.stderr), cell.stderr
     assert cell.stderr.count("no answer") == 1
+
+
+CALLERS = """
+from monarch_kernel.actor import Actor, current_rank, endpoint
+
+class Trainer(Actor):
+    @endpoint
+    def sync(self, gate):
+        import os, time, torch, torch.distributed as dist
+        while current_rank().rank == 1 and not os.path.exists(gate): time.sleep(0.01)
+        dist.all_reduce(torch.ones(4))
+
+    @endpoint
+    def fetch(self, other, gate):
+        return other.sleep.call_one(gate).get()
+
+class Source(Actor):
+    @endpoint
+    def sleep(self, gate):
+        import os, time
+        while not os.path.exists(gate): time.sleep(0.01)
+
+trainer, source = w.spawn("trainer", Trainer), w.spawn("source", Source)
+trainer.initialized.get()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ("trainer.sync.call({gate!r})", r"\[0\] waits for .* in all_reduce #\d+ \(shape 4\), actor trainer: "),
+        (
+            "trainer.slice(gpus=0).fetch.call_one(source.slice(gpus=1), {gate!r})",
+            r"\[0\] waits for .* for source.sleep of \[1\], actor trainer: .*; \[1\] is at actor source: ",
+        ),
+    ],
+)
+def test_the_view_shows_waits_in_calls_of_actors(notebook: Notebook, tmp_path: Path, call: str, text: str) -> None:
+    notebook.ok("%mesh up w -n 2 --warn-after 0.3")
+    notebook.ok("%%remote w\nimport torch")  # with the process group
+    notebook.ok(CALLERS)
+    gate = tmp_path / "gate"
+    notebook.ok(f"call = {call.format(gate=str(gate))}")
+    wait_until(lambda: notebook.value("w.view().waits != ()"), "the view to show the wait")
+    assert re.match(text, notebook.value("w.view().waits[0].text"))
+    assert notebook.value("w.view().waits[0][1:]") == ((0,), (1,))
+    gate.touch()
+    notebook.ok("call.get()")
+    wait_until(lambda: notebook.value("w.view().waits == ()"), "the end of the wait in the view")
+    notebook.ok("%mesh down w")
 
 
 def test_a_deadlock_of_actors_is_an_error_of_the_cell(notebook: Notebook) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.notebook.magics.remote_names import RemoteCode, remote_code
+from monarch_kernel.notebook.magics.remote_names import RemoteCode, _keys, _matching, remote_code
 
 
 def at(text: str, mode: str | None = None) -> RemoteCode | None:
@@ -57,3 +57,17 @@ def test_autoremote() -> None:
     assert code is not None
     assert (code.selector, code.targets, code.before) == ("t", "0", "y")
     assert at("%%local\ny|", "t") is None
+
+
+@pytest.mark.parametrize("quote", ["", '"', "'"])
+def test_keys_that_would_end_their_string_or_line_are_not_offered(quote: str) -> None:
+    odd = ['a"]; run() #', "a'", "a\\", "a\nb", "a\rb", "\x1b]0;t\x07", "a\u2028b", "a\u202eb", "\0"]
+    found = _keys([(key, "int") for key in ("good", "two words", *odd)], quote, "")
+    written = [text.strip('"') for text, _ in found.matches]
+    assert written == ["good", "two words"]
+
+
+def test_names_that_no_line_can_show_are_not_offered() -> None:
+    known = [(name, "int") for name in ("", "good", "g\x1b]0;t\x07", "g\nx", "_g")]
+    assert _matching(known, "g").matches == [("good", "int")]
+    assert [name for name, _ in _matching(known, "").matches] == ["", "good"]

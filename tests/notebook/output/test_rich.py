@@ -25,8 +25,11 @@ from monarch_kernel.notebook.output.rich import (
 PLAIN = {"text/plain": "5"}
 
 
+SIDE_BY_SIDE = '<div style="display:flex;flex-wrap:wrap;gap:0 2em;align-items:flex-start">'
+
+
 def shown(data: dict[int, Any], metadata: Any = None) -> list[Any]:
-    return [output.data for output in compose({rank: (d, metadata or {}) for rank, d in data.items()}, "name")]
+    return [output.data for output in compose({rank: (d, metadata or {}) for rank, d in data.items()})]
 
 
 class TestCompose:
@@ -51,14 +54,24 @@ class TestCompose:
             {"image/png": {"width": 30, "height": '1" onload="alert(1)'}},
         )
         assert bundle["text/html"].split("\n") == [
-            '<details name="monarch-name" open><summary><b>[0]</b> &lt;Figure&gt;</summary>'
+            SIDE_BY_SIDE,
+            "<details open><summary><b>[0]</b> &lt;Figure&gt;</summary>"
             '<img src="data:image/png;base64,aGk=" alt="&lt;Figure&gt;" width="30"></details>',
-            '<details name="monarch-name"><summary><b>[1]</b></summary><table></table></details>',
-            '<details name="monarch-name"><summary><b>[2]</b> a &lt; b</summary><pre>a &lt; b</pre></details>',
-            '<details name="monarch-name"><summary><b>[3]</b></summary>'
+            "<details open><summary><b>[1]</b></summary><table></table></details>",
+            "<details open><summary><b>[2]</b> a &lt; b</summary><pre>a &lt; b</pre></details>",
+            "<details open><summary><b>[3]</b></summary>"
             '<img src="data:image/svg+xml;base64,PHN2Zy8+" alt=""></details>',
+            "</div>",
         ]
         assert bundle["text/plain"] == "[0] <Figure>\n[1]  a\n    0\n[2] a < b\n[3] <x.SVG object>"
+
+    def test_one_click_opens_all_of_many(self) -> None:
+        (bundle,) = shown({rank: {"text/html": f"<i>{rank}</i>"} for rank in range(6)})
+        items = [f"<details open><summary><b>[{rank}]</b></summary><i>{rank}</i></details>" for rank in range(6)]
+        assert bundle["text/html"].split("\n") == [
+            *(SIDE_BY_SIDE, *items[:4], "</div>"),
+            *("<details><summary>show all: <b>[4-5]</b></summary>", SIDE_BY_SIDE, *items[4:], "</div>", "</details>"),
+        ]
 
     @pytest.mark.parametrize(
         "data",
@@ -76,7 +89,8 @@ class TestCompose:
 
     def test_many_displays_show_the_first_and_name_the_rest(self) -> None:
         (bundle,) = shown({rank: {"text/html": f"<b>{rank}</b>"} for rank in range(64)})
-        assert bundle["text/html"].count("<details") == MAX_GROUPS
+        assert bundle["text/html"].count("<details open>") == MAX_GROUPS
+        assert bundle["text/html"].count("<details>") == 1
         assert "… and 56 more that differ, of ranks [8-63]" in bundle["text/html"]
         outputs = shown({rank: {"x/y": rank} for rank in range(64)})
         assert len(outputs) == 2 * MAX_GROUPS + 1
@@ -99,7 +113,7 @@ class TestCompose:
         parser = HTMLParser()
         parser.handle_starttag = lambda tag, attrs: tags.append(tag)  # type: ignore[method-assign]
         parser.feed(pages[0]["text/html"])
-        assert set(tags) <= {"details", "summary", "b", "img", "p"}
+        assert set(tags) <= {"details", "summary", "b", "div", "img", "p"}
 
 
 class Ranks:

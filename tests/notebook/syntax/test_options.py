@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from monarch_kernel.launch.registry import ENGINES
 from monarch_kernel.notebook.magics.complete import candidates
+from monarch_kernel.notebook.syntax.arguments import Known
 from monarch_kernel.notebook.syntax.lines import UsageProblem, tokens
 from monarch_kernel.notebook.syntax.options import (
     COMMANDS,
@@ -17,13 +18,14 @@ from monarch_kernel.notebook.syntax.options import (
     option_names,
     parse_doctor,
     parse_loop,
+    parse_record,
     parse_remote,
     parse_tensorboard,
     parser_of,
     split_options,
 )
 from monarch_kernel.notebook.syntax.selector import root_name
-from monarch_kernel.notebook.syntax.up import UpOptions, parse_up
+from monarch_kernel.notebook.syntax.up_arguments import UpOptions, parse_up
 from monarch_kernel.notebook.syntax.usage import command_help, mesh_help, options_help
 
 
@@ -62,6 +64,8 @@ def test_gpus_that_the_line_names_count_instead_of_those_of_the_machine() -> Non
 def test_keep_for_is_read(text: str, seconds: float) -> None:
     assert parse_up(f"t -n 1 --detach --keep-for {text}", 0).keep_s == seconds
 
+
+KNOWN = Known(["t"])
 
 FILES = {"hosts.txt": "a  # the first\n\nb slots=8 max_slots=8, c\n", "./empty": "# none\n", "twice": "a\nb\na\n"}
 
@@ -173,6 +177,8 @@ def test_axes_determine_the_ranks_per_host() -> None:
         ),
         ("t --on ray --hosts 2 -n 1 --dial --detach", "hosts that connect to this machine; remove --dial"),
         ("t --on ssh --hosts a,b -n 1 --detach", "--detach with --on ssh needs --tunnel never"),
+        ("t --on ray --hosts 2 -n 1 --wait 1e300", "--wait must be at most 100,000,000 seconds, not 1e300"),
+        ("t --on ray --hosts 2 -n 999999", "999,999 ranks are more than one host can run"),
         ("t --on ray --hosts 2 -n 1 --wait soon", "--wait takes seconds, not 'soon'"),
         ("t --on ray --hosts 2 -n 1 --lost-after 0", "--lost-after must be more than 0 seconds, not 0"),
         (
@@ -218,6 +224,9 @@ def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, 
         ("-n two", 0, "takes a whole number, such as 4, not 'two'"),
         ("-n", 0, "-n"),
         ("t -n 2.5", 0, "not '2.5'"),
+        ("t -n 999999999", 0, "999,999,999 ranks are more than one host can run; these are at most 10,000"),
+        (f"{'a' * 201} -n 2", 0, "the name of a mesh has at most 200 characters; aaaaaaaaaaaaaaaaaaaa… has 201"),
+        (f"t -n 2 --detach --keep-for {'9' * 400}h", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h"),
         ("t --wrong 2", 0, "unknown option '--wrong'; the options are --axes, --detach"),
         ("t -n 2 --keep-for 2h", 0, "--keep-for says how long a detached mesh is kept; add --detach"),
         ("t -n 2 --detach --keep-for 2d", 0, "--keep-for takes a time, such as 45 (seconds), 30m or 2h, not '2d'"),
@@ -447,7 +456,7 @@ def test_doctor_is_read() -> None:
     ],
 )
 def test_loop_is_read(line: str, expected: LoopOptions) -> None:
-    assert parse_loop(line) == expected
+    assert parse_loop(line, KNOWN) == expected
 
 
 @pytest.mark.parametrize(
@@ -455,7 +464,7 @@ def test_loop_is_read(line: str, expected: LoopOptions) -> None:
 )
 def test_an_unknown_loop_command_is_refused(line: str) -> None:
     with pytest.raises(UsageProblem, match=r"^%mesh loop: .* (is neither|takes) "):
-        parse_loop(line)
+        parse_loop(line, KNOWN)
 
 
 def test_help_lists_every_command() -> None:
@@ -510,10 +519,17 @@ def test_names_of_detached_meshes_are_offered_where_they_fit() -> None:
     ],
 )
 def test_tensorboard_is_read(line: str, expected: tuple[str, str | None]) -> None:
-    assert parse_tensorboard(line) == expected
+    assert parse_tensorboard(line, KNOWN) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("", ""), ("runs/gpt", "runs/gpt"), ("'a b'", "a b"), ("close", "close"), ("off", "close")]
+)
+def test_a_record_takes_a_folder_or_close(line: str, word: str) -> None:
+    assert parse_record(line) == word
 
 
 @pytest.mark.parametrize("line", ["", "t runs gpt"])
 def test_tensorboard_without_a_folder_is_refused(line: str) -> None:
     with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: takes a folder, such as runs/gpt"):
-        parse_tensorboard(line)
+        parse_tensorboard(line, KNOWN)

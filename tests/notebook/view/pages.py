@@ -200,15 +200,18 @@ def _serve(route: Route) -> None:
 # --- Meshes to look at -------------------------------------------------------------------------------------------------
 
 AXES = {
+    1: (("gpus", 1),),
     2: (("gpus", 2),),
     4: (("gpus", 4),),
     8: (("gpus", 8),),
+    16: (("hosts", 2), ("gpus", 8)),
     32: (("hosts", 4), ("gpus", 8)),
+    64: (("hosts", 8), ("gpus", 8)),
     256: (("hosts", 32), ("gpus", 8)),
     1024: (("dp", 16), ("pp", 8), ("tp", 8)),
 }
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.11 GiB in all"
-KILLED = "RankDied: killed by SIGKILL, likely out of memory"
+KILLED = "RankDied: killed by SIGKILL (by the kernel's out-of-memory killer: oom_kill in /job rose from 0 to 1)"
 
 
 def training(
@@ -234,12 +237,12 @@ def _training_rank(
     }
     point = tuple((name, 0) for name, _ in axes)
     if is_dead:
-        return RankView(rank, point, "dead", last_error=KILLED, **common)
+        return RankView(rank, point, "dead", last_error=KILLED, failed_s=38.0, **common)
     common |= {"pid": 41_200 + rank, "rss_nbytes": int(chance.uniform(3.1, 3.6) * 2**30)}
     taken = (78.9 if is_failed else chance.uniform(60, 63)) * 2**30
     common |= {"gpu_nbytes": int(taken), "gpu_total_nbytes": int(79.6 * 2**30)}
     if is_failed:
-        return RankView(rank, point, "failed", last_error=OUT_OF_MEMORY, cpu_percent=2.0, **common)
+        return RankView(rank, point, "failed", last_error=OUT_OF_MEMORY, failed_s=41.0, cpu_percent=2.0, **common)
     if rank > 3 and chance.random() < 0.06:
         return RankView(rank, point, "idle", cpu_percent=1.0, restarts=1, **common)
     return RankView(

@@ -116,7 +116,7 @@ def test_each_distinct_error_has_a_block_and_released_ranks_share_the_last_line(
     assert heads == [
         "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
         "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-        "[0,3] waited in a collective for the ranks above and were released",
+        "[0,3] needed the ranks above in a collective and were released",
     ]
     assert lines[-1] == heads[-1]
     assert "aborted" not in "\n".join(lines)
@@ -429,13 +429,11 @@ def test_broken_connections_are_one_line_below_the_error_that_broke_them() -> No
     lines = block_of({0: BARRIER, 1: waited, 2: CLOSED, 3: CLOSED})
     assert heads(lines) == [
         "[0] RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms",
-        "[1-3] waited in a collective for the ranks above and were released",
+        "[1-3] needed the ranks above in a collective and were released",
     ]
     assert "GLHF" not in "\n".join(lines)
-    assert (
-        heads(block_of({0: BARRIER, 1: CLOSED}))[1] == "[1] waited in a collective for the ranks above and was released"
-    )
-    assert heads(block_of({0: CLOSED, 2: LOST}))[1] == "[0] waited in a collective for the ranks above and was released"
+    assert heads(block_of({0: BARRIER, 1: CLOSED}))[1] == "[1] needed the ranks above in a collective and was released"
+    assert heads(block_of({0: CLOSED, 2: LOST}))[1] == "[0] needed the ranks above in a collective and was released"
 
 
 def test_broken_connections_alone_are_one_block_whatever_their_ports() -> None:
@@ -443,6 +441,35 @@ def test_broken_connections_alone_are_one_block_whatever_their_ports() -> None:
     lines = block_of({0: CLOSED, 1: other})
     assert heads(lines) == [f"[0-1] RuntimeError: {CLOSED.message}"]
     assert any("texts differ" in line and "this is [0]'s" in line for line in lines)
+
+
+OLD = (
+    "the group of model was made before the mesh formed its process group again (after an interrupt,",
+    "a failure in a collective or a restart): wrap the model again",
+)
+
+
+def test_a_broken_connection_of_an_old_group_is_one_line_below_what_to_do() -> None:
+    crash = "This is typically caused by a remote worker crashing. Check the logs of the remote worker before. GLHF! 🏖️"
+    closed = replace(CLOSED, message=CLOSED.message.replace("GLHF!", crash), notes=("in the forward of a DDP", *OLD))
+    lines = block_of({0: closed, 1: replace(closed, pid=51)})
+    assert any("in the forward of a DDP" in line for line in lines)
+    assert heads(lines) == [f"[0-1] RuntimeError: {' '.join(OLD)}"]
+    assert [line.strip() for line in lines if "torch: " in line] == ["torch: Connection closed by peer"]
+    assert "GLHF" not in "\n".join(lines)
+    assert sum("wrap the model again" in line for line in lines) == 1
+    assert "GLHF" in "\n".join(block_of({0: replace(CLOSED, notes=OLD)}, verbose=True))
+
+
+def test_broken_connections_among_the_causes_are_one_line() -> None:
+    torn = Cause("caused by", "RuntimeError", CLOSED.message, frame=CELL)
+    chain = (torn, replace(torn, link="raised while handling"), Cause("caused by", "OSError", "no space"))
+    lines = [line.strip() for line in block_of({0: replace(SHAPES, chain=chain)})]
+    at = lines.index("caused by RuntimeError: Connection closed by peer, 2 times")
+    assert lines[at + 1] == "caused by OSError: no space"
+    assert "GLHF" not in "\n".join(lines)
+    whole = "\n".join(block_of({0: replace(SHAPES, chain=chain)}, verbose=True))
+    assert whole.count("GLHF") == 2
 
 
 def test_a_connection_that_the_user_opened_is_no_consequence() -> None:

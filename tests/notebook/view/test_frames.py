@@ -17,10 +17,12 @@ from monarch_kernel.base.events import (
     MeshView,
     RankState,
     RankView,
+    WaitView,
 )
 from monarch_kernel.notebook.view.frames import (
     CARDS,
     STATES,
+    ErrorFrame,
     ViewState,
     curves_message,
     mesh_frame,
@@ -46,11 +48,11 @@ def trainers() -> MeshView:
         ),
         rank_view(
             1, "failed", host="box", pid=4101, device="cuda:1", last_error="ZeroDivisionError: division by zero",
-            rss_nbytes=1 << 30,
+            rss_nbytes=1 << 30, failed_s=65.0,
         ),
         rank_view(
             2, "dead", host="box", device="cuda:2", last_error="RankDied: killed by SIGKILL, likely out of memory",
-            restarts=1,
+            restarts=1, failed_s=30.0,
         ),
         rank_view(3, "starting"),
     )  # fmt: skip
@@ -92,11 +94,31 @@ def in_a_loop() -> MeshView:
     curves = (CurveView("loss", 2.30258509), CurveView("gradient norm", float("nan")))
     rates = (("samples", 1034.2219), ("tokens", 264_760.8), ("flops", 413.2e12))
     loop = LoopView(
-        (41, 1), "trainers", "cell [5]", 1234, 10_000, "running", 15.2, 0.01234567, knobs, curves, rates, 0.41764
+        (41, 1),
+        "trainers",
+        "cell [5]",
+        1234,
+        10_000,
+        "running",
+        15.2,
+        0.01234567,
+        knobs,
+        curves,
+        rates,
+        0.41764,
+        left_s=108.24,
     )
     over = LoopView((40, 2), "trainers", "", 7, None, "over", 30.0)
     ranks = (rank_view(0, "running", activity="cell [5]", running_s=15.5),)
     return MeshView("trainers", (("gpus", 1),), ranks, age_s=100.0, loops=(over, loop))
+
+
+def hung() -> MeshView:
+    """Make a mesh in which two ranks wait for a third, and others for none."""
+    ranks = tuple(rank_view(i, "running", activity="cell [5]", running_s=40.0) for i in range(3))
+    text = "[0,2] wait for 36 s in all_reduce #2 (shape 4), cell [5], line 3; [1] has not started it: cell [5], line 2"
+    waits = (WaitView(text, (0, 2), (1,)), WaitView("[1] waits for 11 s in barrier #1", (1,)))
+    return MeshView("trainers", (("gpus", 3),), ranks, age_s=100.0, waits=waits)
 
 
 FRAMES = {
@@ -108,6 +130,7 @@ FRAMES = {
     ),
     "large": ViewState(AT, (mesh_frame(large(), AT),), 18),
     "loops": ViewState(AT, (mesh_frame(in_a_loop(), AT),), 19),
+    "waits": ViewState(AT, (mesh_frame(hung(), AT, doing={0: ("cell [5], line 3", "all_reduce")}),), 20),
 }
 
 
@@ -119,7 +142,8 @@ def test_frames_equal_the_golden_files(name: str) -> None:
 def test_unchanged_state_makes_an_equal_frame_later() -> None:
     before = mesh_frame(trainers(), AT)
     view = trainers()
-    ranks = (rank_view(0, "running", **{**_fields(view.ranks[0]), "running_s": 13.52}), *view.ranks[1:])
+    aged = (each._replace(failed_s=each.failed_s + 1.02) if each.failed_s else each for each in view.ranks[1:])
+    ranks = (rank_view(0, "running", **{**_fields(view.ranks[0]), "running_s": 13.52}), *aged)
     later = MeshView("trainers", view.axes, ranks, age_s=101.04)
     assert mesh_frame(later, AT + 1.0, before) == before
     assert mesh_frame(later, AT + 2.0, before) != before  # the activity started again
@@ -129,25 +153,31 @@ def _fields(view: RankView) -> dict[str, object]:
     return {name: getattr(view, name) for name in RankView._fields if name not in ("rank", "point", "state")}
 
 
-def test_1024_ranks_that_all_change_take_less_than_1350_bytes() -> None:
+def test_1024_ranks_that_all_change_take_less_than_1400_bytes() -> None:
     ranks = tuple(
         rank_view(
-            i, STATES[i * 7 % 6], activity="trainer.step", running_s=i / 3, last_error="RuntimeError: " + "x" * 300
+            i,
+            STATES[i * 7 % 6],
+            activity="trainer.step",
+            running_s=i / 3,
+            last_error="RuntimeError: " + "x" * 300,
+            failed_s=1.0,
         )
         for i in range(1024)
     )
     frame = mesh_frame(MeshView("many", (("gpus", 1024),), ranks), AT)
-    assert len(json.dumps(to_json(frame), separators=(",", ":"))) < 1350
+    assert len(json.dumps(to_json(frame), separators=(",", ":"))) < 1400
     assert len(frame.states) == 512
 
 
 def test_curves_are_rounded_and_valid_json() -> None:
     nan = float("nan")
-    points = (CurvePoint(0, 1.23456789, 1.0, 1.5), CurvePoint(2, nan, float("inf"), -float("inf")))
+    points = (CurvePoint(0, 1.23456789, 1.0, 1.5, 3, 0), CurvePoint(2, nan, float("inf"), -float("inf")))
     spread = CurveView("loss", 0.5, (), points, ((1, 0.123456789), (0, 0.75)))
     alone = CurveView("norm", nan, (), (CurvePoint(0, 1.0, 1.0, 1.0), points[1]), ((1, nan),))
     loop = LoopView((4, 1), "t", "cell [5]", 5, 10, "running", 1.0, curves=(spread, alone))
-    message = curves_message("t", [loop])
+    without = loop._replace(curves=())
+    message = curves_message("t", [loop], [loop._replace(where="cell [4]", curves=(alone,)), without])
     assert json.loads(json.dumps(message, allow_nan=False)) == {
         "kind": "curves",
         "mesh": "t",
@@ -156,12 +186,30 @@ def test_curves_are_rounded_and_valid_json() -> None:
                 "request": 4,
                 "number": 1,
                 "curves": {
-                    "loss": [[0, 2], [1.23457, None], [1.0, None], [1.5, None], [[1, 0.123457], [0, 0.75]]],
-                    "norm": [[0, 2], [1.0, None], [], [], [[1, None]]],
+                    "loss": [
+                        *([0, 2], [1.23457, None], [1.0, None], [1.5, None], [[1, 0.123457], [0, 0.75]]),
+                        *([3, -1], [0, -1]),
+                    ],
+                    "norm": [[0, 2], [1.0, None], [], [], [[1, None]], [], []],
                 },
             }
         ],
+        "earlier": [{"where": "cell [4]", "curves": {"norm": [[0, 2], [1.0, None], [], [], [[1, None]], [], []]}}],
     }
+
+
+def test_an_error_has_its_time_and_is_past_while_its_rank_runs_something_else() -> None:
+    failed = rank_view(2, "failed", last_error="ValueError: no", failed_s=5.0)
+    others = (rank_view(0, "idle"), rank_view(1, "idle"))
+    before = mesh_frame(MeshView("m", (("gpus", 3),), (*others, failed)), AT)
+    assert before.errors == (ErrorFrame("ValueError: no", "[2]", 2, 1, at=AT - 5.0),)
+    assert before.ranks[2].error_at == AT - 5.0
+    runs = failed._replace(state="running", activity="cell [6]", running_s=0.1, failed_s=7.1)
+    now = mesh_frame(MeshView("m", (("gpus", 3),), (*others, runs)), AT + 2.0, before)
+    assert [(each.is_past, each.text) for each in now.errors] == [(True, "ValueError: no")]
+    both = (runs._replace(rank=0), runs._replace(rank=1), failed)
+    folded = mesh_frame(MeshView("m", (("gpus", 3),), both), AT).errors
+    assert [(each.is_past, each.ranks) for each in folded] == [(False, "[2]"), (True, "[0-1]")]
 
 
 def test_states_are_packed_two_per_character() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_kernel.base.events import CurveView, KnobView, LoopView
-from monarch_kernel.notebook.view.loops import loop_text
+from monarch_kernel.notebook.view.loops import loader_text, loop_text
 
 
 def test_it_shows_progress_speed_metrics_and_knobs() -> None:
@@ -13,9 +13,12 @@ def test_it_shows_progress_speed_metrics_and_knobs() -> None:
     curves = (loss, CurveView("norm", float("nan"), ends=((1, float("nan")),)))
     knobs = (KnobView("lr", 0.0003, 1e-6, 0.01), KnobView("schedule", "cosine"), KnobView("clip", None))
     rates = (("samples", 1034.2), ("tokens", 264_760.8))
-    view = LoopView((4, 1), "t", "cell [5]", 1234, 10_000, "running", 15.0, 0.01234567, knobs, curves, rates)
+    view = LoopView(
+        (4, 1), "t", "cell [5]", 1234, 10_000, "running", 15.0, 0.01234567, knobs, curves, rates, left_s=108.2
+    )
     assert loop_text(view) == (
-        "loop in cell [5]: ▶ running, step 1,234 of 10,000; 12.3 ms a step, 1,034 samples/s, 264,761 tokens/s; "
+        "loop in cell [5]: ▶ running, step 1,234 of 10,000, 15 s elapsed, 1 min 48 s left; "
+        "12.3 ms a step, 81 steps/s, 1,034 samples/s, 264,761 tokens/s; "
         "loss 2.3026 (2.29 rank 1, 2.31 rank 0); norm nan (nan rank 1); lr=0.0003; schedule='cosine'; clip=None"
     )
 
@@ -31,13 +34,29 @@ def test_it_shows_progress_speed_metrics_and_knobs() -> None:
 )
 def test_it_shows_flops_and_mfu(rate: float, mfu: float | None, text: str) -> None:
     view = LoopView((4, 1), "t", "", 3, None, "running", 15.0, 0.5, (), (), (("flops", rate),), mfu)
-    assert loop_text(view) == f"loop: ▶ running, step 3; 500 ms a step, {text}"
+    assert loop_text(view) == f"loop: ▶ running, step 3, 15 s elapsed; 500 ms a step, 2 steps/s, {text}"
 
 
-@pytest.mark.parametrize(("state", "sign"), [("paused", "❚❚ paused"), ("over", "■ over")])
+@pytest.mark.parametrize(
+    ("loader", "text"),
+    [
+        (((0, 0.3), (1, 0.32)), "loader 31 % of a step"),
+        (((0, 0.1), (1, 0.1), (2, 0.64)), "loader 28 % of a step, 64 % on [2]"),
+        (((0, 0.0001), (1, 0.0)), "loader 0 % of a step"),
+        ((), ""),
+    ],
+)
+def test_it_shows_the_share_of_the_loader(loader: tuple[tuple[int, float], ...], text: str) -> None:
+    view = LoopView((4, 1), "t", "", 3, None, "running", 15.0, 0.5, loader=loader)
+    assert loader_text(view) == text
+    shown = f"; {text}" if text else ""
+    assert loop_text(view) == f"loop: ▶ running, step 3, 15 s elapsed; 500 ms a step, 2 steps/s{shown}"
+
+
+@pytest.mark.parametrize(("state", "sign"), [("pausing", "❚❚ pausing"), ("paused", "❚❚ paused"), ("over", "■ over")])
 def test_it_omits_unknown_values(state: str, sign: str) -> None:
     view = LoopView((4, 1), "t", "", 3, None, state, 15.0, 2.5)  # type: ignore[arg-type]
-    assert loop_text(view) == f"loop: {sign}, step 3; 2.5 s a step"
+    assert loop_text(view) == f"loop: {sign}, step 3, 15 s elapsed; 2.5 s a step, 0.4 steps/s"
 
 
 def test_it_is_bounded_and_free_of_terminal_controls() -> None:

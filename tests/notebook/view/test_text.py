@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from monarch_kernel.base.events import DetachedView, HostView, MeshView, RankState, RankView
+from monarch_kernel.base.events import DetachedView, HostView, MeshView, RankState, RankView, WaitView
 from monarch_kernel.base.text import format_nbytes, format_seconds, last_line, plain
-from monarch_kernel.notebook.view.text import detached_text, mesh_html, mesh_text, meshes_text
+from monarch_kernel.notebook.view.frames import mesh_frame
+from monarch_kernel.notebook.view.text import detached_text, mesh_html, mesh_line, mesh_text, meshes_text
 
 MIB = 2**20
 
@@ -52,6 +54,11 @@ class TestMeshText:
             "   3  † dead                              cpu              killed by SIGKILL",
         ]
 
+    def test_a_mesh_is_a_line_if_all_ranks_are_well_and_else_a_table(self) -> None:
+        well = mesh_view(rank_view(0), rank_view(1, "starting"))
+        assert mesh_line(well) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local, up for 12 s"
+        assert mesh_line(FOUR) == mesh_text(FOUR)
+
     def test_rates_are_shown_where_bytes_flow(self) -> None:
         lines = mesh_text(mesh_view(rank_view(0, in_bytes_per_s=1.5 * 2**30), rank_view(1))).split("\n")
         assert lines[1].split() == ["rank", "state", "device", "memory", "in"]
@@ -71,6 +78,12 @@ class TestMeshText:
         assert "  host   " in text
         assert "node2" in text
 
+    def test_a_record_that_is_written_is_named_with_its_size(self) -> None:
+        view = replace(FOUR, record="record runs/gpt: 212 KiB")
+        assert mesh_text(view).split("\n")[-1] == "record runs/gpt: 212 KiB"
+        assert "record runs/gpt: 212 KiB" in mesh_html(view)
+        assert mesh_frame(view, 0.0).notes == ("record runs/gpt: 212 KiB",)
+
     def test_lost_hosts_are_named_with_the_reason_and_a_remedy(self) -> None:
         lost = HostView(2, "node2", "lost", "nothing was heard of it for 1.0 s\nand more", ("its log",))
         view = replace(
@@ -86,7 +99,7 @@ class TestMeshText:
         assert "and 6 more hosts are lost" in mesh_text(replace(view, lost_hosts=(lost,) * 10))
         html = mesh_html(replace(view, lost_hosts=(lost,)))
         assert "host node2 is lost" in html
-        assert html.index("<tfoot>") < html.index("node2 is lost") < html.index("</tfoot>")
+        assert html.index("</table>") < html.index("node2 is lost")  # a long line in it would move the columns apart
 
     def test_refused_connections_are_counted_by_host(self) -> None:
         view = replace(mesh_view(rank_view(0)), refused_connections=(("", 2), ("node2", 1480)))
@@ -100,7 +113,9 @@ class TestMeshText:
         assert "refused" not in mesh_text(mesh_view(rank_view(0)))
 
     def test_waits_that_last_are_below_the_table(self) -> None:
-        view = replace(mesh_view(rank_view(0)), waits=("[0] waits for 10 s in barrier #1; [1] <is> late",))
+        view = replace(
+            mesh_view(rank_view(0)), waits=(WaitView("[0] waits for 10 s in barrier #1; [1] <is> late", (0,), (1,)),)
+        )
         assert mesh_text(view).endswith("\n[0] waits for 10 s in barrier #1; [1] <is> late")
         assert "[1] &lt;is&gt; late" in mesh_html(view)
 
@@ -193,9 +208,13 @@ class TestMeshHtml:
         assert not any(tag == "img" for tag, _ in elements.found)
         assert elements.text.count(evil) == 4
 
+    def test_a_table_that_is_read_later_has_its_time(self) -> None:
+        caption = mesh_html(FOUR, 1_800_000_000.0).partition("</caption>")[0]
+        assert re.search(r"up for 12 s \(as of 2027-01-1\d \d\d:\d\d:\d\d \S+\)$", caption)
+
     def test_many_ranks_are_summarised(self) -> None:
         elements = Elements(mesh_html(big_view()))
-        assert [tag for tag, _ in elements.found].count("tr") == 1 + 16 + 1
+        assert [tag for tag, _ in elements.found].count("tr") == 1 + 16
         assert "and 1,008 more" in elements.text
 
 

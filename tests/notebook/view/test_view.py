@@ -5,6 +5,10 @@ The page has no kernel behind it: the test acts as the kernel.
 
 from __future__ import annotations
 
+import csv
+import dataclasses
+import io
+import itertools
 import json
 import math
 import os
@@ -17,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from monarch_kernel.base.events import MeshView, RankView
+from monarch_kernel.base.events import MeshView, RankState, RankView, WaitView
 from monarch_kernel.notebook.view.frames import CARDS, COMMANDS, STATES, ViewState, mesh_frame, pack_states, to_json
 from tests.notebook.view.pages import AT, STATIC, ViewPage, all_in, browser, drawn, losing_a_host, training, why_not
 from tests.support.timing import Bar
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Locator
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "there is a browser")
 
@@ -84,10 +88,13 @@ def test_cards_show_the_golden_frame(view: ViewPage) -> None:
     assert " | ".join(cards[0]) == (
         "rank 0 | running | 12 s | ··· | cell [5], line 3 | waits in all_reduce | step 120 loss 2.31 | "
         "gpu mem | 61 / 80 GiB | gpu | 97 % | in | 477 MiB/s | out | 977 KiB/s | "
-        "box · cuda:0 · pid 4100 · 2.0 GiB · cpu 98 %"
+        "box · cuda:0 · pid\u00a04100 · 2.0\u00a0GiB · cpu\u00a098\u00a0%"
     )
     assert "memory | 1.0 GiB | cpu | –" in " | ".join(cards[1])
-    assert "ZeroDivisionError: division by zero" in cards[1]
+    times = view.page.evaluate(f"[65, 30].map((ago) => new Date(({AT} - ago) * 1000).toLocaleTimeString())")
+    assert f"{times[0]}: ZeroDivisionError: division by zero" in cards[1]
+    assert f"{times[1]}: RankDied: killed by SIGKILL, likely out of memory" in cards[2]
+    assert mesh.locator(".mk-errors time").all_inner_texts() == times
     assert "restarted once" in cards[2][-1]
     other = view.page.get_by_role("region", name="Mesh generators")
     assert "host node1 is lost" in other.locator(".mk-notes").inner_text()
@@ -246,7 +253,7 @@ def test_pages_without_a_mesh_say_so(
     view.start(**options)
     if frame is not None:
         view.frame(frame)
-    assert text in view.page.locator("#root").inner_text()
+    view.page.locator("#root").get_by_text(text).wait_for()
     assert view.page.get_by_role("region", name="Mesh").count() == 0
 
 
@@ -306,12 +313,18 @@ def test_the_widget_of_a_cell_draws_the_mesh_of_its_model(view: ViewPage) -> Non
         window.view.dispose = widget.render({ model, el: document.getElementById("root") });
     }"""
     view.page.evaluate(script)
-    assert "Waiting for the kernel" in view.page.locator(".mk-empty").inner_text()
+    view.page.get_by_text("Waiting for the kernel").wait_for()
     view.frame(golden("small"))
     assert view.page.locator(".mk-name").all_inner_texts() == ["generators"]
     button(view, "Heal").click()
     sent = view.page.evaluate("window.model.sent")
     assert [each.get("command", each["kind"]) for each in sent] == ["hello", "heal"]
+    view.page.evaluate(
+        "void (window.model.send = () => { throw new Error('Cannot send'); })"
+    )  # as while a kernel restarts
+    button(view, "Stacks").click()
+    assert "Disconnected" in view.page.locator(".mk-banner").inner_text()
+    assert "the kernel did not answer" in view.page.locator(".mk-reply").first.inner_text()
     view.page.evaluate("window.model.heard.get('comm_live_update')()")
     assert "Disconnected" in view.page.locator(".mk-banner").inner_text()
     view.page.evaluate("window.view.dispose()")
@@ -342,6 +355,78 @@ def test_updates_keep_the_focus_and_an_open_traceback(view: ViewPage) -> None:
     assert card(view, 3).locator(".mk-state").inner_text() == "dead"
 
 
+def failing(*, state: RankState = "failed", failed_s: float = 5.0, restarts: int = 0) -> MeshView:
+    """Make a mesh of two ranks; the second one has failed, and may be in another state by now."""
+    known = {"host": "box", "pid": 7, "restarts": restarts}
+    error = {"last_error": "ValueError: no", "failed_s": failed_s}
+    more = {"activity": "cell [6]", "running_s": 1.0} if state == "running" else {}
+    ranks = (RankView(0, (("gpus", 0),), "idle", **known), RankView(1, (("gpus", 1),), state, **known, **error, **more))
+    return MeshView("t", (("gpus", 2),), ranks, age_s=100.0)
+
+
+def at(seconds: float, view: MeshView) -> ViewState:
+    return ViewState(AT + seconds, (mesh_frame(view, AT + seconds),))
+
+
+@pytest.mark.slow
+def test_an_error_is_grey_while_its_rank_runs_something_else(view: ViewPage) -> None:
+    view.frame(at(0, failing()))
+    row = view.page.locator(".mk-error-row")
+    text = row.locator(".mk-error-text")
+    color = "node => getComputedStyle(node).color"
+    red = [card(view, 1).locator(".mk-error").evaluate(color), text.evaluate(color)]
+    button(view, "Traceback of ValueError", exact=False).click()
+    view.reply("line 1\nline 2")
+    view.frame(at(2, failing(state="running", failed_s=7.0)))
+    when = view.page.evaluate(f"new Date(({AT} - 5) * 1000).toLocaleTimeString()")
+    assert row.locator("time").inner_text() == f"earlier, {when}"
+    assert card(view, 1).locator(".mk-error").inner_text() == f"earlier, {when}: ValueError: no"
+    grey = [card(view, 1).locator(".mk-error").evaluate(color), text.evaluate(color)]
+    assert all(now != before for now, before in zip(grey, red, strict=True))
+    assert row.locator("pre").inner_text() == "line 1\nline 2"
+    view.frame(at(4, failing(failed_s=1.0)))  # it has failed in the same way again
+    assert row.locator("pre:visible").count() == 0
+    assert "earlier" not in row.inner_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "stays"), [("Stacks", False), ("Logs", True)])
+def test_replies_that_no_longer_hold_are_grey_and_say_so(view: ViewPage, name: str, stays: bool) -> None:
+    view.frame(at(0, failing()))
+    if name == "Logs":
+        button(view, "Actions for rank 1").click()
+        button(view, "Logs").last.click()
+    else:
+        button(view, "Stacks").click()
+    view.reply("[0-1] 2 busy\n    all_reduce")
+    reply = view.page.locator(".mk-reply")
+    for seconds in (1, 2):  # equal states, later
+        view.page.evaluate(f"window.clock = {AT + seconds}")
+        view.frame(at(seconds, failing(failed_s=5.0 + seconds)))
+        assert "out of date" not in reply.inner_text()
+    view.page.evaluate(f"window.clock = {AT + 3}")
+    view.frame(at(3, failing(state="running", failed_s=8.0)))
+    assert ("out of date" in reply.inner_text()) is not stays
+    view.frame(at(4, failing(state="starting", restarts=1)))
+    assert "out of date" in reply.locator("time").inner_text()
+    assert "mk-past" in str(reply.get_attribute("class"))
+
+
+@pytest.mark.slow
+def test_the_answer_about_a_loop_has_its_time_and_goes_when_it_no_longer_holds(view: ViewPage) -> None:
+    frame = golden("loops")
+    loop = frame["meshes"][0]["loops"][-1]
+    view.frame({**frame, "meshes": [{**frame["meshes"][0], "loops": [{**loop, "state": "running"}]}]})
+    button(view, "Pause").click()
+    view.reply("all ranks pause before step 47")
+    answer = view.page.locator(".mk-loop > .mk-hint")
+    when = view.page.evaluate(f"new Date({AT} * 1000).toLocaleTimeString()")
+    said = f"Pause: all ranks pause before step 47 ({when})"
+    for state, expected in (("paused", said), ("running", "")):
+        view.frame({**frame, "meshes": [{**frame["meshes"][0], "loops": [{**loop, "state": state}]}]})
+        assert answer.inner_text() == expected
+
+
 @pytest.mark.slow
 def test_an_equal_frame_changes_nothing_on_the_page(view: ViewPage) -> None:
     for frame in (golden("small"), golden("large")):
@@ -355,6 +440,40 @@ def test_an_equal_frame_changes_nothing_on_the_page(view: ViewPage) -> None:
         view.frame({**frame, "seq": 99})
         assert view.page.evaluate("window.watch.takeRecords().length + window.written") == 0
         view.page.evaluate("window.watch.disconnect()")
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(view: ViewPage) -> None:
+    frame = golden("waits")
+    view.frame({**frame, "meshes": [{**frame["meshes"][0], "waits": []}]})
+    view.frame(frame)
+    first, second = (wait["text"] for wait in frame["meshes"][0]["waits"])
+    waits = view.page.get_by_role("list", name="Waits")
+    assert [each.inner_text() for each in waits.get_by_role("listitem").all()] == [first, second]
+    assert view.page.locator("[aria-live]").inner_text() == f"trainers: {first}"
+    stalls = [card(view, rank).locator(".mk-stall") for rank in range(3)]
+    assert [each.inner_text() for each in stalls] == [first, f"[0,2] wait for this rank · {second}", first]
+    assert stalls[0].get_attribute("title") == first
+    assert not card(view, 0).locator(".mk-waits").is_visible()  # the same in one word
+    del frame["meshes"][0]["waits"]
+    view.frame(frame)
+    assert not waits.is_visible()
+    assert view.page.locator("[aria-live]").inner_text() == "trainers: the waits have ended"
+    assert not any(each.is_visible() for each in stalls)
+    assert card(view, 0).locator(".mk-waits").inner_text() == "waits in all_reduce"
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_hung_collective_are_named_in_a_large_mesh(view: ViewPage) -> None:
+    mesh = training(64)
+    text = "[0-62] wait for 12 s in all_reduce #7; [63] does not answer"
+    waits = (WaitView(text, tuple(range(63)), (63,)),)
+    view.frame(ViewState(AT, (drawn(dataclasses.replace(mesh, waits=waits)),)))
+    assert view.page.get_by_role("list", name="Waits").inner_text() == text
+    inspector = view.page.get_by_role("group", name="One rank")
+    assert text in inspector.inner_text()
+    view.page.get_by_role("gridcell").press("Control+End")
+    assert "[0-62] wait for this rank" in inspector.inner_text()
 
 
 @pytest.mark.slow
@@ -395,7 +514,8 @@ def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
 def test_a_loop_shows_the_golden_frame(view: ViewPage) -> None:
     view.frame(golden("loops"))
     loop = the_loop(view)
-    about = "running · step 1,234 of 10,000 · 12.3 ms a step · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
+    speed = "12.3 ms a step · 81 steps/s · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
+    about = f"running · step 1,234 of 10,000 · 15 s elapsed · 1 min 48 s left\n{speed}"
     assert loop.locator(".mk-about").inner_text() == about
     assert loop.get_by_role("progressbar").get_attribute("aria-valuenow") == "12"
     assert loop.locator(".mk-curve-head").all_inner_texts() == ["loss\n2.303", "gradient norm\nnot a number"]
@@ -409,9 +529,10 @@ def test_a_loop_shows_the_golden_frame(view: ViewPage) -> None:
     assert loop.get_by_label("Knob augment").is_checked()
     assert loop.get_by_role("slider").count() == 1
     over = view.page.get_by_role("region", name="Loop in a call")
-    assert over.locator(".mk-about").inner_text() == "over · step 7"
+    assert over.locator(".mk-about").inner_text() == "over · step 7 · 30 s elapsed"
     assert over.get_by_role("button").count() == over.get_by_role("progressbar").count() == 0
-    view.frame(with_loop())
+    view.frame(with_loop(loader="loader 31 % of a step, 64 % on [2]"))
+    assert loop.locator(".mk-speed").inner_text() == f"{speed} · loader 31 % of a step, 64 % on [2]"
     assert over.count() == 0
 
 
@@ -454,12 +575,172 @@ def test_a_curve_has_a_band_from_minimum_to_maximum_and_names_their_ranks(view: 
 
 
 @pytest.mark.slow
+def test_the_speeds_of_links_are_below_the_name_of_the_mesh(view: ViewPage) -> None:
+    frame = golden("loops")
+    frame["meshes"][0]["links"] = "eth0 12 GiB/s, PCIe 5 x16 59 GiB/s"
+    view.frame(frame)
+    about = view.page.locator(".mk-heading .mk-about").first.inner_text()
+    assert " · links: eth0 12 GiB/s, PCIe 5 x16 59 GiB/s" in about
+
+
+def losses(scale: float = 1.0, steps: int = 11) -> list[list[Any]]:
+    """Points of a curve from 100 to 0.01, with ranks 1 and 3 as its ends."""
+    means = [scale * 100 * 10 ** (-4 * i / (steps - 1)) for i in range(steps)]
+    return [
+        [10 * i for i in range(steps)],
+        means,
+        [each * 0.9 for each in means],
+        [each * 1.1 for each in means],
+        [[1, means[-1] * 0.9], [3, means[-1] * 1.1]],
+        [1] * steps,
+        [3] * steps,
+    ]
+
+
+def with_curves(view: ViewPage) -> Locator:
+    view.frame(with_loop())
+    earlier = [{"where": f"cell [{cell}]", "curves": {"loss": losses(scale)}} for cell, scale in ((2, 4.0), (3, 2.0))]
+    loops = [{"request": 41, "number": 1, "curves": {"loss": losses(), "gradient norm": losses(0.1)}}]
+    view.receive({"kind": "curves", "mesh": "trainers", "loops": loops, "earlier": earlier})
+    return the_loop(view)
+
+
+def areas(loop: Locator) -> Locator:
+    return loop.locator(".mk-curve-area")
+
+
+def point_at(view: ViewPage, part: float) -> None:
+    """Move the mouse to a place in the first chart, given as a part of its width."""
+    box = areas(the_loop(view)).first.bounding_box()
+    assert box is not None
+    view.page.mouse.move(box["x"] + part * box["width"], box["y"] + box["height"] / 2)
+
+
+@pytest.mark.slow
+def test_a_curve_shows_the_values_and_ranks_of_the_step_under_the_pointer(view: ViewPage) -> None:
+    loop = with_curves(view)
+    tip = loop.locator(".mk-tip").first
+    assert not tip.is_visible()
+    point_at(view, 0.5)
+    assert tip.inner_text() == "step 50: 1 (0.9 rank 1 to 1.1 rank 3)"
+    view.receive(
+        {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": losses(3)}}]}
+    )
+    assert tip.inner_text() == "step 50: 3 (2.7 rank 1 to 3.3 rank 3)"
+    view.page.mouse.move(0, 0)
+    assert not tip.is_visible()
+    areas(loop).first.focus()
+    for key, step in (("ArrowLeft", 100), ("ArrowLeft", 90), ("Home", 0), ("ArrowRight", 10)):
+        view.page.keyboard.press(key)
+        assert tip.inner_text().startswith(f"step {step}: ")
+    assert "loss, step 10: " in view.page.locator("[aria-live]").inner_text()
+    view.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+@pytest.mark.slow
+def test_curves_have_a_logarithmic_scale_and_a_moving_average(view: ViewPage) -> None:
+    loop = with_curves(view)
+    line, band, raw = (loop.locator(f".mk-{each}").first for each in ("in", "band", "raw"))
+    heights = "each => each.getAttribute('d').slice(1).split('L').map(place => Number(place.split(' ')[1]))"
+    assert line.evaluate(heights)[5] > 90
+    scale = loop.get_by_role("button", name="Log scale")
+    scale.click()
+    assert scale.get_attribute("aria-pressed") == "true"
+    logarithmic = line.evaluate(heights)
+    falls = [below - above for above, below in itertools.pairwise(logarithmic)]
+    assert max(falls) - min(falls) < 0.3  # a straight line
+    assert band.get_attribute("d")
+    loop.get_by_role("combobox", name="Smoothing of the curves").select_option("0.9")
+    assert line.evaluate(heights)[10] < logarithmic[10] - 20
+    assert raw.evaluate(heights)[0] == pytest.approx(line.evaluate(heights)[0])
+    assert band.get_attribute("d") == ""
+    scale.click()
+    zeros = [[0, 1], [0.0, -1.0], [], [], []]
+    view.receive(
+        {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": zeros}}]}
+    )
+    scale.click()
+    assert (
+        loop.get_by_role("img").first.get_attribute("aria-label").startswith("loss from step 0 to 1: first 0, last -1")
+    )
+    assert view.errors == []
+
+
+@pytest.mark.slow
+def test_a_part_of_the_steps_can_be_chosen_in_all_curves(view: ViewPage) -> None:
+    loop = with_curves(view)
+    charts = loop.get_by_role("img")
+    everything = loop.get_by_role("button", name="All steps")
+    assert not everything.is_visible()
+    point_at(view, 0.28)
+    view.page.mouse.down()
+    point_at(view, 0.62)
+    assert float(loop.locator(".mk-chosen").first.get_attribute("width") or 0) == pytest.approx(102, abs=2)
+    view.page.mouse.up()
+    for chart in charts.all():
+        assert " from step 30 to 60: " in (chart.get_attribute("aria-label") or "")
+    everything.click()
+    assert " from step 0 to 100: " in (charts.first.get_attribute("aria-label") or "")
+    areas(loop).first.focus()
+    view.page.keyboard.press("Home")
+    view.page.keyboard.press("+")
+    assert " from step 0 to 20: " in (charts.nth(1).get_attribute("aria-label") or "")
+    view.page.keyboard.press("-")
+    view.page.keyboard.press("Escape")
+    assert not everything.is_visible()
+    point_at(view, 0.5)
+    view.page.mouse.down()
+    point_at(view, 0.505)
+    view.page.mouse.up()  # too short for a choice
+    assert not everything.is_visible()
+
+
+@pytest.mark.slow
+def test_curves_of_earlier_loops_are_drawn_with_those_of_this_one(view: ViewPage) -> None:
+    loop = with_curves(view)
+    assert loop.locator(".mk-earlier").count() == 0
+    loop.get_by_role("button", name="Earlier loops").click()
+    assert loop.locator(".mk-curve").first.locator(".mk-earlier").count() == 2
+    assert loop.locator(".mk-curve").nth(1).locator(".mk-earlier").count() == 0  # they did not log it
+    assert loop.locator(".mk-scale").first.inner_text().split() == ["400", "0.009"]
+    point_at(view, 0.0)
+    assert loop.locator(".mk-tip").first.inner_text().split("\n")[1:] == ["cell [2]: 400", "cell [3]: 200"]
+    loops = [{"request": 41, "number": 1, "curves": {"loss": losses()}}]
+    view.receive(
+        {"kind": "curves", "mesh": "trainers", "loops": loops}
+    )  # without the earlier ones, which are as before
+    assert loop.locator(".mk-earlier").count() == 2
+    view.receive({"kind": "curves", "mesh": "trainers", "loops": loops, "earlier": []})
+    assert loop.locator(".mk-earlier").count() == 0
+    assert not loop.get_by_role("button", name="Earlier loops").is_visible()
+
+
+@pytest.mark.slow
+def test_curves_are_saved_as_csv(view: ViewPage) -> None:
+    loop = with_curves(view)
+    curves = {'loss, "all"': [[0, 5], [2.0, None], [], [], []], "norm": losses(steps=2)}
+    view.receive({"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": curves}]})
+    with view.page.expect_download() as download:
+        loop.get_by_role("button", name="CSV").click()
+    assert download.value.suggested_filename == "trainers-loop-41-1.csv"
+    rows = list(csv.reader(io.StringIO(download.value.path().read_text(), newline="")))
+    assert rows[0] == ["name", "step", "mean", "min", "min_rank", "max", "max_rank"]
+    assert ['loss, "all"', "0", "2", "2", "", "2", ""] in rows
+    assert ['loss, "all"', "5", "", "", "", "", ""] in rows
+    assert ["norm", "0", "100", "90", "1", "110.00000000000001", "3"] in rows
+
+
+@pytest.mark.slow
 def test_buttons_control_the_loop(view: ViewPage) -> None:
     view.frame(with_loop())
     loop = the_loop(view)
     loop.get_by_role("button", name="Pause").click()
     view.reply("all ranks pause before step 1,300")
     assert loop.get_by_text("Pause: all ranks pause before step 1,300").is_visible()
+    view.frame(with_loop("pausing"))
+    assert loop.locator(".mk-loop-state").inner_text() == "pausing"
+    assert loop.get_by_role("button", name="Resume").is_visible()
     view.frame(with_loop("paused"))
     loop.get_by_role("button", name="Step").click()
     loop.get_by_role("button", name="Resume").click()

@@ -26,15 +26,26 @@ export interface RankFrame {
   gpu_used?: number;
   gpu_total?: number;
   gpu_use?: number;
+  error_at?: number;
+  late?: string;
 }
 
-/** One distinct error, and the ranks that have it; `rank` is the first of them. */
+/** One distinct error, and the ranks that have it; `rank` is the first of them. Of ranks that run by now, it is past. */
 export interface ErrorFrame {
   text: string;
   ranks: string;
   rank: number;
   count: number;
   is_death?: boolean;
+  at?: number;
+  is_past?: boolean;
+}
+
+/** A wait in a collective that lasts: one line about it, the ranks that wait, and those that they wait for. */
+export interface WaitFrame {
+  text: string;
+  ranks: string;
+  missing?: string;
 }
 
 /** A knob of a loop, with its value and bounds. */
@@ -50,7 +61,7 @@ export interface LoopFrame {
   request: number;
   number: number;
   where: string;
-  state: "running" | "paused" | "over";
+  state: "running" | "pausing" | "paused" | "over";
   since: number;
   step?: number;
   steps?: number;
@@ -59,6 +70,9 @@ export interface LoopFrame {
   metrics?: [string, number | null][];
   per_s?: [string, number][];
   mfu?: number;
+  took?: number;
+  left_s?: number;
+  loader?: string;
 }
 
 /** The state of one mesh. Above 32 ranks `states` has all states, two per character, and `ranks` only ranks to look at. */
@@ -76,6 +90,8 @@ export interface MeshFrame {
   out_rate?: number;
   notes?: string[];
   loops?: LoopFrame[];
+  waits?: WaitFrame[];
+  links?: string;
 }
 
 /** The state of all meshes at one moment, in seconds since 1970 by the clock of the kernel. */
@@ -97,8 +113,9 @@ export interface HistoryMessage {
 }
 
 /**
- * Steps, means, minima and maxima (empty if they equal the means), and the ends: the ranks with the smallest and the largest
- * last value; one rank, if its value is not finite; or none, if all ranks logged the same value.
+ * Steps, means, minima and maxima (empty if they equal the means); the ends: the ranks with the smallest and the largest last
+ * value; one rank, if its value is not finite; or none, if all ranks logged the same value; and the ranks with the minima and
+ * the maxima (empty if these are).
  */
 export type Points = [
   steps: number[],
@@ -106,13 +123,22 @@ export type Points = [
   leasts: (number | null)[],
   mosts: (number | null)[],
   ends: [rank: number, value: number | null][],
+  least_ranks?: number[],
+  most_ranks?: number[],
 ];
 
-/** The logged values of the loops of a mesh, by name of the metric. */
+/** The curves of a loop that ended before. */
+export interface EarlierLoop {
+  where: string;
+  curves: Record<string, Points>;
+}
+
+/** The logged values of the loops of a mesh, by name of the metric; without `earlier`, those of the last message hold. */
 export interface CurvesMessage {
   kind: "curves";
   mesh: string;
   loops: { request: number; number: number; curves: Record<string, Points> }[];
+  earlier?: EarlierLoop[];
 }
 
 export interface ReplyMessage {

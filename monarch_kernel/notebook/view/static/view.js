@@ -29,8 +29,14 @@ const SECONDS = 60;
 const STILL_S = 3;
 const ARMED_MS = 5000;
 const MAX_REPLIES = 4;
-const FEW_CARDS = 4;
-const MANY_CARDS = 8;
+/** The width from which a card shows all that it has in few lines, that which it needs, and that of a compact card, in pixels. */
+const CARD_WIDTH = 276;
+const LEAST_CARD_WIDTH = 226;
+const COMPACT_WIDTH = 236;
+/** The distance between cards, as in the style sheet. */
+const CARD_GAP = 8;
+/** Cards that would take more rows than this are compact, unless the user chooses. */
+const MAX_FULL_ROWS = 2;
 
 /** @type {State[]} */
 const STATES = ["starting", "idle", "running", "failed", "dead", "stopped"];
@@ -83,11 +89,20 @@ function span(seconds) {
   return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
 }
 
+/** Formats a moment as its time of day, with the date if that is another day. @param {number} at @param {number} now */
+function moment(at, now) {
+  const date = new Date(at * 1000);
+  return date.toDateString() === new Date(now * 1000).toDateString() ? date.toLocaleTimeString() : date.toLocaleString();
+}
+
+/** Keeps a figure and its unit in one line. @param {string} text */
+const whole = (text) => text.replaceAll(" ", "\u00a0");
+
 /** @param {number} count @param {string} noun */
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
 // Terminal control sequences: colours, window titles and others.
-const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]/g;
+const CONTROL = /\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
 
 /** @param {string} text */
 const plain = (text) => String(text).replace(CONTROL, "");
@@ -174,6 +189,14 @@ function show(node, isShown) {
 function writeOrHide(node, text) {
   write(node, text);
   show(node, text !== "");
+}
+
+/** Writes lines as the items of a list, and hides the list without lines. @param {HTMLElement} list @param {string[]} lines */
+function drawLines(list, lines) {
+  show(list, lines.length > 0);
+  while (list.children.length > lines.length) list.lastElementChild?.remove();
+  while (list.children.length < lines.length) list.append(element("li", "mk-note"));
+  lines.forEach((line, i) => write(list.children[i], line));
 }
 
 /** @param {string} label @param {(event: MouseEvent) => void} onClick @param {string} [classes] */
@@ -351,6 +374,28 @@ function doing(rank) {
   return !line || line.startsWith(activity) ? line || activity : `${activity}: ${line}`;
 }
 
+/**
+ * The error of a rank, after its time, as a word, the time and the rest: compact cards omit the time. A rank that runs had the
+ * error before. @param {RankFrame} rank @param {number} now
+ */
+function errorParts({ error = "", error_at, state }, now) {
+  const time = error && error_at ? moment(error_at, now) : "";
+  if (!error || state !== "running") return ["", time && `${time}: `, error];
+  return ["earlier", time && `, ${time}`, `: ${error}`];
+}
+
+/** Describes the waits in collectives that a rank takes part in, or that wait for it. @param {number} rank @param {MeshFrame} mesh */
+function waitsOf(rank, mesh) {
+  const found = (mesh.waits ?? []).map((wait) => {
+    if (names(wait.ranks, rank)) return wait.text;
+    return names(wait.missing ?? "", rank) ? `${waiters(wait)} for this rank` : "";
+  });
+  return found.filter(Boolean).join(" · ");
+}
+
+/** @param {import("./view.js").WaitFrame} wait */
+const waiters = ({ ranks, text }) => (ranks ? `${ranks} ${/^\[\d+\]$/.test(ranks) ? "waits" : "wait"}` : text);
+
 /** One rank of a small mesh. */
 class Card {
   /** @param {number} number @param {Mesh} mesh */
@@ -368,7 +413,9 @@ class Card {
     this.time = element("span", "mk-time");
     this.doing = element("span", "mk-doing");
     this.waits = element("span", "mk-waits");
-    this.error = element("div", "mk-error");
+    this.stall = element("div", "mk-stall");
+    this.errorParts = ["", "mk-error-time", ""].map((classes) => element("span", classes));
+    this.error = element("div", "mk-error", {}, ...this.errorParts);
     this.said = element("div", "mk-said");
     this.labels = ["memory", "cpu", "in", "out"].map((name) => element("dt", "mk-label", {}, name));
     this.figures = this.labels.map(() => element("dd", "mk-figure"));
@@ -390,7 +437,7 @@ class Card {
     this.node = element("li", "mk-card", { "data-rank": String(number) },
       element("div", "mk-card-head", {}, this.tile.node, element("span", "mk-rank", {}, `rank ${number}`), this.state,
         this.time, this.menu),
-      this.activity, this.error, this.said, this.usage, this.place, this.tools);
+      this.activity, this.stall, this.error, this.said, this.usage, this.place, this.tools);
   }
 
   /** @param {boolean} [isOpen] */
@@ -409,11 +456,15 @@ class Card {
     const isUp = rank.state !== "starting" && rank.state !== "dead" && rank.state !== "stopped";
     write(this.doing, doing(rank));
     show(this.activity, rank.state === "running");
-    writeOrHide(this.waits, rank.waits ? `waits in ${rank.waits}` : "");
-    writeOrHide(this.error, rank.error ?? "");
+    const stall = waitsOf(rank.rank, mesh);
+    writeOrHide(this.stall, stall);
+    mark(this.stall, "title", stall);
+    writeOrHide(this.waits, rank.waits && !stall ? `waits in ${rank.waits}` : "");
+    errorParts(rank, at).forEach((part, i) => write(this.errorParts[i], part));
+    show(this.error, Boolean(rank.error));
+    this.error.classList.toggle("mk-past", rank.state === "running");
     mark(this.error, "title", rank.error ?? "");
-    write(this.said, rank.said ?? "");
-    show(this.said, isUp || Boolean(rank.said));
+    writeOrHide(this.said, rank.said ?? "");
     show(this.usage, isUp);
     show(this.traceback, Boolean(rank.error));
     mark(this.said, "title", rank.said ?? "");
@@ -426,11 +477,13 @@ class Card {
     write(this.figures[0], gpu || memory || "–");
     write(this.figures[1], gpu ? `${rank.gpu_use ?? 0} %` : cpu || "–");
     const where = [mesh.axes.length > 1 ? pointOf(rank.rank, mesh.axes) : "", rank.host,
-      rank.pid || rank.error ? rank.device : "", rank.pid ? `pid ${rank.pid}` : "", gpu && memory, gpu && cpu && `cpu ${cpu}`];
+      rank.pid || rank.error ? rank.device : "", rank.pid ? whole(`pid ${rank.pid}`) : "", gpu && whole(memory), gpu && cpu && whole(`cpu ${cpu}`),
+      rank.late && whole(`late ${rank.late}`)];
     write(this.where, where.filter(Boolean).join(" · "));
     write(this.again, rank.restarts ? restarted(rank.restarts) : "");
     show(this.place, Boolean(this.where.textContent || rank.restarts));
     this.history.tell([rank.in_rate ?? 0, rank.out_rate ?? 0], at);
+    this.replies.check(at);
     this.tick(at);
   }
 
@@ -447,21 +500,94 @@ class Card {
   }
 }
 
+/**
+ * Chooses the number of columns: a divisor of the number of cards, so that all rows are full, if one takes more than half of
+ * the columns that fit; else as few as fill the least number of rows.
+ * @param {number} count @param {number} fit how many columns fit
+ */
+function columnsOf(count, fit) {
+  for (let columns = Math.min(count, fit); 2 * columns > fit; columns--) if (count % columns === 0) return columns;
+  return Math.ceil(count / Math.ceil(count / fit));
+}
+
+/** @param {number} room @param {number} width */
+const fitting = (room, width) => Math.max(1, Math.floor((room + CARD_GAP) / (width + CARD_GAP)));
+
+/** The user's choice between compact and full cards, which the browser keeps for each name of a mesh. */
+const Density = {
+  /** @param {string} mesh @returns {boolean | null} */
+  isCompact(mesh) {
+    try {
+      const chosen = localStorage.getItem(`monarch-kernel:cards:${mesh}`);
+      return chosen === null ? null : chosen === "compact";
+    } catch {
+      return null; // the browser stores nothing for this page
+    }
+  },
+
+  /** @param {string} mesh @param {boolean} isCompact */
+  choose(mesh, isCompact) {
+    try {
+      localStorage.setItem(`monarch-kernel:cards:${mesh}`, isCompact ? "compact" : "full");
+    } catch {
+      // the choice then ends with the page
+    }
+  },
+};
+
+/**
+ * The cards of a small mesh. They take as many columns as fit, in rows of equal length where possible. Where full cards would
+ * take many rows, they are compact: two lines each, and all the rest once the card is opened.
+ */
 class Cards {
   /** @param {Mesh} mesh */
   constructor(mesh) {
     this.mesh = mesh;
     /** @type {Map<number, Card>} */
     this.cards = new Map();
+    /** What the user chose; null for the view's own choice. */
+    this.chosen = Density.isCompact(mesh.name);
+    this.isCompact = false;
+    /** The width and the number of cards of the current layout. */
+    this.width = 0;
+    this.count = 0;
     this.node = element("ul", "mk-cards", { "aria-label": `Ranks of ${mesh.name}` });
+    this.resized = new ResizeObserver(() => this.arrange());
+    this.resized.observe(this.node);
+  }
+
+  /** @param {number} count */
+  arrange(count = this.cards.size) {
+    const width = this.node.clientWidth;
+    if (!width || !count || (width === this.width && count === this.count)) return;
+    this.width = width;
+    this.count = count;
+    this.lay();
+  }
+
+  lay() {
+    const { count, width } = this;
+    // Two narrow cards side by side are better than a column of wide ones.
+    const fit = Math.max(fitting(width, CARD_WIDTH), Math.min(2, fitting(width, LEAST_CARD_WIDTH)));
+    const full = columnsOf(count, fit);
+    this.isCompact = this.chosen ?? Math.ceil(count / full) > MAX_FULL_ROWS;
+    const columns = this.isCompact ? columnsOf(count, fitting(width, COMPACT_WIDTH)) : full;
+    this.node.style.setProperty("--mk-columns", String(columns));
+    this.node.classList.toggle("mk-compact", this.isCompact);
+    this.mesh.sayDensity(this.isCompact);
+  }
+
+  /** Shows compact cards in place of full ones, or the reverse, from now on. */
+  turn() {
+    this.chosen = !this.isCompact;
+    Density.choose(this.mesh.name, this.chosen);
+    if (this.width) this.lay();
   }
 
   /** @param {MeshFrame} frame @param {number} at */
   draw(frame, at) {
     const ranks = frame.ranks ?? [];
-    this.node.classList.toggle("mk-few", ranks.length <= FEW_CARDS);
-    mark(this.node, "data-count", String(ranks.length));
-    this.node.classList.toggle("mk-dense", ranks.length > MANY_CARDS);
+    this.arrange(ranks.length);
     for (const rank of ranks) {
       let card = this.cards.get(rank.rank);
       if (!card) {
@@ -486,7 +612,9 @@ class Cards {
 
   enable() {}
 
-  dispose() {}
+  dispose() {
+    this.resized.disconnect();
+  }
 }
 
 // --- Ranks of a large mesh --------------------------------------------------------------------------------------------
@@ -887,12 +1015,13 @@ class Attention {
     this.mesh = mesh;
     /** @type {RankFrame[]} */
     this.ranks = [];
-    this.body = element("tbody");
+    // The roles are those of the elements, which lose them on narrow pages, where the style sheet arranges them in another way.
+    this.body = element("tbody", "", { role: "rowgroup" });
     this.title = element("caption", "mk-title");
-    this.node = element("table", "mk-table", {},
+    this.node = element("table", "mk-table", { role: "table" },
       this.title,
-      element("thead", "", {}, element("tr", "", {},
-        ...["rank", "state", "what", "for"].map((title) => element("th", "", { scope: "col" }, title)))),
+      element("thead", "", { role: "rowgroup" }, element("tr", "", { role: "row" },
+        ...["rank", "state", "what", "for"].map((title) => element("th", "", { scope: "col", role: "columnheader" }, title)))),
       this.body);
   }
 
@@ -903,8 +1032,9 @@ class Attention {
     write(this.title, this.ranks.some((rank) => rank.state !== "running") ? "Needs attention" : "Longest running");
     while (this.body.rows.length > this.ranks.length) this.body.deleteRow(-1);
     while (this.body.rows.length < this.ranks.length) {
-      this.body.append(element("tr", "", {}, element("th", "", { scope: "row" }),
-        element("td", "", {}, new Tile().node, element("span")), element("td"), element("td")));
+      const cell = (/** @type {(Node | string)[]} */ ...children) => element("td", "", { role: "cell" }, ...children);
+      this.body.append(element("tr", "", { role: "row" }, element("th", "", { scope: "row", role: "rowheader" }),
+        cell(new Tile().node, element("span")), cell(), cell()));
     }
     this.ranks.forEach((rank, i) => this.drawRow(this.body.rows[i], rank, frame));
     this.tick(at);
@@ -967,6 +1097,7 @@ class Large {
     this.frame = frame;
     this.map.draw(frame);
     this.attention.draw(frame, at);
+    this.replies.check(at);
     this.inspect(this.at);
   }
 
@@ -989,7 +1120,7 @@ class Large {
     write(this.where, pointOf(rank, frame.axes));
     const told = frame.ranks?.find((each) => each.rank === rank);
     const hasError = state === "failed" || state === "dead";
-    write(this.more, [told ? doing(told) : "", hasError ? errorOf(rank, frame) : ""].filter(Boolean).join(" · "));
+    write(this.more, [told ? doing(told) : "", waitsOf(rank, frame), hasError ? errorOf(rank, frame) : ""].filter(Boolean).join(" · "));
     this.buttons.forEach((each) => mark(each, "aria-label", `${each.textContent} of rank ${this.pinned}`));
     enable(this.buttons[2], hasError && this.mesh.page.isOpen);
   }
@@ -1010,21 +1141,23 @@ class Errors {
   /** @param {Mesh} mesh */
   constructor(mesh) {
     this.mesh = mesh;
-    /** @type {Map<string, {node: HTMLElement, draw: (error: ErrorFrame) => void}>} */
+    /** @type {Map<string, {node: HTMLElement, draw: (error: ErrorFrame, now: number) => void}>} */
     this.rows = new Map();
     this.list = element("ul", "mk-errors");
     this.more = element("p", "mk-hint");
     this.node = element("section", "mk-block", { "aria-label": `Errors of ${mesh.name}` }, element("h4", "mk-title", {}, "Errors"), this.list, this.more);
   }
 
-  /** @param {MeshFrame} frame */
-  draw(frame) {
+  /** @param {MeshFrame} frame @param {number} now */
+  draw(frame, now) {
     const errors = frame.errors ?? [];
     show(this.node, errors.length > 0);
     const keys = errors.map((error) => `${error.is_death ? "dead" : "failed"} ${error.text}`);
+    // An error that becomes one of the past keeps its row, unless other ranks have it now.
+    keys.forEach((key, i) => keys.indexOf(key) < i && (keys[i] = `past ${key}`));
     errors.forEach((error, i) => {
       const row = this.rows.get(keys[i]) ?? this.add(keys[i]);
-      row.draw(error);
+      row.draw(error, now);
       // Move only rows at another position, because a move takes the focus away.
       if (this.list.children[i] !== row.node) this.list.insertBefore(row.node, this.list.children[i] ?? null);
     });
@@ -1042,22 +1175,35 @@ class Errors {
     const tile = new Tile();
     const text = element("span", "mk-error-text");
     const ranksText = element("span", "mk-who");
+    const time = element("time", "mk-hint");
     const pre = element("pre", "mk-pre", { tabindex: "0", role: "region" });
     pre.hidden = true;
     let rank = 0;
-    const opener = button("Traceback", () => {
-      const isOpen = pre.hidden;
+    let origin = "";
+    const toggle = (/** @type {boolean} */ isOpen) => {
       show(pre, isOpen);
       mark(opener, "aria-expanded", String(isOpen));
-      if (!isOpen) return;
+    };
+    const opener = button("Traceback", () => {
+      toggle(pre.hidden);
+      if (pre.hidden) return;
       write(pre, pre.textContent || "Asking the rank …");
       this.mesh.ask("traceback", { ranks: [rank] }, { onReply: (reply) => write(pre, plain(reply.text)) });
     }, "mk-button mk-small");
     mark(opener, "aria-expanded", "false");
     const node = element("li", "mk-error-row", {},
-      element("div", "mk-error-head", {}, tile.node, element("div", "mk-error-words", {}, text, " ", ranksText), opener), pre);
-    const draw = (/** @type {ErrorFrame} */ error) => {
+      element("div", "mk-error-head", {}, tile.node, element("div", "mk-error-words", {}, text, " ", element("span", "mk-whose", {}, ranksText, " ", time)), opener), pre);
+    const draw = (/** @type {ErrorFrame} */ error, /** @type {number} */ now) => {
+      const { at = 0, is_past = false } = error;
+      // The same error at another time, or of other ranks, has another traceback.
+      if (origin && origin !== `${error.rank} ${at}`) {
+        toggle(false);
+        write(pre, "");
+      }
+      origin = `${error.rank} ${at}`;
       rank = error.rank;
+      node.classList.toggle("mk-past", is_past);
+      write(time, [is_past ? "earlier" : "", at ? moment(at, now) : ""].filter(Boolean).join(", "));
       tile.draw(error.is_death ? "dead" : "failed");
       write(text, error.text);
       const ranks = error.ranks.replace(/[[\]]/g, "").replace(/,/g, ", ");
@@ -1069,8 +1215,23 @@ class Errors {
   }
 }
 
-/** The time of day of a moment. @param {number} at */
-const timeOfDay = (at) => new Date(at * 1000).toLocaleTimeString();
+/** For how long after a reply the frames that arrive may still be about the time of the reply. */
+const SAME_S = 0.5;
+
+/**
+ * What a reply depends on: it is out of date when this has changed. Replies to other commands say what has happened.
+ * @param {Command} command @param {number[] | undefined} ranks @param {MeshFrame | null} frame
+ */
+function basisOf(command, ranks, frame) {
+  if (!frame) return "";
+  const those = (frame.ranks ?? []).filter((each) => !ranks || ranks.includes(each.rank));
+  // Logs remain those of a process; stacks and tracebacks hold until a rank does something else.
+  if (command === "logs") return those.map(({ rank, restarts = 0 }) => `${rank} ${restarts}`).join();
+  if (command !== "stacks" && command !== "traceback") return "";
+  if (frame.states && ranks) return ranks.map((rank) => STATES[unpackStates(frame.states ?? "", rankCount(frame))[rank]]).join();
+  if (frame.states) return frame.states;
+  return those.map(({ rank, state, activity, since, restarts }) => [rank, state, activity, since, restarts].join(" ")).join();
+}
 
 /** Commands whose reply is text to read, so it takes the focus. @type {Command[]} */
 const READ = ["stacks", "logs", "traceback"];
@@ -1082,13 +1243,20 @@ class Replies {
     this.mesh = mesh;
     this.node = element("ul", "mk-replies", { "aria-label": "Answers" });
     this.node.hidden = true;
+    /** The replies that can become out of date. @type {Map<HTMLElement, (now: number) => void>} */
+    this.checks = new Map();
+  }
+
+  /** Greys replies that no longer hold. @param {number} now */
+  check(now) {
+    for (const [node, check] of this.checks) node.isConnected ? check(now) : this.checks.delete(node);
   }
 
   /**
    * Adds an empty reply, and returns a function that fills it.
-   * @param {string} title @param {Command} command @param {(() => void) | null} abort
+   * @param {string} title @param {Command} command @param {number[] | undefined} ranks @param {(() => void) | null} abort
    */
-  expect(title, command, abort) {
+  expect(title, command, ranks, abort) {
     const opener = /** @type {HTMLElement | null} */ (document.activeElement);
     const word = element("span", "mk-reply-word", {}, "waiting …");
     const text = element("pre", "mk-pre", { tabindex: "0", role: "region", "aria-label": title });
@@ -1116,7 +1284,17 @@ class Replies {
       write(word, isLong ? (reply.ok ? "" : "failed") : said || (reply.ok ? "done" : "failed"));
       write(text, isLong ? said : "");
       show(text, isLong);
-      write(time, timeOfDay(this.mesh.page.kernelTime()));
+      const at = this.mesh.page.kernelTime();
+      let basis = basisOf(command, ranks, this.mesh.frame);
+      write(time, moment(at, at));
+      this.checks.set(node, (now) => {
+        const current = basisOf(command, ranks, this.mesh.frame);
+        if (now <= at + SAME_S) basis = current;
+        const isPast = current !== basis;
+        if (isPast) this.checks.delete(node);
+        node.classList.toggle("mk-past", isPast);
+        write(time, moment(at, now) + (isPast ? ", out of date" : ""));
+      });
       if (isLong && document.activeElement === node) text.focus();
       if (isRead) node.scrollIntoView({ block: "nearest" });
       if (!reply.ok && abort) {
@@ -1158,6 +1336,9 @@ function flops(rate) {
 /** Formats the duration of one step: `12.3 ms`, `2.4 s`. @param {number} seconds */
 const stepTime = (seconds) => (seconds < 1 ? `${(seconds * 1000).toPrecision(3)} ms` : `${seconds.toPrecision(3)} s`);
 
+/** Formats a rate of steps: `0.45`, `81.2`, `1,035`. @param {number} rate */
+const speed = (rate) => (rate < 99.95 ? String(Number(rate.toPrecision(3))) : Math.round(rate).toLocaleString("en"));
+
 /** Finds runs of consecutive values that are not null; returns the indices of each run. @param {(number | null)[]} values */
 function runs(values) {
   /** @type {number[][]} */
@@ -1170,27 +1351,115 @@ function runs(values) {
   return found;
 }
 
+/**
+ * How the curves of a loop are drawn: what the user chose.
+ * @typedef {object} Look
+ * @property {boolean} isLog whether the scale is logarithmic
+ * @property {number} smoothing the weight of earlier values in a moving average; 0 for none
+ * @property {boolean} hasEarlier whether the curves of earlier loops are drawn, too
+ * @property {[number, number] | null} range the first and the last step that are drawn; null for all
+ */
+
+/**
+ * What a chart draws of one loop. Values that can't be drawn are null.
+ * @typedef {object} Trace
+ * @property {string} where
+ * @property {number[]} steps
+ * @property {(number | null)[]} means
+ * @property {(number | null)[]} leasts
+ * @property {(number | null)[]} mosts
+ * @property {(number | null)[]} smooth the means, or their moving average
+ * @property {number[]} leastRanks
+ * @property {number[]} mostRanks
+ */
+
+/** Computes a moving average that is not drawn towards zero at the start. @param {(number | null)[]} values @param {number} weight */
+function smoothed(values, weight) {
+  if (weight === 0) return values;
+  let sum = 0;
+  let total = 0;
+  return values.map((value) => {
+    if (value === null) return null;
+    sum = weight * sum + (1 - weight) * value;
+    total = weight * total + (1 - weight);
+    return sum / total;
+  });
+}
+
+/** @param {import("./view.js").Points} points @param {Look} look @param {string} where @returns {Trace} */
+function traceOf([steps, means, leasts, mosts, , leastRanks = [], mostRanks = []], look, where) {
+  const [first, last] = look.range ?? [-Infinity, Infinity];
+  const isShown = (/** @type {unknown} */ _, /** @type {number} */ i) => steps[i] >= first && steps[i] <= last;
+  const usable = (/** @type {number | null} */ value) => (value === null || (look.isLog && value <= 0) ? null : value);
+  const usableMeans = means.map(usable);
+  return {
+    where,
+    steps: steps.filter(isShown),
+    means: usableMeans.filter(isShown),
+    smooth: smoothed(usableMeans, look.smoothing).filter(isShown),
+    leasts: leasts.map(usable).filter(isShown),
+    mosts: mosts.map(usable).filter(isShown),
+    leastRanks: leastRanks.filter(isShown),
+    mostRanks: mostRanks.filter(isShown),
+  };
+}
+
+/** Whether some value can be drawn on a logarithmic scale. @param {import("./view.js").Points} points */
+const hasPositive = ([, means]) => means.some((mean) => mean !== null && mean > 0);
+
 /** The chart of one metric: the mean of the ranks as a line, in a band from the minimum to the maximum. */
 class Curve {
-  /** @param {string} name */
-  constructor(name) {
+  /** @param {string} name @param {Loop} loop */
+  constructor(name, loop) {
     this.name = name;
+    this.loop = loop;
+    /** @type {import("./view.js").Points | null} */
+    this.points = null;
+    /** @type {Trace[]} */
+    this.traces = [];
+    /** The first step and the number of steps of the chart. */
+    this.first = 0;
+    this.width = 1;
+    /** The step at the cursor; null without one. @type {number | null} */
+    this.at = null;
+    this.told = "";
+    /** Where the pointer was pressed, as a part of the width; null while it is not. @type {number | null} */
+    this.pressed = null;
     this.band = drawing("path", { class: "mk-band" });
+    this.raw = drawing("path", { class: "mk-raw" });
+    this.others = drawing("g", {});
     this.line = drawing("path", { class: "mk-in" });
-    this.chart = drawing("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none", class: "mk-curve-chart", role: "img" }, this.band, this.line);
+    this.chosen = drawing("rect", { class: "mk-chosen", y: "0", height: "100", width: "0" });
+    this.cursor = drawing("path", { class: "mk-at" });
+    this.chart = drawing("svg", { viewBox: "0 0 300 100", preserveAspectRatio: "none", class: "mk-curve-chart", role: "img" },
+      this.band, this.others, this.raw, this.line, this.chosen, this.cursor);
+    this.tip = element("div", "mk-tip", { "aria-hidden": "true" });
+    this.tip.hidden = true;
     this.last = element("span", "mk-figure");
     this.most = element("span");
     this.least = element("span");
     this.from = element("span");
     this.to = element("span");
     this.ends = element("div", "mk-ends");
+    // Otherwise the command-mode shortcuts of JupyterLab would take the arrow keys.
+    this.area = element("div", "mk-curve-area", { tabindex: "0", role: "group", "data-lm-suppress-shortcuts": "true",
+      "aria-label": `Curve ${name}: arrow keys read values, plus and minus zoom, Escape shows all steps` },
+      /** @type {Node} */ (this.chart));
     this.plot = element("div", "", {},
-      element("div", "mk-curve-plot", {}, /** @type {Node} */ (this.chart),
-        element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least)),
+      element("div", "mk-curve-plot", {}, this.area,
+        element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least), this.tip),
       element("div", "mk-span", { "aria-hidden": "true" }, this.from, this.to), this.ends);
     this.plot.hidden = true;
     this.node = element("li", "mk-curve", {},
       element("div", "mk-curve-head", {}, element("span", "mk-curve-name", {}, name), this.last), this.plot);
+    this.area.addEventListener("pointerdown", (event) => this.onPress(event));
+    this.area.addEventListener("pointermove", (event) => this.onMove(event));
+    this.area.addEventListener("pointerup", (event) => this.onRelease(event));
+    this.area.addEventListener("pointercancel", () => this.choose(null));
+    this.area.addEventListener("pointerleave", () => this.pressed === null && this.point(null));
+    this.area.addEventListener("dblclick", () => loop.zoom(null));
+    this.area.addEventListener("keydown", (event) => this.onKey(event));
+    this.area.addEventListener("blur", () => this.point(null));
   }
 
   /** @param {number | null} last */
@@ -1199,39 +1468,200 @@ class Curve {
   }
 
   /** @param {import("./view.js").Points} points */
-  draw([steps, means, leasts, mosts, ends]) {
-    const known = /** @type {number[]} */ (means.filter((mean) => mean !== null));
-    show(this.plot, known.length > 0);
-    if (known.length === 0) return;
-    const all = /** @type {number[]} */ ([...known, ...leasts, ...mosts].filter((value) => value !== null));
+  draw(points) {
+    this.points = points;
+    this.render();
+  }
+
+  /** Draws the points as the user has chosen. */
+  render() {
+    if (!this.points) return;
+    show(this.plot, this.points[1].some((mean) => mean !== null));
+    if (this.plot.hidden) return;
+    const { isLog, hasEarlier, smoothing, range } = this.loop.look;
+    const look = { isLog: isLog && hasPositive(this.points), hasEarlier, smoothing, range };
+    const earlier = hasEarlier ? this.loop.earlier : [];
+    const main = traceOf(this.points, look, "");
+    const others = earlier.filter(({ curves }) => this.name in curves).map(({ where, curves }) => traceOf(curves[this.name], look, where));
+    this.traces = [main, ...others];
+    const values = this.traces.flatMap(({ means, leasts, mosts }, i) => (i === 0 && !smoothing ? [...means, ...leasts, ...mosts] : means));
+    const all = /** @type {number[]} */ (values.filter((value) => value !== null));
+    const steps = this.traces.flatMap((trace) => trace.steps);
+    if (all.length === 0) return;
     const least = Math.min(...all);
     const most = Math.max(...all);
-    const first = steps[0];
-    const width = Math.max(1, steps[steps.length - 1] - first);
-    /** @param {number} i @param {number | null} value */
-    const place = (i, value) => {
-      const y = most === least ? 50 : 97 - (94 * (/** @type {number} */ (value) - least)) / (most - least);
-      return `${((300 * (steps[i] - first)) / width).toFixed(1)} ${y.toFixed(1)}`;
+    this.first = Math.min(...steps);
+    this.width = Math.max(1, Math.max(...steps) - this.first);
+    const scaled = look.isLog ? Math.log10 : (/** @type {number} */ value) => value;
+    const [low, high] = [scaled(least), scaled(most)];
+    /** @param {number} step @param {number | null} value */
+    const place = (step, value) => {
+      const y = most === least ? 50 : 97 - (94 * (scaled(/** @type {number} */ (value)) - low)) / (high - low);
+      return `${this.x(step).toFixed(1)} ${y.toFixed(1)}`;
     };
-    let path = "";
+    /** @param {Trace} trace @param {(number | null)[]} of */
+    const lineOf = (trace, of) => {
+      const path = runs(of).map((run) => `M${run.map((i) => place(trace.steps[i], of[i])).join("L")}`).join("");
+      return of.filter((value) => value !== null).length === 1 ? `${path}h300` : path;
+    };
     let band = "";
-    for (const run of runs(means)) {
-      path += `M${run.map((i) => place(i, means[i])).join("L")}`;
-      if (leasts.length > 0) {
-        band += `M${run.map((i) => place(i, mosts[i])).join("L")}L${run.reverse().map((i) => place(i, leasts[i])).join("L")}Z`;
+    if (main.leasts.length > 0 && !smoothing) {
+      const bounded = main.means.map((mean, i) => (main.mosts[i] === null ? null : mean));
+      for (const run of runs(bounded)) {
+        const bottom = [...run].reverse().map((i) => place(main.steps[i], main.leasts[i] ?? least));
+        band += `M${run.map((i) => place(main.steps[i], main.mosts[i])).join("L")}L${bottom.join("L")}Z`;
       }
     }
-    mark(this.line, "d", known.length === 1 ? `${path}h300` : path);
+    mark(this.line, "d", lineOf(main, main.smooth));
+    mark(this.raw, "d", smoothing ? lineOf(main, main.means) : "");
     mark(this.band, "d", band);
+    while (this.others.childNodes.length > others.length) this.others.lastChild?.remove();
+    while (this.others.childNodes.length < others.length) this.others.append(drawing("path", {}));
+    others.forEach((trace, i) => {
+      const path = /** @type {Element} */ (this.others.childNodes[i]);
+      mark(path, "class", `mk-earlier mk-earlier-${others.length - 1 - i}`);
+      mark(path, "d", lineOf(trace, trace.smooth));
+    });
+    const ends = this.points[4];
     write(this.ends, ends.map(([rank, value]) => `${figure(value)} rank ${rank}`).join(" to "));
     show(this.ends, ends.length > 0);
     write(this.most, figure(most));
     write(this.least, most === least ? "" : figure(least));
-    write(this.from, `step ${first.toLocaleString("en")}`);
-    write(this.to, steps[steps.length - 1].toLocaleString("en"));
-    mark(this.chart, "aria-label", `${this.name} from step ${first} to ${steps[steps.length - 1]}: first ${figure(known[0])}, `
-      + `last ${figure(known[known.length - 1])}, minimum ${figure(least)}, maximum ${figure(most)}`);
+    write(this.from, `step ${this.first.toLocaleString("en")}`);
+    write(this.to, Math.max(...steps).toLocaleString("en"));
+    const known = /** @type {number[]} */ (main.means.filter((mean) => mean !== null));
+    mark(this.chart, "aria-label", `${this.name} from step ${this.first} to ${Math.max(...steps)}: first ${figure(known[0] ?? null)}, `
+      + `last ${figure(known[known.length - 1] ?? null)}, minimum ${figure(least)}, maximum ${figure(most)}`);
+    this.point(this.at);
   }
+
+  /** The place of a step in the chart. @param {number} step */
+  x(step) {
+    return (300 * (step - this.first)) / this.width;
+  }
+
+  // --- Values at a step, and zoom
+
+  /** Returns where the pointer is, as a part of the width. @param {PointerEvent} event */
+  part(event) {
+    const box = this.area.getBoundingClientRect();
+    return Math.max(0, Math.min(1, (event.clientX - box.left) / Math.max(1, box.width)));
+  }
+
+  /** Finds the step with a value that is nearest to a place. @param {number} step */
+  nearest(step) {
+    const { steps = [], means = [] } = this.traces[0] ?? {};
+    /** @type {number | null} */
+    let found = null;
+    steps.forEach((each, i) => {
+      if (means[i] !== null && (found === null || Math.abs(each - step) < Math.abs(found - step))) found = each;
+    });
+    return found;
+  }
+
+  /** Describes the values of a step: of the loop, with the ranks of the minimum and maximum, and of earlier loops. @param {number} step */
+  valuesAt(step) {
+    const lines = this.traces.map((trace, which) => {
+      const i = trace.steps.reduce((best, each, at) => (Math.abs(each - step) < Math.abs(trace.steps[best] - step) ? at : best), 0);
+      const value = trace.smooth[i] ?? null;
+      if (trace.steps.length === 0 || value === null) return "";
+      if (which > 0) return step > trace.steps[trace.steps.length - 1] ? "" : `${trace.where || "earlier"}: ${figure(value)}`;
+      const rank = (/** @type {number} */ each) => (each >= 0 ? ` rank ${each}` : "");
+      const [least, most] = [trace.leasts[i] ?? null, trace.mosts[i] ?? null];
+      const spread = least === null || most === null || least === most ? ""
+        : ` (${figure(least)}${rank(trace.leastRanks[i])} to ${figure(most)}${rank(trace.mostRanks[i])})`;
+      return `step ${trace.steps[i].toLocaleString("en")}: ${figure(value)}${spread}`;
+    });
+    return lines.filter(Boolean);
+  }
+
+  /** Shows the values of a step, or none. @param {number | null} step */
+  point(step) {
+    const at = step === null ? null : this.nearest(step);
+    this.at = at;
+    show(this.tip, at !== null);
+    mark(this.cursor, "d", at === null ? "" : `M${this.x(at).toFixed(1)} 0V100`);
+    if (at === null) return;
+    const lines = this.valuesAt(at);
+    if (this.told !== lines.join("\n")) this.tip.replaceChildren(...lines.map((line) => element("div", "", {}, line)));
+    this.told = lines.join("\n");
+    this.tip.style.insetInlineStart = this.x(at) < 150 ? "0" : "auto";
+    this.tip.style.insetInlineEnd = this.x(at) < 150 ? "auto" : "0";
+  }
+
+  /** Shows the part of the chart that is being chosen, or none. @param {[number, number] | null} parts */
+  choose(parts) {
+    if (parts === null) this.pressed = null;
+    const [start, end] = parts ?? [0, 0];
+    mark(this.chosen, "x", (300 * Math.min(start, end)).toFixed(1));
+    mark(this.chosen, "width", (300 * Math.abs(end - start)).toFixed(1));
+  }
+
+  /** @param {PointerEvent} event */
+  onPress(event) {
+    if (event.button !== 0) return;
+    this.pressed = this.part(event);
+    this.area.setPointerCapture(event.pointerId);
+  }
+
+  /** @param {PointerEvent} event */
+  onMove(event) {
+    const part = this.part(event);
+    this.point(this.first + part * this.width);
+    if (this.pressed !== null) this.choose([this.pressed, part]);
+  }
+
+  /** @param {PointerEvent} event */
+  onRelease(event) {
+    if (this.pressed === null) return;
+    const parts = [this.pressed, this.part(event)].sort((a, b) => a - b);
+    this.choose(null);
+    if (parts[1] - parts[0] > 0.02) this.loop.zoom([this.first + parts[0] * this.width, this.first + parts[1] * this.width]);
+  }
+
+  /** @param {KeyboardEvent} event */
+  onKey(event) {
+    const { steps = [], means = [] } = this.traces[0] ?? {};
+    const known = steps.filter((_, i) => means[i] !== null);
+    if (event.altKey || event.ctrlKey || event.metaKey || known.length === 0) return;
+    const i = this.at === null ? -1 : known.indexOf(this.at);
+    /** @type {Record<string, number>} */
+    const targets = { ArrowLeft: i < 0 ? known.length - 1 : i - 1, ArrowRight: i + 1, Home: 0, End: known.length - 1 };
+    if (event.key in targets) {
+      const to = known[Math.max(0, Math.min(known.length - 1, targets[event.key]))];
+      this.point(to);
+      this.loop.mesh.announce(`${this.name}, ${this.valuesAt(to).join("; ")}`);
+    } else if (event.key === "+" || event.key === "-") {
+      const middle = this.at ?? this.first + this.width / 2;
+      const half = this.width * (event.key === "+" ? 0.25 : 1);
+      this.loop.zoom([middle - half, middle + half]);
+    } else if (event.key === "Escape") {
+      this.point(null);
+      this.loop.zoom(null);
+    } else {
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}
+
+/** Writes a field of a CSV file. @param {string | number | null | undefined} value */
+function csvField(value) {
+  const text = String(value ?? "");
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** Writes curves as a CSV file, a line for each point. @param {Iterable<[string, import("./view.js").Points]>} curves */
+function csvOf(curves) {
+  const lines = ["name,step,mean,min,min_rank,max,max_rank"];
+  for (const [name, [steps, means, leasts, mosts, , leastRanks = [], mostRanks = []]] of curves) {
+    steps.forEach((step, i) => {
+      const spread = leasts.length > 0 ? [leasts[i], leastRanks[i], mosts[i], mostRanks[i]] : [means[i], "", means[i], ""];
+      lines.push([name, step, means[i], ...spread].map(csvField).join(","));
+    });
+  }
+  return `${lines.join("\r\n")}\r\n`;
 }
 
 /** The controls of a knob: a field of its type, and a slider if it has bounds. */
@@ -1271,7 +1701,7 @@ class Knob {
       this.slider.addEventListener("blur", () => (this.isHeld = false));
     }
     this.frame = knob;
-    this.node = element("li", "mk-knob", {}, element("span", "mk-knob-name", {}, knob.name), ...(this.slider ? [this.slider] : []), this.field, this.note);
+    this.node = element("li", "mk-knob", {}, element("span", "mk-knob-name", {}, plain(knob.name)), ...(this.slider ? [this.slider] : []), this.field, this.note);
   }
 
   /** Whether the slider is logarithmic, as for a learning rate. */
@@ -1375,40 +1805,84 @@ class Loop {
     this.mesh = mesh;
     this.key = /** @type {[number, number]} */ ([frame.request, frame.number]);
     this.state = frame.state;
+    this.frame = frame;
+    /** The states of the loop in which the last answer no longer holds. @type {string[]} */
+    this.ends = [];
     /** @type {Map<string, Curve>} */
     this.curves = new Map();
+    /** The curves of the loops that ended before. @type {import("./view.js").EarlierLoop[]} */
+    this.earlier = [];
+    /** @type {Look} */
+    this.look = { isLog: false, smoothing: 0, hasEarlier: false, range: null };
     /** @type {Map<string, Knob>} */
     this.knobs = new Map();
     const where = frame.where || "a call";
     this.word = element("span", "mk-loop-state");
     this.facts = element("span", "mk-facts");
+    this.time = element("span", "mk-facts");
+    this.speed = element("span", "mk-speed");
     this.answer = element("p", "mk-hint", { role: "status" });
-    this.pause = button("Pause", () => this.ask(this.state === "paused" ? "resume" : "pause"));
+    this.pause = button("Pause", () => this.ask(this.isHalted ? "resume" : "pause"));
     this.step = button("Step", () => this.ask("step"));
     this.step.title = "Run one step, then pause again";
     this.stop = confirmed("Stop", "End the loop?", mesh.announce, () => this.ask("stop"));
     this.tools = element("div", "mk-actions", { role: "group", "aria-label": `Controls of the loop in ${where}` }, this.pause, this.step, this.stop);
     this.bar = element("div", "mk-bar", { role: "progressbar", "aria-label": `Steps of the loop in ${where}` }, element("div"));
     this.curveList = element("ul", "mk-curves", { "aria-label": "Curves" });
+    const toggle = (/** @type {string} */ label, /** @type {(isOn: boolean) => void} */ onTurn) => {
+      const made = button(label, () => {
+        const isOn = made.getAttribute("aria-pressed") !== "true";
+        mark(made, "aria-pressed", String(isOn));
+        onTurn(isOn);
+        this.render();
+      }, "mk-button mk-small mk-toggle");
+      mark(made, "aria-pressed", "false");
+      return made;
+    };
+    this.earlierRuns = toggle("Earlier loops", (isOn) => (this.look.hasEarlier = isOn));
+    this.earlierRuns.title = "Draw the curves of the loops that ended before, too";
+    this.smoothing = element("select", "mk-field mk-select", { "aria-label": "Smoothing of the curves", "data-lm-suppress-shortcuts": "true" },
+      ...[["0", "not smoothed"], ["0.6", "smoothed 0.6"], ["0.9", "smoothed 0.9"], ["0.98", "smoothed 0.98"]].map(([value, text]) =>
+        element("option", "", { value }, text)));
+    this.smoothing.addEventListener("change", () => {
+      this.look.smoothing = Number(this.smoothing.value);
+      this.render();
+    });
+    this.allSteps = button("All steps", () => this.zoom(null), "mk-button mk-small");
+    this.allSteps.hidden = true;
+    this.curveTools = element("div", "mk-curve-tools", { role: "group", "aria-label": `Display of the curves of the loop in ${where}` },
+      toggle("Log scale", (isOn) => (this.look.isLog = isOn)), this.smoothing, this.earlierRuns, this.allSteps,
+      button("CSV", () => this.save(), "mk-button mk-small"));
+    this.curveTools.hidden = true;
     this.knobList = element("ul", "mk-knobs", { "aria-label": "Knobs" });
     this.node = element("section", "mk-block mk-loop", { "aria-label": `Loop in ${where}` },
       element("div", "mk-head", {},
         element("div", "mk-heading", {},
-          element("h4", "mk-title", {}, `Loop in ${where}`), element("p", "mk-about", {}, this.word, this.facts)),
+          element("h4", "mk-title", {}, `Loop in ${where}`), element("p", "mk-about", {}, this.word, this.facts, this.time, this.speed)),
         this.tools),
-      this.bar, this.curveList, this.knobList, this.answer);
+      this.bar, this.curveTools, this.curveList, this.knobList, this.answer);
+  }
+
+  /** Whether the loop is paused, or will be before one of its next steps. */
+  get isHalted() {
+    return this.state === "paused" || this.state === "pausing";
   }
 
   /** @param {LoopFrame} frame */
   draw(frame) {
+    if (frame.state !== this.state && this.ends.includes(frame.state)) write(this.answer, "");
     this.state = frame.state;
-    const { step = 0, steps, step_s = 0, knobs = [], metrics = [], per_s = [], mfu } = frame;
+    const { step = 0, steps, step_s = 0, knobs = [], metrics = [], per_s = [], mfu, loader } = frame;
     write(this.word, frame.state);
     const of = steps === undefined ? "" : ` of ${steps.toLocaleString("en")}`;
     const rates = per_s.map(([name, rate]) => (name === "flops" ? flops(rate) : `${figure(rate)} ${name}/s`));
     if (mfu !== undefined) rates.push(`MFU ${(100 * mfu).toFixed(1)} %`);
-    write(this.facts, [` · step ${step.toLocaleString("en")}${of}`, step_s ? `${stepTime(step_s)} a step` : "", ...rates].filter(Boolean).join(" · "));
-    write(this.pause, frame.state === "paused" ? "Resume" : "Pause");
+    if (loader) rates.push(loader);
+    if (step_s) rates.unshift(`${stepTime(step_s)} a step`, `${speed(1 / step_s)} steps/s`);
+    write(this.facts, ` · step ${step.toLocaleString("en")}${of}`);
+    write(this.speed, rates.join(" · "));
+    this.frame = frame;
+    write(this.pause, this.isHalted ? "Resume" : "Pause");
     show(this.tools, frame.state !== "over");
     show(this.bar, steps !== undefined);
     if (steps !== undefined) {
@@ -1423,17 +1897,53 @@ class Loop {
     this.enable();
   }
 
-  /** @param {Record<string, import("./view.js").Points>} curves */
-  drawCurves(curves) {
+  /** @param {number} at */
+  tick(at) {
+    const { since, took, left_s } = this.frame;
+    const left = left_s === undefined ? "" : ` · ${span(left_s)} left`;
+    write(this.time, ` · ${span(took || at - since)} elapsed${left}`);
+  }
+
+  /** @param {Record<string, import("./view.js").Points>} curves @param {import("./view.js").EarlierLoop[]} earlier */
+  drawCurves(curves, earlier) {
+    this.earlier = earlier;
     for (const [name, points] of Object.entries(curves)) this.curve(name).draw(points);
     show(this.curveList, this.curves.size > 0);
+    show(this.curveTools, Object.values(curves).some(([steps]) => steps.length > 1));
+    show(this.earlierRuns, earlier.some((each) => Object.keys(each.curves).some((name) => name in curves)));
+  }
+
+  /** Draws all curves as the user has chosen. */
+  render() {
+    for (const curve of this.curves.values()) curve.render();
+  }
+
+  /** Shows a part of the steps in all curves, or all steps. @param {[number, number] | null} range */
+  zoom(range) {
+    const steps = [...this.curves.values()].flatMap((curve) => curve.points?.[0] ?? []);
+    const isPart = range !== null && steps.some((step) => step < range[0] || step > range[1]);
+    // A range without a point would show nothing.
+    if (isPart && steps.filter((step) => step >= range[0] && step <= range[1]).length < 2) return;
+    this.look.range = isPart ? range : null;
+    show(this.allSteps, isPart);
+    this.render();
+  }
+
+  /** Saves the curves as a CSV file. */
+  save() {
+    /** @type {[string, import("./view.js").Points][]} */
+    const curves = [];
+    for (const [name, { points }] of this.curves) if (points) curves.push([name, points]);
+    const href = URL.createObjectURL(new Blob([csvOf(curves)], { type: "text/csv" }));
+    element("a", "", { href, download: `${this.mesh.name}-loop-${this.key.join("-")}.csv` }).click();
+    setTimeout(() => URL.revokeObjectURL(href), ARMED_MS);
   }
 
   /** @param {string} name */
   curve(name) {
     let curve = this.curves.get(name);
     if (!curve) {
-      this.curves.set(name, (curve = new Curve(name)));
+      this.curves.set(name, (curve = new Curve(name, this)));
       this.curveList.append(curve.node);
     }
     return curve;
@@ -1466,8 +1976,10 @@ class Loop {
    */
   ask(command, more = {}, onReply) {
     this.mesh.page.ask({ command, mesh: this.mesh.name, loop: this.key, ...more }, onReply ?? ((reply) => {
+      const now = this.mesh.page.kernelTime();
       const said = `${command[0].toUpperCase()}${command.slice(1)}: ${reply.text}`;
-      write(this.answer, said);
+      this.ends = { pause: ["running", "over"], resume: ["pausing", "paused", "over"], step: ["over"], stop: [], set: ["over"] }[command];
+      write(this.answer, `${said} (${moment(now, now)})`);
     }));
   }
 }
@@ -1498,11 +2010,15 @@ class Mesh {
     /** @type {Map<string, Loop>} */
     this.loops = new Map();
     this.loopList = element("div", "mk-loops");
+    this.waits = element("ul", "mk-stalls", { "aria-label": "Waits" });
+    this.waits.hidden = true;
     this.errors = new Errors(this);
     this.replies = new Replies(this);
     this.facts = element("span", "mk-facts");
     this.age = element("span", "mk-age");
     this.countList = element("ul", "mk-counts", { "aria-label": "Ranks by state" });
+    this.density = button("", () => this.ranks instanceof Cards && this.ranks.turn(), "mk-button mk-small");
+    this.density.hidden = true;
     this.notes = element("ul", "mk-notes", { "aria-label": "Notes" });
     this.stacks = button("Stacks", () => this.ask("stacks"));
     this.interrupt = button("Interrupt", () => this.ask("interrupt"));
@@ -1517,8 +2033,8 @@ class Mesh {
       element("header", "mk-head", {},
         element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
         this.actions),
-      this.replies.node, element("div", "mk-summary", {}, this.countList, this.traffic.node),
-      this.loopList, this.notes, this.errors.node, this.body);
+      this.replies.node, element("div", "mk-summary", {}, element("div", "mk-counted", {}, this.countList, this.density), this.traffic.node),
+      this.loopList, this.notes, this.waits, this.errors.node, this.body);
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -1527,11 +2043,15 @@ class Mesh {
     this.frame = frame;
     const count = rankCount(frame);
     const axes = frame.axes.length > 1 ? frame.axes.map(([name, size]) => `${name} ${size}`).join(" × ") : `axis ${frame.axes[0][0]}`;
-    write(this.facts, [counted(count, "rank"), axes, frame.where].join(" · "));
+    const links = frame.links ? [`links: ${frame.links}`] : [];
+    // The separator of the next part is here, so that no line begins with it.
+    write(this.facts, [counted(count, "rank"), axes, frame.where, ...links, ...(frame.since ? [""] : [])].join(" · "));
     this.drawCounts(frame);
-    this.drawNotes(frame.notes ?? []);
+    drawLines(this.notes, frame.notes ?? []);
+    drawLines(this.waits, (frame.waits ?? []).map((wait) => wait.text));
     this.drawLoops(frame.loops ?? []);
-    this.errors.draw(frame);
+    this.errors.draw(frame, at);
+    this.replies.check(at);
     this.drawRanks(frame, at);
     this.history.tell([frame.in_rate ?? 0, frame.out_rate ?? 0], at);
     this.enable();
@@ -1558,12 +2078,10 @@ class Mesh {
     }
   }
 
-  /** @param {string[]} notes */
-  drawNotes(notes) {
-    show(this.notes, notes.length > 0);
-    while (this.notes.children.length > notes.length) this.notes.lastElementChild?.remove();
-    while (this.notes.children.length < notes.length) this.notes.append(element("li", "mk-note"));
-    notes.forEach((note, i) => write(this.notes.children[i], note));
+  /** Offers the other density of the cards. @param {boolean} isCompact */
+  sayDensity(isCompact) {
+    write(this.density, isCompact ? "Full cards" : "Compact");
+    this.density.title = isCompact ? "Show all figures of each rank" : "Show two lines for each rank";
   }
 
   /** @param {LoopFrame[]} frames */
@@ -1587,9 +2105,8 @@ class Mesh {
 
   /** Draws the last curves that arrived, possibly before the loop did. */
   drawCurves() {
-    for (const { request, number, curves } of this.page.curves.get(this.name)?.loops ?? []) {
-      this.loops.get(`${request} ${number}`)?.drawCurves(curves);
-    }
+    const { loops = [], earlier = [] } = this.page.curves.get(this.name) ?? {};
+    for (const { request, number, curves } of loops) this.loops.get(`${request} ${number}`)?.drawCurves(curves, earlier);
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -1600,15 +2117,20 @@ class Mesh {
       this.ranks = new Kind(this);
       this.body.replaceChildren(this.ranks.node);
     }
+    show(this.density, Kind === Cards && rankCount(frame) > 1);
     this.ranks.draw(frame, at);
   }
 
-  /** Announces new dead or failed ranks to screen readers. @param {MeshFrame} frame */
+  /** Announces new waits, and new dead or failed ranks, to screen readers. @param {MeshFrame} frame */
   announceChange(frame) {
     const before = this.frame?.counts;
     if (!before) return;
     /** @type {State[]} */
     const bad = ["dead", "failed"];
+    const known = (this.frame?.waits ?? []).map(waiters);
+    const began = (frame.waits ?? []).find((wait) => !known.includes(waiters(wait)));
+    if (began) this.announce(began.text);
+    else if (this.frame?.waits?.some(({ ranks }) => ranks) && !frame.waits?.length) this.announce("the waits have ended");
     if (bad.some((state) => (frame.counts[state] ?? 0) > (before[state] ?? 0))) {
       this.announce(bad.filter((state) => frame.counts[state]).map((state) => `${frame.counts[state]} ${state}`).join(", "));
     }
@@ -1629,10 +2151,11 @@ class Mesh {
   /** @param {number} at */
   tick(at) {
     if (!this.frame) return;
-    write(this.age, this.frame.since ? ` · up for ${span(at - this.frame.since)}` : "");
+    write(this.age, this.frame.since ? `up for ${span(at - this.frame.since)}` : "");
     this.history.advance(at);
     this.traffic.draw(this.history, at);
     this.ranks?.tick(at);
+    for (const loop of this.loops.values()) loop.tick(at);
   }
 
   /**
@@ -1644,7 +2167,7 @@ class Mesh {
     const { replies = this.replies, onReply } = to;
     const title = TITLES[command] + (more.ranks ? ` of rank ${more.ranks.join(", ")}` : "") + (more.abort ? ", aborting" : "");
     const abort = command === "interrupt" && !more.abort ? () => this.ask(command, { ...more, abort: true }, to) : null;
-    const show = onReply ?? replies.expect(title, command, abort);
+    const show = onReply ?? replies.expect(title, command, more.ranks, abort);
     const counts = ["heal", "restart", "down"].includes(command);
     this.underWay += Number(counts);
     this.page.ask({ command, mesh: this.name, ...more }, (reply) => {
@@ -1730,7 +2253,7 @@ class Page {
       for (const [name, rates] of Object.entries(message.meshes)) this.history(name).seed(rates);
       this.tick();
     } else if (message.kind === "curves") {
-      this.curves.set(message.mesh, message);
+      this.curves.set(message.mesh, { ...message, earlier: message.earlier ?? this.curves.get(message.mesh)?.earlier });
       this.meshes.get(message.mesh)?.drawCurves();
     } else if (message.kind === "reply") {
       const onReply = this.awaited.get(message.id);
@@ -1816,6 +2339,7 @@ class Page {
     mark(this.banner, "data-kind", this.isFit ? this.link : "misfit");
     show(this.list, this.isFit);
     show(this.empty, this.isFit && this.meshes.size === 0 && this.link !== "closed");
+    this.empty.classList.toggle("mk-soon", this.link === "waiting" && !when && !this.isLate);
     if (this.link === "waiting" && !when) write(this.empty, this.isLate ? LATE : "Waiting for the kernel …");
     else write(this.empty, this.options.mesh ? `The mesh ${this.options.mesh} is not up.` : EMPTY);
   }
@@ -1868,7 +2392,16 @@ export function mount(root, options) {
 const widget = {
   render({ model, el }) {
     el.classList.add("mk-live"); // the style sheet then hides the table of the same mesh, which is for saved notebooks
-    const view = mount(el, { send: (message) => model.send(message), mesh: model.get("mesh") });
+    const send = (/** @type {import("./view.js").ToKernel} */ message) => {
+      try {
+        model.send(message);
+      } catch {
+        queueMicrotask(onComm); // the kernel has ended or restarts, and takes no messages of this widget any more
+      }
+    };
+    // The event only says that the comm's state changed: the comm is closed, since a new comm has a new model.
+    const onComm = () => view.receive({ kind: "closed" });
+    const view = mount(el, { send, mesh: model.get("mesh") });
     // A page that was too slow for anywidget receives no more messages: show the table again.
     const late = setTimeout(() => {
       el.classList.remove("mk-live");
@@ -1879,8 +2412,6 @@ const widget = {
       el.classList.add("mk-live");
       view.receive(message);
     };
-    // The event only says that the comm's state changed: the comm is closed, since a new comm has a new model.
-    const onComm = () => view.receive({ kind: "closed" });
     model.on("msg:custom", onMessage);
     model.on("comm_live_update", onComm);
     return () => {

@@ -25,6 +25,15 @@ MAX_HOSTS = 100_000
 """More hosts are considered a typing error."""
 
 
+MAX_PER_HOST = 10_000
+"""More ranks of one host are considered a typing error: they would take all of its memory before the first answers."""
+
+MAX_NAME = 200
+"""Characters in the name of a mesh."""
+
+_MOST_S = 100_000_000.0
+
+
 @dataclass(frozen=True)
 class UpOptions:
     """The arguments of ``%mesh up``.
@@ -181,8 +190,9 @@ def _seconds(text: str, option: str) -> float:
         seconds = float(text)
     except ValueError:
         raise UsageProblem(f"%mesh up: {option} takes seconds, not {text!r}") from None
-    if not 0.0 < seconds < math.inf:
+    if not 0.0 < seconds <= _MOST_S:
         bound = "a finite number of" if seconds == math.inf else "more than 0"
+        bound = f"at most {_MOST_S:,.0f}" if _MOST_S < seconds < math.inf else bound
         raise UsageProblem(f"%mesh up: {option} must be {bound} seconds, not {text}")
     return seconds
 
@@ -197,7 +207,7 @@ def parse_warn_after(text: str, magic: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not 0.0 <= seconds < math.inf:
+    if not 0.0 <= seconds <= _MOST_S:
         raise UsageProblem(f"{magic}: --warn-after takes seconds, or 0 for never, not {text!r}")
     return seconds
 
@@ -214,9 +224,10 @@ def _silence(text: str) -> float:
 
 def _span(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)?", text)
-    if not found or not float(found[1]):
-        raise UsageProblem(f"%mesh up: --keep-for takes a time, such as 45 (seconds), 30m or 2h, not {text!r}")
-    return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2] or "s"]
+    seconds = float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2] or "s"] if found else 0.0
+    if not 0.0 < seconds <= _MOST_S:
+        raise UsageProblem(f"%mesh up: --keep-for takes a time, such as 45 (seconds), 30m or 2h, not {text[:40]!r}")
+    return seconds
 
 
 def _host_names(text: str, origin: str) -> tuple[str, ...]:
@@ -375,6 +386,12 @@ def parse_up(
         if owners:
             raise UsageProblem(_foreign(flag, owners, engine))
         refuse_unknown(parser, unknown)
+    if known.name.isdecimal():
+        raise UsageProblem(f"%mesh up: {known.name!r} is no name for a mesh: write %mesh up trainers -n {known.name}")
+    if len(known.name) > MAX_NAME:
+        raise UsageProblem(
+            f"%mesh up: the name of a mesh has at most {MAX_NAME} characters; {known.name[:20]}… has {len(known.name):,}"
+        )
     known.name = checked_name(known.name, "%mesh up: the name of a mesh")
     if known.n is not None and known.gpus is not None:
         raise UsageProblem("%mesh up: give -n N (ranks) or --gpus N (ranks with a GPU each), not both")
@@ -390,6 +407,10 @@ def parse_up(
         named = _environment(known.env).get(VISIBLE)
         gpus = gpus_here if named is None else count_named(named)
         options = _parse_up_here(known, gpus, visible if named is None else named)
+    if options.per_host > MAX_PER_HOST:
+        raise UsageProblem(
+            f"%mesh up: {options.per_host:,} ranks are more than one host can run; these are at most {MAX_PER_HOST:,}"
+        )
     if known.keep_for is not None and not known.detach:
         raise UsageProblem("%mesh up: --keep-for says how long a detached mesh is kept; add --detach")
     return replace(
