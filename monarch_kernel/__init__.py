@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from monarch_kernel.integrations import lightning as lightning
+    from monarch_kernel.integrations import monarch as compat  # noqa: F401 - its other name
     from monarch_kernel.train import checkpoint as checkpoint
     from monarch_kernel.train import parallel as parallel
+    from monarch_kernel.train import record as record
     from monarch_kernel.train import snapshots as snapshots
     from monarch_kernel.train import spmd as spmd
 
@@ -26,9 +28,11 @@ __version__ = "0.1.0"
 aliases.install(
     {
         "monarch_kernel.actor.hosts": "monarch_kernel.actor.host_mesh",
+        "monarch_kernel.compat": "monarch_kernel.integrations.monarch",
         "monarch_kernel.checkpoint": "monarch_kernel.train.checkpoint",
         "monarch_kernel.lightning": "monarch_kernel.integrations.lightning",
         "monarch_kernel.parallel": "monarch_kernel.train.parallel",
+        "monarch_kernel.record": "monarch_kernel.train.record",
         "monarch_kernel.snapshots": "monarch_kernel.train.snapshots",
         "monarch_kernel.spmd": "monarch_kernel.train.spmd",
     }

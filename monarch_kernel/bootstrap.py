@@ -1,6 +1,6 @@
 """Composition: the roles of the package's processes, and the parts of each role.
 
-The package itself starts the roles ``agent`` and ``zygote FD``, by `launch.base.module_command`; users never do.
+The package itself starts the roles ``agent``, ``zygote FD`` and ``rank FD``, by `launch.base.module_command`; users never do.
 """
 
 from __future__ import annotations
@@ -21,22 +21,32 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_kernel.base.directories import make_session_directory
 from monarch_kernel.net.transport.base import host_peer
-from monarch_kernel.net.wire.config import AGENT_VARIABLE, AgentConfig
+from monarch_kernel.net.wire.config import AGENT_VARIABLE, SAME, AgentConfig
 from monarch_kernel.net.wire.messages import RankSpec
 
 if TYPE_CHECKING:
+    from monarch_kernel.runtime.host.read_counts import ReaderOf
     from monarch_kernel.runtime.worker.rank import Shell
 
 __all__ = ["main", "run_light_rank", "run_rank"]
 
 # The features of a rank; each registers itself (`runtime.worker.extensions`).
 _FEATURES = (
-    "monarch_kernel.runtime.worker.questions",
+    "monarch_kernel.runtime.worker.namespace_queries",
+    "monarch_kernel.runtime.worker.forked_loaders",
     "monarch_kernel.runtime.worker.spawned",
     "monarch_kernel.features.debugging.worker",
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
     "monarch_kernel.features.live.worker",
+    "monarch_kernel.features.profiling.late_worker",
+    "monarch_kernel.features.profiling.worker",
+    "monarch_kernel.features.record.worker",  # after live.worker, which makes the loops that it follows
+    "monarch_kernel.features.replicas.in_loop",
+    "monarch_kernel.features.tensors.results",
+    "monarch_kernel.features.tensors.worker",
+    "monarch_kernel.features.watch.loader",
+    "monarch_kernel.features.watch.worker",
     "monarch_kernel.features.widgets.worker",
     "monarch_kernel.train.snapshots.buddy_store",
 )
@@ -44,7 +54,7 @@ _PRELOAD = (
     "monarch_kernel.net.transport.forks",  # first: its fork functions come before those of other modules
     "torch",
     "torch.distributed",
-    "monarch_kernel.actor.hosting.install",
+    "monarch_kernel.actor.hosting.enable_hosting",
     "monarch_kernel.net.hosts.zmq",
 )
 # IPython, which actors do not need.
@@ -57,7 +67,7 @@ _PRELOAD_LATER = (
 # All that `run_rank` imports: a module that each rank imported itself would take memory in each.
 _PRELOAD_LIGHT = (
     "monarch_kernel.net.transport.forks",
-    "monarch_kernel.actor.hosting.install",
+    "monarch_kernel.actor.hosting.enable_hosting",
     "monarch_kernel.net.hosts.zmq",
     "monarch_kernel.actor.proc_mesh",
     *_FEATURES,
@@ -123,11 +133,12 @@ def run_rank(
     spec: RankSpec, addresses: Sequence[str], token: str, helper: int, secret: str, *, is_light: bool = False
 ) -> None:
     """Run a rank, in a process that was just forked from the zygote."""
-    from monarch_kernel.actor.hosting.install import host_actors
+    from monarch_kernel.actor.hosting.enable_hosting import host_actors
     from monarch_kernel.actor.proc_mesh import ProcMesh
     from monarch_kernel.base.mesh import Extent, Region
     from monarch_kernel.net.hosts.zmq import ZmqRank
     from monarch_kernel.net.transport.base import rank_peer
+    from monarch_kernel.runtime.host.silent_stacks import listen
     from monarch_kernel.runtime.rpc.handles import PROCESS
     from monarch_kernel.runtime.worker.environment import settle
     from monarch_kernel.runtime.worker.extensions import install_all
@@ -138,12 +149,14 @@ def run_rank(
     for feature in _FEATURES:
         importlib.import_module(feature)
     settle(spec)
-    marks = install_streams(secret)
-    faulthandler.enable(2, all_threads=False)
-    name = rank_peer(spec.proc, spec.incarnation)
     controller, gateway = addresses
+    marks = install_streams(secret, _reader_of(gateway, spec.proc, secret))
+    faulthandler.enable(2, all_threads=False)
+    listen(os.path.dirname(addresses[1].removeprefix("ipc://")), spec.proc)
+    name = rank_peer(spec.proc, spec.incarnation)
     own_address = f"{gateway.rpartition('/')[0]}/{name.decode()}"
-    rank = Rank(spec, ZmqRank(controller, name, own_address, gateway), token, marks, own_address)
+    transport = ZmqRank(controller, name, own_address, gateway, has_line=not spec.record)  # else another may follow it
+    rank = Rank(spec, transport, token, marks, own_address)
     group = RankGroup(rank, gateway.removeprefix("ipc://"))
 
     def make_shell(publish: Callable[[dict[str, Any], dict[str, Any]], None]) -> Shell:
@@ -160,9 +173,20 @@ def run_rank(
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
     mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
     PROCESS.client, PROCESS.proc = rank.peers, mesh.process(spec.rank)
+    PROCESS.python = "" if spec.python == SAME else spec.python
     install_all(rank)
     host_actors(rank, spec.rank, mesh)
     rank.serve(helper)
+
+
+def _reader_of(gateway: str, proc: int, secret: str) -> ReaderOf | None:
+    """What the agent says that it has read of this rank; None if it says nothing."""
+    from monarch_kernel.runtime.host.read_counts import ReaderOf
+
+    try:
+        return ReaderOf(os.path.dirname(gateway.removeprefix("ipc://")), proc, secret)
+    except OSError:
+        return None
 
 
 def main() -> None:
@@ -174,6 +198,10 @@ def main() -> None:
         from monarch_kernel.runtime.host.zygote import serve
 
         serve(int(sys.argv[2]))
+    elif role == "rank":
+        from monarch_kernel.runtime.host.zygote import run_fresh
+
+        run_fresh(int(sys.argv[2]))
     else:
         raise SystemExit(f"unknown role {role!r}")
 

@@ -107,7 +107,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 0
+    if options.command == "record":
+        return _record(options)
     return _doctor(options) if options.command == "doctor" else _install(options)
+
+
+def _record(options: argparse.Namespace) -> int:
+    from monarch_kernel.errors import RecordError
+    from monarch_kernel.train.record.commands import run
+
+    try:
+        return run(options)
+    except RecordError as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader has closed the pipe: write nothing at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _install(options: argparse.Namespace) -> int:
@@ -134,8 +151,8 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from monarch_kernel.doctor.examine import ITEM_WIDTH, checks, examine
     from monarch_kernel.doctor.report import as_json, exit_code, finding_text, summary
+    from monarch_kernel.doctor.run_checks import ITEM_WIDTH, checks, examine
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack a sign; the word is beside it
@@ -207,7 +224,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--quick", action="store_true", help="do not bring a rank up, which takes seconds")
     command.add_argument("--json", action="store_true", help="print JSON, for other programs")
+    _add_record(commands)
     return parser
+
+
+def _add_record(commands: Any) -> None:
+    command = commands.add_parser(
+        "record",
+        help="show, compare, repeat or export the record of a run",
+        description="A run record is the folder that `%%mesh record FOLDER` has written.",
+    )
+    actions = command.add_subparsers(dest="action", title="actions", metavar="ACTION", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        action: argparse.ArgumentParser = actions.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}."
+        )
+        action.add_argument("run", metavar="RUN", help="the folder of the record")
+        return action
+
+    add("show", "show what a record holds").add_argument("--json", action="store_true", help="print JSON")
+    diff = add("diff", "compare two records; the exit code is 1 if they differ")
+    diff.add_argument("other", metavar="RUN", help="the folder of the other record")
+    replay = add(
+        "replay", "run the cells of a record again on new ranks, and compare; the exit code is 1 if results differ"
+    )
+    replay.add_argument("--until-step", type=int, metavar="N", help="end each loop before this step")
+    replay.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="the devices (%(default)s)")
+    export = add("export", "write what ran as a program for torchrun, or as a notebook")
+    export.add_argument("to", metavar="FILE", help="a file that ends in .py or .ipynb")
+    for each in (replay, export):
+        each.add_argument("--mesh", default="", metavar="NAME", help="the mesh, if the record has several")
 
 
 def _folder(text: str) -> str:

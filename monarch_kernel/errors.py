@@ -9,8 +9,11 @@ The tree::
     ├── RanksError                 something failed on some ranks of a mesh
     │   ├── ActorError             an endpoint raised, or its result could not travel
     │   ├── RemoteError            a cell (``%%remote``), a push or a pull failed
-    │   └── SupervisionError       a rank or an actor that is needed is dead or stopped
+    │   └── SupervisionError       also a RuntimeError: a rank or an actor that is needed is dead or stopped
+    │       ├── ActorDiedError     also an ActorError: an endpoint raised an error that ended its actor
+    │       └── BootstrapError     also an ActorError: the bootstrap of a process raised
     ├── DeadlockError              actors wait for each other in a circle
+    ├── DriftError                 ranks that should hold equal tensors hold different ones
     ├── EditError                  edited code can't be applied to live actors and modules; nothing has changed
     ├── AttachError                the kernel can't attach to a detached mesh, or can't detach a new one
     ├── LaunchError                a host or its ranks did not come up
@@ -18,7 +21,9 @@ The tree::
     ├── PayloadError               also a TypeError: a value cannot be sent
     ├── PlanError                  a model can't be spread over ranks as it is, or as requested
     ├── CheckpointError            a checkpoint could not be saved, does not exist, or does not fit
+    ├── RecordError                a run record can't be written, read or replayed
     ├── SnapshotError              there is no snapshot to go back to
+    ├── TensorError                also a RuntimeError: an operation on distributed tensors is wrong, or has failed on a rank
     ├── CollectiveError            also a RuntimeError: ranks call a collective with different arguments
     ├── BufferGoneError            memory of another process can't be read or written any more
     ├── ForkedError                a process that was forked from a rank, or from the program, has used a handle
@@ -36,17 +41,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from monarch_kernel.base.text import format_ranks, printable
-from monarch_kernel.base.volatile import steady_message
+from monarch_kernel.base.text import format_ranks, plain, printable
+from monarch_kernel.base.volatile import steady_message, without_gloo_place
 
 __all__ = [
+    "ActorDiedError",
     "ActorError",
     "AttachError",
+    "BootstrapError",
     "BufferGoneError",
     "Cause",
     "CheckpointError",
     "CollectiveError",
     "DeadlockError",
+    "DriftError",
     "EditError",
     "Failure",
     "ForkedError",
@@ -59,10 +67,12 @@ __all__ = [
     "PayloadError",
     "PlanError",
     "RanksError",
+    "RecordError",
     "RemoteError",
     "RemoteInterrupt",
     "SnapshotError",
     "SupervisionError",
+    "TensorError",
     "causes_by_rank",
     "format_ranks",
     "rebuild_exception",
@@ -131,6 +141,11 @@ class Cause:
         return f"{self.etype}: {text}" if text else self.etype
 
     @property
+    def is_broken_connection(self) -> bool:
+        """Whether a collective of torch failed because another rank closed its connection."""
+        return self.etype in _TORCH_ERRORS and _PEER_ERROR.search(self.message) is not None
+
+    @property
     def more_lines(self) -> tuple[str, ...]:
         """The lines of the text after the first, if there is no traceback in it; of many the first and the last."""
         lines = self.message.strip().splitlines()
@@ -167,6 +182,7 @@ class Failure:
         notes: further lines about the place: for a model the module, its inputs and its parameters.
         added_notes: the lines that ``add_note()`` added to the exception.
         chain: the exceptions to which this one is chained, the nearest first.
+        is_fatal: whether the error has ended the actor whose endpoint raised it.
     """
 
     kind: FailureKind
@@ -184,6 +200,7 @@ class Failure:
     notes: tuple[str, ...] = ()
     added_notes: tuple[str, ...] = ()
     chain: tuple[Cause, ...] = ()
+    is_fatal: bool = False
 
     @property
     def user_frame(self) -> Frame | None:
@@ -222,7 +239,10 @@ class Failure:
     @property
     def is_broken_connection(self) -> bool:
         """Whether a collective of torch failed because another rank closed its connection."""
-        return self.etype in _TORCH_ERRORS and _PEER_ERROR.search(self.message) is not None
+        if self.etype not in _TORCH_ERRORS:
+            return False
+        of_gloo = self.message.partition("gloo/")[2]
+        return bool(_PEER_ERROR.search(self.message) or _BROKEN_CONNECTION.search(of_gloo))
 
     def headline(self) -> str:
         """The error in one line: ``ZeroDivisionError: division by zero``."""
@@ -298,6 +318,15 @@ class MeshFailure:
         """The last lines that the process wrote, if it died."""
         return self.primary.last_lines
 
+    def by_rank(self) -> list[MeshFailure]:
+        """The failures of the single ranks."""
+        return [
+            replace(
+                self, reports={rank: self.reports[rank]}, causes={r: c for r, c in self.causes.items() if r == rank}
+            )
+            for rank in self.crashed_ranks
+        ]
+
     def without_mesh(self) -> MeshFailure:
         """Return a copy for another process, where the mesh has no meaning."""
         return replace(self, mesh=None)
@@ -362,23 +391,40 @@ def _last_lines(reports: Mapping[int, Failure]) -> list[str]:
     return [f"    {whose}| {line}" for line in failure.last_lines[-5:]]
 
 
-def causes_by_rank(reports: Mapping[int, Failure]) -> list[str]:
+def causes_by_rank(reports: Mapping[int, Failure], *, whole: bool = False) -> list[str]:
     """A line for each exception to which an error is chained, the nearest first, with ranks where the texts differ.
 
     Args:
         reports: rank -> report, of ranks whose fingerprints are equal.
+        whole: whether to give each error of a broken connection its lines; otherwise they are one line together, as they only
+            follow from what happened to another rank, or to the process group.
     """
-    lines = []
+    lines: list[str] = []
+    broken: list[Cause] = []
+    at = 0
     for causes in _causes_of(reports):
         cause = next(iter(causes.values()))
-        is_same = len({(each.headline, each.more_lines, each.notes) for each in causes.values()}) == 1
+        if not whole and all(each.is_broken_connection for each in causes.values()):
+            at = at if broken else len(lines)
+            broken.append(cause)
+            continue
+        is_same = (
+            len({(_steady_headline(rank, each), each.more_lines, each.notes) for rank, each in causes.items()}) == 1
+        )
         lines.append(f"{cause.link}{_texts_by_rank(causes)}")
         if is_same:
             lines += [f"    {line}" for line in (*cause.more_lines, *cause.notes)]
         if cause.frame is not None:
             function = "" if cause.frame.function in ("", "<module>") else f", in {cause.frame.function}"
             lines.append(f"    {cause.frame.file}, line {cause.frame.line}{function}{_code(cause.frame)}")
+    if broken:
+        first, times = broken[0], f", {len(broken)} times" if len(broken) > 1 else ""
+        lines.insert(at, f"{first.link} {first.etype}: {without_gloo_place(first.headline.partition(': ')[2])}{times}")
     return lines
+
+
+def _steady_headline(rank: int, cause: Cause) -> str:
+    return steady_message(cause.headline, rank)
 
 
 def _code(frame: Frame) -> str:
@@ -396,12 +442,14 @@ def _texts_by_rank(causes: Mapping[int, Cause]) -> str:
     """`` OSError: no shard``, or ``, on [0] OSError: no shard-0; on [1] OSError: no shard-1``."""
     ranks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for rank, cause in causes.items():
-        ranks.setdefault((cause.headline, cause.notes), []).append(rank)
+        ranks.setdefault((_steady_headline(rank, cause), cause.notes), []).append(rank)
     if len(ranks) == 1:
         return f" {next(iter(causes.values())).headline}"
     shown = []
-    for (text, notes), theirs in list(ranks.items())[:_MAX_TEXTS]:
-        shown.append(f"on {format_ranks(theirs)} {text}" + (f" ({'; '.join(notes)})" if notes else ""))
+    for (_, notes), theirs in list(ranks.items())[:_MAX_TEXTS]:
+        shown.append(
+            f"on {format_ranks(theirs)} {causes[theirs[0]].headline}" + (f" ({'; '.join(notes)})" if notes else "")
+        )
     if hidden := [rank for theirs in list(ranks.values())[_MAX_TEXTS:] for rank in theirs]:
         shown.append(f"{len(ranks) - _MAX_TEXTS:,} more on {format_ranks(hidden)}")
     return f", {'; '.join(shown)}"
@@ -420,7 +468,7 @@ _ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released":
 _BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
 _TORCH_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _PEER_ERROR = re.compile(
-    r"connection closed by (remote )?peer|pair closure|gloo/.*(connection reset by peer|broken pipe)"
+    r"connection closed by (remote )?peer|pair closure"
     r"|ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted"
     r"|received errors while waiting for send/recv from rank|did the remote server shutdown or crash",
     re.IGNORECASE | re.DOTALL,
@@ -445,7 +493,13 @@ def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
 
 
 class MonarchError(Exception):
-    """Base of all errors of monarch_kernel."""
+    """Base of all errors of monarch_kernel.
+
+    The text may contain what a host, a file or a rank has said, so terminal controls other than colours are removed.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: value for name, value in vars(self).items() if name != "_render_traceback_"}
@@ -525,16 +579,75 @@ class RanksError(MonarchError):
         return printable("\n".join(lines))
 
 
+class _NoMesh:
+    """The place of a failure that a program has made itself."""
+
+    rank = 0
+
+
 class ActorError(RanksError):
-    """An endpoint raised on at least one rank, or its result could not be sent; the actors are still alive."""
+    """An endpoint raised on at least one rank, or its result could not be sent; the actors are still alive.
+
+    A program can make one of an exception: ``ActorError(error, "it failed")``, or with the names ``exception`` and ``message``.
+    """
+
+    def __init__(
+        self,
+        what: str | BaseException = "",
+        reports: Mapping[Any, Failure] | str = "",
+        results: Mapping[Any, Any] | None = None,
+        *,
+        exception: BaseException | None = None,
+        message: str = "",
+    ) -> None:
+        what = what if exception is None else exception
+        if isinstance(what, BaseException):
+            text = message or (reports if isinstance(reports, str) and reports else "an actor failed")
+            failure = Failure("exception", type(what).__name__, str(what), exception=_pickled(what))
+            super().__init__(text, {_NoMesh(): failure})
+        else:
+            super().__init__(what, {} if isinstance(reports, str) else reports, results)
+
+    @property
+    def message(self) -> str:
+        """What failed, without the reports of the ranks."""
+        return self.what
+
+    @property
+    def exception_formatted(self) -> str:
+        """The exception with its causes and its traceback, as text."""
+        import traceback
+
+        return "".join(traceback.format_exception(self.exception))
+
+
+def _pickled(error: BaseException) -> bytes:
+    import pickle
+
+    try:
+        return pickle.dumps(error)
+    except Exception:  # of the user's class; the text names the error
+        return b""
 
 
 class RemoteError(RanksError):
     """A cell, a push or a pull failed on at least one rank; the ranks are still alive."""
 
 
-class SupervisionError(RanksError):
+class SupervisionError(RanksError, RuntimeError):
     """A rank or actor that the call needs is dead or stopped."""
+
+
+class ActorDiedError(SupervisionError, ActorError):
+    """An endpoint raised an error that ended its actor: one that is no `Exception`, such as SystemExit."""
+
+
+class BootstrapError(SupervisionError, ActorError):
+    """The bootstrap of a process raised, so no actor can be made there."""
+
+
+# The name in notebooks, and for code that compares names; the alias of PyTorch Monarch gives the first one another name.
+ActorDiedError.__name__ = BootstrapError.__name__ = ActorError.__name__
 
 
 class RemoteInterrupt(KeyboardInterrupt):
@@ -569,7 +682,7 @@ class DeadlockError(MonarchError):
 
     def __str__(self) -> str:
         return (
-            f"calls wait for each other in a circle: {self.circle}; an actor handles one message at a time: "
+            f"calls wait for each other in a circle: {plain(self.circle)}; an actor handles one message at a time: "
             "call back with broadcast(), or make the waiting endpoint a @concurrent_endpoint"
         )
 
@@ -587,11 +700,28 @@ class MoveError(MonarchError):
 
 
 class CheckpointError(MonarchError):
-    """A checkpoint could not be saved, does not exist, or does not fit; the text says which, why, and what is left."""
+    """A checkpoint could not be saved, does not exist, or does not fit; the text says which, why, and what is left.
+
+    The text may have names from the files, so it has no colours, either.
+    """
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
+
+
+class RecordError(MonarchError):
+    """A run record can't be written, read or replayed; the text says why, and what is left of it."""
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
 
 
 class SnapshotError(MonarchError):
     """There is no snapshot to go back to."""
+
+
+class DriftError(MonarchError):
+    """Ranks that should hold equal tensors hold different ones; the text names the first one, its ranks and by how much."""
 
 
 class PlanError(MonarchError):
@@ -603,6 +733,22 @@ class CollectiveError(MonarchError, RuntimeError):
 
     The text has the call of each rank. Collectives of this group raise it until the group is formed again.
     """
+
+
+class TensorError(MonarchError, RuntimeError):
+    """An operation on distributed tensors is wrong for its arguments, not possible, or has failed on a rank.
+
+    Attributes:
+        reports: flat rank -> the report of the rank, if it has failed there.
+    """
+
+    def __init__(self, text: str, reports: Mapping[int, Failure] | None = None) -> None:
+        super().__init__(text, dict(reports or {}))
+        self.text = text
+        self.reports: dict[int, Failure] = self.args[1]
+
+    def __str__(self) -> str:
+        return printable(self.text)
 
 
 class ForkedError(MonarchError):

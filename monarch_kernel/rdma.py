@@ -10,6 +10,7 @@ torch's ``share_memory_`` does, would leave arrays and exported buffers on freed
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ from monarch_kernel.runtime.rpc.handles import Handle
 
 __all__ = ["Buffer", "RDMAAction", "RDMABuffer", "Transfer", "shared"]
 
+T = TypeVar("T")
 TensorT = TypeVar("TensorT")
 
 
@@ -110,25 +112,42 @@ class Buffer(Handle):
         other._whole = self._whole or self
         return other
 
-    def read_into(self, dst: Any) -> Future[Transfer]:
+    def size(self) -> int:
+        """Return the number of bytes, as `nbytes` does."""
+        return self.nbytes
+
+    @property
+    def backend(self) -> str:
+        """The network over which processes without shared memory reach this one."""
+        return "tcp"
+
+    @property
+    def owner(self) -> str:
+        """The process whose memory it is."""
+        return f"process {self._handle.proc}"
+
+    def read_into(self, dst: Any, *, timeout: float | None = None) -> Future[Transfer]:
         """Copy the memory into ``dst``.
 
         Args:
-            dst: a tensor, array or memoryview of the same dtype and shape, or flat with as many elements, or as many bytes. Its
-                content is undefined until the future has completed, and after an error.
+            dst: a tensor, array or memoryview of the same dtype and shape, or flat with as many elements, or as many bytes. Of
+                bytes there may be more; the rest is left as it is. Its content is undefined until the future has completed, and
+                after an error.
+            timeout: after so many seconds the future raises a TimeoutError; the transfer may still go on.
 
         Raises:
             TypeError: ``dst`` has another dtype, or is read-only.
             ValueError: it has another shape, or several elements share an address.
         """
-        return self._begin(self._memory(dst, is_write=False), is_write=False)
+        return _within(timeout, self._begin(self._memory(dst, is_write=False), is_write=False))
 
-    def write_from(self, src: Any) -> Future[Transfer]:
-        """Copy ``src`` into the memory; arguments and errors are those of `read_into`."""
-        return self._begin(self._memory(src, is_write=True), is_write=True)
+    def write_from(self, src: Any, *, timeout: float | None = None) -> Future[Transfer]:
+        """Copy ``src`` into the memory; arguments and errors are those of `read_into`. A ``src`` of bytes may have fewer."""
+        return _within(timeout, self._begin(self._memory(src, is_write=True), is_write=True))
 
     def _begin(self, here: Memory, *, is_write: bool) -> Future[Transfer]:
-        return carry(self._client, self._handle, here, is_write=is_write, keeper=self._whole or self)
+        part = self._first(min(here.layout.nbytes, self.nbytes))
+        return carry(self._client, part._handle, here, is_write=is_write, keeper=self._whole or self)
 
     def _memory(self, thing: Any, *, is_write: bool) -> Memory:
         """Return the memory of the other end, if it fits."""
@@ -146,9 +165,12 @@ class Buffer(Handle):
                 f"several elements of {which} share an address, as in an expanded tensor: pass a .clone() of it"
             )
         if "uint8" in (ours.dtype, theirs.dtype):
-            if ours.nbytes != theirs.nbytes:
+            fits = ours.nbytes <= theirs.nbytes if is_write else ours.nbytes >= theirs.nbytes
+            if not fits:
                 raise ValueError(f"{what} has {ours.nbytes:,} bytes, the buffer has {theirs.nbytes:,}")
-            return here
+            if ours.nbytes != theirs.nbytes and not (theirs if is_write else ours).is_contiguous:
+                raise ValueError(f"{what} has another size than the buffer, so the larger one must be contiguous")
+            return here if is_write or ours.nbytes == theirs.nbytes else _first_bytes(here, theirs.nbytes)
         if ours.dtype != theirs.dtype:
             raise TypeError(
                 f"{what} has dtype {ours.dtype}, the buffer has {theirs.dtype}: convert it, or pass its bytes"
@@ -157,6 +179,15 @@ class Buffer(Handle):
         if ours.shape != theirs.shape and not is_flat:
             raise ValueError(f"{what} has shape {list(ours.shape)}, the buffer has {list(theirs.shape)}")
         return here
+
+    def _first(self, nbytes: int) -> Buffer:
+        """Return the first bytes of the memory as a buffer; for less than all of it, as flat bytes."""
+        if nbytes == self.nbytes:
+            return self
+        part: Buffer = object.__new__(type(self))
+        part._settle(self._client, self._handle._replace(layout=Layout("uint8", 1, (nbytes,), (1,))))
+        part._whole = self._whole or self
+        return part
 
     def drop(self) -> Future[bool]:
         """End the loan: the memory is released after the last transfer. The result is False if the loan had ended."""
@@ -197,8 +228,19 @@ class RDMAAction:
         self._steps.append((dst, src, True))
         return self
 
-    def submit(self) -> Future[list[Transfer]]:
+    def read_remote(self, dst: Any, src: Buffer) -> RDMAAction:
+        """Add a read, like `read_into`; the local memory comes first."""
+        return self.read_into(src, dst)
+
+    def write_remote(self, dst: Buffer, src: Any) -> RDMAAction:
+        """Add a write, like `write_from`."""
+        return self.write_from(dst, src)
+
+    def submit(self, timeout: float | None = None) -> Future[list[Transfer]]:
         """Start all transfers; the result lists them, in order. The first error is raised when all have completed.
+
+        Args:
+            timeout: after so many seconds the future raises a TimeoutError; transfers may still go on.
 
         Raises:
             TypeError: a transfer is invalid; then none is started. The same holds for ValueError.
@@ -208,7 +250,30 @@ class RDMAAction:
         ]
         if not steps:
             return Future.resolved([])
-        return together([buffer._begin(here, is_write=is_write) for buffer, here, is_write in steps])
+        return _within(timeout, together([buffer._begin(here, is_write=is_write) for buffer, here, is_write in steps]))
+
+
+def _within(timeout_s: float | None, future: Future[T]) -> Future[T]:
+    """Make a future raise a TimeoutError after some time; the client of its owner then wakes the thread that waits."""
+    if timeout_s is None or future.done():
+        return future
+    if not timeout_s > 0:
+        raise ValueError(f"timeout must be more than 0 seconds, not {timeout_s}")
+
+    def expire() -> None:
+        if not future.done():
+            future.abandon(TimeoutError(f"the transfer has not completed within {timeout_s} s"))
+            future.owner.client.submit(lambda: None)
+
+    timer = threading.Timer(timeout_s, expire)
+    timer.name, timer.daemon = "monarch-transfer-timeout", True
+    timer.start()
+    future.add_done_callback(timer.cancel)
+    return future
+
+
+def _first_bytes(memory: Memory, nbytes: int) -> Memory:
+    return memory._replace(layout=Layout("uint8", 1, (nbytes,), (1,)))
 
 
 def _open(kind: type[Buffer], proc: int, lent: Any, lease: Any, base: int, at: int, layout: Any, *rest: Any) -> Buffer:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
+import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -128,6 +130,7 @@ class Endpoint(Generic[P, R]):
         def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]: ...
         def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]: ...
         def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+        def rref(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 class _Marks(Protocol):
@@ -156,11 +159,20 @@ def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /)
 @overload
 def endpoint(function: Callable[Concatenate[Any, P], R], /) -> Endpoint[P, R]: ...
 @overload
-def endpoint(*, propagate: Any = None, explicit_response_port: Literal[False] = False) -> _Marks: ...
-@overload
-def endpoint(*, propagate: Any = None, explicit_response_port: Literal[True]) -> _MarksPorted: ...
 def endpoint(
-    function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
+    *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> _Marks: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> _MarksPorted: ...
+def endpoint(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
 ) -> Any:
     """Mark a method (sync or async) as callable from other processes.
 
@@ -169,6 +181,7 @@ def endpoint(
         propagate: how the shape of the result follows from the arguments, for ``rref``.
         explicit_response_port: whether the method gets a `Port` as its first argument, and answers by sending to it
             instead of returning.
+        instrument: accepted for code of PyTorch Monarch. Calls have no spans, so it has no effect.
 
     Raises:
         TypeError: the marked object is not a function, or does not take self (or the port).
@@ -180,12 +193,19 @@ def endpoint(
 def concurrent_endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
 @overload
 def concurrent_endpoint(
-    *, propagate: Any = None, explicit_response_port: Literal[False] = False
+    *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
 ) -> _MarksConcurrent: ...
 @overload
-def concurrent_endpoint(*, propagate: Any = None, explicit_response_port: Literal[True]) -> _MarksPorted: ...
 def concurrent_endpoint(
-    function: Callable[..., Any] | None = None, /, *, propagate: Any = None, explicit_response_port: bool = False
+    *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> _MarksPorted: ...
+def concurrent_endpoint(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
 ) -> Any:
     """Mark an async method whose calls start in the order of arrival and then overlap.
 
@@ -222,6 +242,17 @@ class Actor:
     message.
     """
 
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """The logger of the class; a subclass can assign another one."""
+        return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
+
+    def __rref__(self, endpoint: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an endpoint for ``rref``: its result stays on the rank (`features.tensors.results`)."""
+        from monarch_kernel.features.tensors.results import hand_over
+
+        return hand_over(number, lambda: getattr(self, endpoint)(*args, **kwargs))
+
     if TYPE_CHECKING:
         # `ProcMesh.spawn` gives an `ActorMesh`, typed as the class, so that calls of endpoints are checked.
 
@@ -231,7 +262,7 @@ class Actor:
         def sizes(self) -> dict[str, int]: ...
         @property
         def initialized(self) -> Future[bool]: ...
-        def size(self, axis: str | None = None) -> int: ...
+        def size(self, axis: str | Sequence[str] | None = None, *, dim: str | Sequence[str] | None = None) -> int: ...
         def slice(self: ActorT, /, **axes: AxisIndex) -> ActorT: ...
         def split(self: ActorT, /, **axes: Sequence[str] | int) -> ActorT: ...
         def flatten(self: ActorT, name: str) -> ActorT: ...

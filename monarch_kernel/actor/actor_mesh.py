@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
-from monarch_kernel.actor.actor import Actor, Endpoint, EndpointSpec, from_outline, sources_of
+from monarch_kernel.actor.actor import WITH_PORT, Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.context import context
 from monarch_kernel.actor.endpoint_table import interface_of
+from monarch_kernel.actor.pickle_errors import error_of_user
 from monarch_kernel.actor.reloading import Target, class_now, reload_classes
 from monarch_kernel.base.mesh import Extent, Region, Shaped, ValueMesh
-from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.errors import ActorError, Failure, PayloadError
 from monarch_kernel.features.editing.classes import key_of, pickle_class
 from monarch_kernel.features.editing.preview import Reloaded
+from monarch_kernel.features.tensors.sending import SENDING, KeepingMessage, keep_until_answered
 from monarch_kernel.net.wire.codec import Packed, dump_call, pack
 from monarch_kernel.net.wire.messages import (
     Call,
@@ -25,10 +28,10 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future, as_they_come
-from monarch_kernel.runtime.rpc.gather import gather, read_value
+from monarch_kernel.runtime.rpc.gather import error_for, gather, read_value
 from monarch_kernel.runtime.rpc.handles import Handle, client_for_unpickling
 
-__all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors"]
+__all__ = ["RESERVED", "ActorMesh", "BoundEndpoint", "PlainMethod", "living_actors", "tell_actors"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,11 +100,11 @@ class ActorMesh(Handle, Shaped):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._interface.endpoints})
 
-    def announce(self, payload: Any, frames: Any) -> None:
-        """Send the spawn messages. Called by `ProcMesh.spawn`."""
+    def announce(self, payload: Any, frames: Any, parts: list[Any]) -> None:
+        """Send the spawn messages. Called by `ProcMesh.spawn`; ``parts`` are the distributed tensors in the arguments."""
         finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
 
-        def up(answers: Sequence[Answer]) -> bool:
+        def up(answers: Sequence[Answer], parts: Any = parts) -> bool:
             finish(answers)
             return True
 
@@ -217,15 +220,32 @@ class BoundEndpoint(Endpoint[Any, Any]):
         return self._mesh._interface.find(self._spec.name)
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[int], Any]:
-        mesh, spec = self._mesh, self._spec_now()
+        spec = self._spec_now()
         spec.check(args, kwargs)
-        payload, frames = dump_call(args, kwargs, spec.names)
-        return lambda id: pack(Call(id, mesh._actor, spec.name, mesh._packed, payload), frames)
+        return self._message(spec.name, spec.names, args, kwargs)
+
+    def _message(
+        self, method: str, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[int], Packed]:
+        mesh = self._mesh
+        parts: list[Any] = []
+        SENDING.parts = parts
+        try:
+            payload, frames = dump_call(args, kwargs, names)
+        except PayloadError as error:
+            raise error_of_user(error) from error.__cause__
+        finally:
+            SENDING.parts = None
+
+        def make(id: int) -> Packed:
+            return pack(Call(id, mesh._actor, method, mesh._packed, payload), frames)
+
+        return KeepingMessage(make, parts) if parts else make
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call the endpoint on every rank. The result has the shape of the mesh."""
-        mesh = self._mesh
-        return mesh._client.request(mesh._procs, self._make(args, kwargs), self._note, self._finish)
+        mesh, make = self._mesh, self._make(args, kwargs)
+        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish))
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of the only actor of a mesh."""
@@ -235,7 +255,8 @@ class BoundEndpoint(Endpoint[Any, Any]):
                 f"{self._note}.call_one() needs a mesh of one actor, but this one has {len(mesh._procs)}: {mesh.extent}; "
                 "slice it, or use .call()"
             )
-        return mesh._client.request(mesh._procs, self._make(args, kwargs), self._note, self._finish_one)
+        make = self._make(args, kwargs)
+        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish_one))
 
     def _finish_one(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -250,11 +271,10 @@ class BoundEndpoint(Endpoint[Any, Any]):
             answer = answers[0]
             if not isinstance(answer, Failure):
                 return read_value(answer)
-            gone = answer.kind in ("lost", "stopped")
-            raise (SupervisionError if gone else ActorError)(f"{self._note}() failed on {mesh.name}", {point: answer})
+            raise error_for([answer])(f"{self._note}() failed on {mesh.name}", {point: answer})
 
         rank = one.ranks[index]
-        return mesh._client.request((mesh._procs[index],), make, self._note, finish, rank)
+        return mesh._client.request((mesh._procs[index],), make, self._note, keep_until_answered(make, finish), rank)
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of one actor, chosen at random."""
@@ -268,8 +288,52 @@ class BoundEndpoint(Endpoint[Any, Any]):
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Call the endpoint on every rank without an answer."""
-        mesh = self._mesh
-        mesh._client.tell(mesh._procs, self._make(args, kwargs)(0))
+        tell_actors(self._mesh, self._mesh._procs, self._make(args, kwargs))
+
+    def rref(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the endpoint on every rank without waiting; the tensors in its result become distributed tensors.
+
+        The program knows their shapes by ``propagate`` of the endpoint (`tensor.remote`); by default the first call with
+        tensors of these shapes waits.
+
+        Raises:
+            TensorError: the endpoint has failed, where the call waits; otherwise a read of its result raises it.
+        """
+        return importlib.import_module("monarch_kernel.tensor.actor_results").rref(self, args, kwargs)
+
+    def begin_rref(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """Call the endpoint on every rank, and leave the result there under a number."""
+        mesh, spec = self._mesh, self._spec_now()
+        if spec.takes_port:
+            raise TypeError(f"{self._note}() answers through a port, so it has no rref")
+        spec.check(args, kwargs)
+        make = self._message("__rref__", (), (spec.name.removesuffix(WITH_PORT), number, args, kwargs), {})
+        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish))
+
+    @property
+    def key(self) -> tuple[int, str, Any]:
+        """The actors and the endpoint, and what says how the shape of its result follows from the arguments."""
+        spec = self._spec_now()
+        return self._mesh._actor, spec.name, spec.propagate
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The processes of the actors.
+
+        Raises:
+            TypeError: the mesh of actors came as an argument or a result.
+        """
+        procs: Any = self._mesh._proc_mesh
+        if isinstance(procs, _ReceivedProcs):
+            raise TypeError(f"{self._note}.rref() is only possible where {self._mesh.name!r} was spawned")
+        return procs.with_region(self._mesh._region)
+
+
+def tell_actors(mesh: ActorMesh, procs: Sequence[int], make: Callable[[int], Packed]) -> None:
+    """Send actors of a mesh, in these processes, a message that has no answer."""
+    mesh._client.tell(procs, make(0))
+    if isinstance(make, KeepingMessage):  # the actors have taken the tensors in it when they answer the next message
+        mesh._ping().add_done_callback(make.parts.clear)
 
 
 class PlainMethod:

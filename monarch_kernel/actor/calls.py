@@ -8,13 +8,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch_kernel.actor.actor import WITH_PORT, Endpoint, EndpointSpec
-from monarch_kernel.actor.actor_mesh import BoundEndpoint, PlainMethod
+from monarch_kernel.actor.actor_mesh import BoundEndpoint, PlainMethod, tell_actors
 from monarch_kernel.actor.channels import Port
 from monarch_kernel.errors import ActorError, Failure, SupervisionError
+from monarch_kernel.features.tensors.sending import keep_until_answered
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
+from monarch_kernel.runtime.rpc.gather import error_for, read_value
 from monarch_kernel.runtime.rpc.waits import Wait
 
 __all__ = ["Accumulator", "as_endpoint", "send"]
@@ -95,20 +97,25 @@ def send(
     places = range(len(mesh._procs)) if selection == "all" else (random.randrange(len(mesh._procs)),)
     make = endpoint._make(args, kwargs)
     if port is None:
-        mesh._client.tell([mesh._procs[place] for place in places], make(0))
+        tell_actors(mesh, [mesh._procs[place] for place in places], make)
         return
     for place in places:
-        answer = mesh._client.request((mesh._procs[place],), make, endpoint._note, _first)
-        answer.add_done_callback(functools.partial(_pass_on, answer, port))
+        answer = mesh._client.request((mesh._procs[place],), make, endpoint._note, keep_until_answered(make, _first))
+        answer.add_done_callback(functools.partial(_pass_on, answer, port, place))
 
 
 def _first(answers: Sequence[Answer]) -> Answer:
     return answers[0]
 
 
-def _pass_on(answer: Future[Answer], port: Port[Any]) -> None:
-    if answer.exception(0) is None:  # otherwise the session was shut down
-        port.pass_on(answer.get(0))
+def _pass_on(answer: Future[Answer], port: Port[Any], rank: int) -> None:
+    if answer.exception(0) is not None:  # the session was shut down
+        return
+    found = answer.get(0)
+    if port.is_ranked and not isinstance(found, Failure):
+        port.send_as(rank, read_value(found))
+    else:
+        port.pass_on(found)
 
 
 class Accumulator(Generic[P, R, A]):
@@ -153,12 +160,11 @@ class Accumulator(Generic[P, R, A]):
                     results[mesh.extent.point(calls.index(call))] = result = call.get(0)
                     value = value if reports else self._combine(value, result)
             if reports:
-                gone = any(report.kind in ("lost", "stopped") for report in reports.values())
                 what = f"{endpoint._note}() failed on {mesh.name}"
-                raise (SupervisionError if gone else ActorError)(what, reports, results)
+                raise error_for(reports.values())(what, reports, results)
             return value
 
-        folded: Future[A] = Future(_CombinedOwner(mesh._client, calls), mesh._client.new_number(), fold)
+        folded = _Combined(_CombinedOwner(mesh._client, calls), mesh._client.new_number(), fold)
 
         def arrive(call: Future[R]) -> None:
             arrived.append(call)
@@ -170,27 +176,41 @@ class Accumulator(Generic[P, R, A]):
         return folded
 
 
+class _Combined(Future[A]):
+    """A future that combines several futures."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, owner: _CombinedOwner, id: int, finish: Callable[[Sequence[Answer]], A]) -> None:
+        super().__init__(owner, id, finish)
+        self._parts = owner.parts
+
+    def _interrupt_work(self) -> str:
+        effect: str = self._owner.client.interrupt_work(self._parts, self.interrupt)
+        return effect
+
+
 class _CombinedOwner:
     """Owner of a future that combines several futures."""
 
     def __init__(self, client: Client, parts: Sequence[Future[Any]]) -> None:
         self.client = client
-        self._parts = parts
+        self.parts = parts
 
     def wait(self, waiter: Waiter, timeout_s: float | None) -> bool:
         return self.client.wait(waiter, timeout_s)
 
     def interrupt(self, id: int, *, abort: bool = False) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.interrupt(abort=abort)
 
     def cancel(self, id: int) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part.cancel()
 
     def attend(self, future: Future[Any]) -> None:
         self.client.attend(future)
 
     def on_slow_wait(self, wait: Wait) -> float | None:
-        wait.future = next((part for part in self._parts if not part.done()), wait.future)
+        wait.future = next((part for part in self.parts if not part.done()), wait.future)
         return self.client.on_slow_wait(wait)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
-from monarch_kernel.errors import Failure, RemoteInterrupt, rebuild_exception
+from monarch_kernel.actor.context import context
+from monarch_kernel.actor.pickle_errors import error_of_user
+from monarch_kernel.errors import Failure, PayloadError, RemoteInterrupt, rebuild_exception
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import dump, pack
 from monarch_kernel.net.wire.messages import Payload, PortSend
@@ -48,9 +50,10 @@ def client_here() -> Client:
 class Port(Handle, Generic[T]):
     """The sending end of a channel. It can be passed to any process, as an argument or inside of one."""
 
-    def __init__(self, client: Client, number: int) -> None:
+    def __init__(self, client: Client, number: int, is_ranked: bool = False) -> None:
         self._client = client
         self._number = number
+        self._is_ranked = is_ranked
 
     def __repr__(self) -> str:
         return f"<Port {self._number:#x}>"
@@ -62,7 +65,12 @@ class Port(Handle, Generic[T]):
         return hash(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_port, (self._number,)
+        return open_port, (self._number, self._is_ranked)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether values arrive with the rank of their sender (`Channel.open_ranked`)."""
+        return self._is_ranked
 
     def send(self, value: T) -> None:
         """Send a value. Values of one sender arrive in order. If the receiver is gone, the value is dropped silently.
@@ -70,7 +78,17 @@ class Port(Handle, Generic[T]):
         Raises:
             PayloadError: the value can't be pickled.
         """
-        payload, frames = dump(value, f"what is sent into a port (a {type(value).__name__})", roots={"value": value})
+        self.send_as(context().message_rank.rank, value)
+
+    def send_as(self, rank: int, value: Any) -> None:
+        """Send a value for a rank, which arrives with it if the port is ranked."""
+        value = (rank, value) if self._is_ranked else value
+        try:
+            payload, frames = dump(
+                value, f"what is sent into a port (a {type(value).__name__})", roots={"value": value}
+            )
+        except PayloadError as error:
+            raise error_of_user(error) from error.__cause__
         self._client.tell((origin_of(self._number),), pack(PortSend(self._number, payload), frames))
 
     def exception(self, error: BaseException) -> None:
@@ -264,13 +282,27 @@ class Channel(Generic[T]):
     """A one-way channel for values between processes."""
 
     @classmethod
-    def open(cls) -> tuple[Port[T], PortReceiver[T]]:
-        """Open a channel, and return its port, which can go to other processes, and its receiver, which stays here."""
+    def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
+        """Open a channel, and return its port, which can go to other processes, and its receiver, which stays here.
+
+        Args:
+            once: whether one value is enough. Accepted for code of PyTorch Monarch; the channel takes further values, too.
+        """
         client = client_here()
         number = client.new_number()
         return Port(client, number), PortReceiver(client, number)
 
+    @classmethod
+    def open_ranked(cls, once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
+        """Open a channel whose receiver gives pairs of rank and value.
 
-def open_port(number: int) -> Port[Any]:
+        The rank is that of the actor that answers, in the mesh that `send` addresses, or of the actor that sends.
+        """
+        client = client_here()
+        number = client.new_number()
+        return Port(client, number, True), PortReceiver(client, number)
+
+
+def open_port(number: int, is_ranked: bool = False) -> Port[Any]:
     """Make the port that came from another process."""
-    return Port(client_here(), number)
+    return Port(client_here(), number, is_ranked)

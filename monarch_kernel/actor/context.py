@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
 
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.runtime.rpc.handles import PROCESS
 
 __all__ = [
+    "ActorAborted",
     "ActorInstance",
     "Context",
+    "Host",
     "belongs_to",
     "carry_into_threads",
     "context",
@@ -31,6 +33,17 @@ __all__ = [
     "current_size",
     "running",
 ]
+
+
+class Host(Protocol):
+    """What makes and ends an actor here."""
+
+    cls: type
+    owner: int
+
+    def stop_itself(self, reason: str) -> None:
+        """Stop the actor after its current message."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +62,60 @@ class ActorInstance:
     rank: Point
     proc_mesh: Any = None
     _flat: int = 0
+    _host: Host | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorInstance, (self.name, self.actor_id, self.rank, self.proc_mesh, self._flat)
 
     @property
     def proc(self) -> Any:
         """The process of the actor, as a mesh without axes; None for the program itself."""
         return None if self.proc_mesh is None else self.proc_mesh.process(self._flat)
+
+    @property
+    def proc_id(self) -> str:
+        """The name of its process, such as ``trainers[3]``; ``client`` for the program itself."""
+        return _CLIENT if self.proc_mesh is None else f"{self.proc_mesh.name}[{self._flat}]"
+
+    @property
+    def class_name(self) -> str | None:
+        """The module and the name of the actor's class; None outside of actors."""
+        cls = None if self._host is None else self._host.cls
+        return None if cls is None else f"{cls.__module__}.{cls.__qualname__}"
+
+    @property
+    def creator(self) -> int | None:
+        """The `actor_id` of the actor that has spawned this one, 0 for code outside of actors; None outside of actors."""
+        return None if self._host is None else self._host.owner
+
+    def stop(self, reason: str = "stopped by itself") -> None:
+        """Stop this actor after its current message, and run its ``__cleanup__``.
+
+        Raises:
+            RuntimeError: the code runs outside of actors.
+        """
+        self._here("stop").stop_itself(reason)
+
+    def abort(self, reason: str = "aborted by itself") -> NoReturn:
+        """End this actor with a failure, which its owner gets. It raises, so the endpoint that calls it ends, too.
+
+        Raises:
+            RuntimeError: the code runs outside of actors.
+            ActorAborted: otherwise.
+        """
+        self._here("abort")
+        raise ActorAborted(reason)
+
+    kill = abort
+
+    def _here(self, what: str) -> Host:
+        if self._host is None:
+            raise RuntimeError(f"{what}() ends the actor whose code calls it, and no actor of this process does")
+        return self._host
+
+
+class ActorAborted(BaseException):
+    """An actor ends itself by `ActorInstance.abort`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +200,9 @@ def current_rank() -> Point:
     return context().message_rank
 
 
-def current_size() -> Extent:
+def current_size() -> dict[str, int]:
     """Return the axes and sizes of the mesh that the caller addressed; outside of actors, of the mesh of this process."""
-    return context().message_rank.extent
+    return dict(context().message_rank.extent)
 
 
 def current_actor_name() -> str:

@@ -9,22 +9,25 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
+from monarch_kernel.actor.accepted import Accepted
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED
 from monarch_kernel.actor.channels import client_here
-from monarch_kernel.actor.hosting.install import host_actors
+from monarch_kernel.actor.hosting.enable_hosting import host_actors
 from monarch_kernel.actor.per_rank import cells_of
 from monarch_kernel.actor.proc_mesh import ProcMesh, check_constructor
 from monarch_kernel.actor.process_service import DIRECTORY, Processes, directory_of, spawn_of
+from monarch_kernel.actor.spawning import SPAWN_DEFAULTS, BootstrapCommand, Device, check_binds, starts, steps
 from monarch_kernel.base.events import HostsView
-from monarch_kernel.base.mesh import Extent, Region, Shaped
+from monarch_kernel.base.mesh import Extent, Point, Region, Shaped
 from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError, SupervisionError
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.net.wire.codec import dump_bytes
-from monarch_kernel.net.wire.config import LEAST_SILENCE_S
+from monarch_kernel.net.wire.config import LEAST_SILENCE_S, SAME
 from monarch_kernel.net.wire.messages import RankSpec
+from monarch_kernel.runtime.controller.environment import read_at_start
 from monarch_kernel.runtime.controller.host_compatibility import Comparison
 from monarch_kernel.runtime.controller.restarts import Restart, RestartPolicy
 from monarch_kernel.runtime.controller.runtime import Runtime
@@ -54,7 +57,6 @@ _MAX_BOOTSTRAP_NBYTES = 1 << 17  # one packet carries it to the process that for
 
 A = TypeVar("A", bound=Actor)
 P = ParamSpec("P")
-Device = Literal["auto", "cpu", "cuda"]
 
 
 def lost_hosts(mesh: ProcMesh) -> HostMesh | None:
@@ -74,9 +76,17 @@ class HostMesh(Handle, Shaped):
         client: sends the requests.
         region: the hosts that the mesh includes.
         hosts: numbers of all hosts. A negative number stands for the host of that process, which only the program knows.
+        python: the interpreter of processes; empty for that of their host.
     """
 
-    def __init__(self, client: Client, region: Region, hosts: Sequence[int]) -> None:
+    is_fake_in_process = False
+    """Whether actors run in the process of the program; they never do."""
+
+    stream_logs = True
+    """Whether output of processes reaches the program; it always does."""
+
+    def __init__(self, client: Client, region: Region, hosts: Sequence[int], python: str = "") -> None:
+        self._python = python
         self._client = client
         self._region = region
         self._hosts = hosts
@@ -85,10 +95,46 @@ class HostMesh(Handle, Shaped):
         return f"<HostMesh {self.extent}>"
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._client, region, self._hosts)
+        return HostMesh(self._client, region, self._hosts, self._python)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_hosts, (self._region, tuple(self._hosts))
+        return _open_hosts, (self._region, tuple(self._hosts), self._python)
+
+    @property
+    def region(self) -> Region:
+        """The hosts of this mesh, in the mesh as it was allocated."""
+        return self._region
+
+    def with_python_executable(self, python: str) -> HostMesh:
+        """Return the same hosts, on which processes start with this interpreter, as new processes.
+
+        The interpreter must have this package, in this version.
+        """
+        check_type("python", python, str)
+        return HostMesh(self._client, self._region, self._hosts, python)
+
+    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> Accepted:
+        """Do nothing: processes on this machine use the files of this program. Hosts elsewhere need a shared file system.
+
+        Raises:
+            RuntimeError: hosts are elsewhere; the text says what to use.
+        """
+        session = self._session
+        if any(session.launcher_of(number) is not None for number in self._numbers):
+            raise RuntimeError(
+                "files are not copied to other machines: use a shared file system, or send changed modules to the processes of "
+                "a mesh with procs.sync() or %mesh sync"
+            )
+        return Accepted()
+
+    async def __aenter__(self) -> HostMesh:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """End all processes on these hosts, and give the hosts back to their engine; this machine goes on with the session."""
+        session, numbers = self._session, self._numbers
+        is_here = any(session.launcher_of(number) is None for number in numbers)
+        await (self.stop() if is_here else self.shutdown())
 
     @property
     def _session(self) -> Session:
@@ -102,15 +148,18 @@ class HostMesh(Handle, Shaped):
         self,
         per_host: Mapping[str, int] | None = None,
         bootstrap: Callable[[], Any] | None = None,
+        name: str | None = "",
         *,
-        name: str = "",
         env: Mapping[str, str] | None = None,
-        device: Device = "auto",
+        device: Device | None = None,
         axes: Mapping[str, int] | None = None,
         restart: Restart = "never",
         max_restarts: int = 3,
         restart_within_s: float = 300.0,
         backoff_s: float = 1.0,
+        fresh: bool | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
     ) -> ProcMesh:
         """Start processes on every host. Returns at once; the first request waits until the processes are up.
 
@@ -122,9 +171,11 @@ class HostMesh(Handle, Shaped):
             bootstrap: a function without arguments, sync or async, that each process runs before it has any actor. If it
                 raises, so does ``initialized`` of the mesh and of every actor that is spawned on it.
             name: the name of the mesh in messages.
-            env: variables to add to the environment of the processes.
+            env: variables to add to the environment of the processes. If it has one that torch or Python reads when it starts,
+                such as ``TORCH_LOGS``, they start as new processes.
             device: ``cuda`` gives each process one GPU, ``cpu`` none. ``auto`` means ``cuda`` on a host that has as many GPUs
                 as processes. If ``env`` has ``CUDA_VISIBLE_DEVICES``, processes get the GPUs that it names, in this order.
+                ``visible`` gives each process all GPUs that ``CUDA_VISIBLE_DEVICES`` names, and its code chooses one.
             axes: the axes of all processes, such as ``{"dp": 4, "tp": 4}`` on 2 hosts with 8 processes each. By default the
                 axes of the hosts and then those of ``per_host``. Processes are numbered host by host.
             restart: what to replace when a process dies: nothing (``never``), its ``rank``, or the whole ``mesh``. The new
@@ -133,6 +184,13 @@ class HostMesh(Handle, Shaped):
             restart_within_s: how long a restart counts, in seconds.
             backoff_s: the delay before the second restart, in seconds. Each later restart waits twice as long; the first does
                 not wait.
+            fresh: whether each process is a new interpreter with nothing imported, and not a fork of one that has imported
+                torch. It then imports torch when its code does, which takes a second.
+            bootstrap_command: an environment and an interpreter, for code of PyTorch Monarch: ``default_bootstrap_cmd()
+                .with_env({...})``, or a function that returns such a command for the point of a process. As there, the value of
+                ``CUDA_VISIBLE_DEVICES`` reaches each process as it is.
+            proc_bind: for each process of a host the CPUs that it may use, such as ``[{"cpus": "0-3"}, {"cpus": "4-7"}]``;
+                ``cpunodebind`` names NUMA nodes.
 
         Raises:
             TypeError: a name or a value of ``env`` is not a str; ``bootstrap`` takes arguments, or can't be sent.
@@ -141,6 +199,7 @@ class HostMesh(Handle, Shaped):
             LaunchError: the working directory of this program was deleted.
         """
         policy = RestartPolicy(restart, max_restarts, restart_within_s, backoff_s)
+        name = "" if name is None else name
         for key, value in (env or {}).items():
             check_type(f"env[{key!r}]", value, str)
         check_title("name", name)
@@ -150,10 +209,13 @@ class HostMesh(Handle, Shaped):
         if not isinstance(self._client, Runtime):  # on a rank: only the program starts processes
             options: dict[str, Any] = {"name": name, "env": env, "device": device, "restart": restart}
             options |= {
+                "bootstrap_command": bootstrap_command,
+                "proc_bind": proc_bind,
                 "axes": axes,
                 "max_restarts": max_restarts,
                 "restart_within_s": restart_within_s,
                 "backoff_s": backoff_s,
+                "fresh": fresh,
             }
             owner = _program(self._client).spawn("processes", Processes)
             try:
@@ -163,10 +225,17 @@ class HostMesh(Handle, Shaped):
                 raise
         local = Extent(per_host or {})
         per = local.nelements
+        if bootstrap_command is not None:
+            device = device or "visible"
+        device = device or SPAWN_DEFAULTS.device
+        if proc_bind is not None:
+            check_binds(proc_bind, per)
+        boot = steps(SPAWN_DEFAULTS.prepare, proc_bind or (), boot, per, _MAX_BOOTSTRAP_NBYTES)
         world = len(self) * per
         extent = Extent(axes if axes is not None else [*self.extent.items(), *local.items()])
         if extent.nelements != world:
             raise ValueError(f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes")
+        all_starts = starts(bootstrap_command, env, self._python, extent)
         session = self._session
         runtime = session.runtime
         if any(session.launcher_of(number) is None for number in self._numbers):
@@ -176,10 +245,11 @@ class HostMesh(Handle, Shaped):
         are_here = [session.launcher_of(number) is None for number in numbers]
         cwd = _working_directory()
         gpus = functools.cache(gpu_ids)
+        is_fresh = SPAWN_DEFAULTS.is_fresh if fresh is None else fresh
         procs = runtime.new_procs(world)
         name = name or f"procs{procs[0]}"
         for i, (number, is_here) in enumerate(zip(numbers, are_here, strict=True)):
-            variables = {**(changed.values if is_here else {}), **(env or {})}
+            values, unset = (changed.values, changed.removed) if is_here else ({}, ())
             specs = [
                 RankSpec(
                     proc=procs[i * per + local_rank],
@@ -191,21 +261,24 @@ class HostMesh(Handle, Shaped):
                     mesh=name,
                     device=device,
                     threads=0,
-                    env=variables,
+                    env={**{name: values[name] for name in values if name not in start.removed}, **start.env},
                     cwd=cwd,
                     sys_path=tuple(sys.path),
                     record=session.record_of(procs[i * per + local_rank], is_here=is_here),
                     bootstrap=boot,
-                    unset=changed.removed if is_here else (),
+                    unset=(*unset, *start.removed),
+                    python=start.python or (SAME if is_fresh or read_at_start([*start.env, *start.removed]) else ""),
                 )
-                for local_rank in range(per)
+                for local_rank, start in enumerate(all_starts[i * per : (i + 1) * per])
             ]
             if is_here:  # a remote host fills in the device, the threads and the GPUs itself
                 specs = [_complete_here(spec, gpus) for spec in specs]
             runtime.start_ranks(number, specs)
         if policy.restart != "never":
             runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
-        return ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
+        mesh = ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
+        mesh.place_on(self)
+        return mesh
 
     @property
     def initialized(self) -> Future[bool]:
@@ -258,6 +331,8 @@ class HostMesh(Handle, Shaped):
         """
         runtime = self._session.runtime
         procs = runtime.host_pool.procs_on(self._numbers)
+        if not procs:
+            return Future.resolved(None)
         finish = gather(
             Region.whole(Extent({"processes": len(procs)})), "stopping hosts", SupervisionError, lambda _: None
         )
@@ -389,18 +464,21 @@ def _rethrow(future: Future[Any]) -> Any:
         raise error.exception from None
 
 
-def _open_hosts(region: Region, hosts: Sequence[int]) -> HostMesh:
+def _open_hosts(region: Region, hosts: Sequence[int], python: str = "") -> HostMesh:
     """Make the mesh of hosts that this process received as an argument or a result."""
     client = client_for_unpickling()
     if isinstance(client, Runtime):
         hosts = [host if host > 0 else client.session.host_of(-host) for host in hosts]
-    return HostMesh(client, region, hosts)
+    return HostMesh(client, region, hosts, python)
 
 
 def this_host() -> HostMesh:
-    """Return the machine of the caller as a mesh of one host without axes."""
+    """Return the machine of the caller as a mesh of one host without axes.
+
+    On a rank for which `HostMesh.with_python_executable` has chosen an interpreter, processes start with that one, too.
+    """
     if PROCESS.client is not None:
-        return HostMesh(PROCESS.client, Region.whole(Extent()), (-PROCESS.proc.procs[0],))
+        return HostMesh(PROCESS.client, Region.whole(Extent()), (-PROCESS.proc.procs[0],), PROCESS.python)
     session = current_session()
     serve_ranks(session)
     return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),))
@@ -450,6 +528,10 @@ def hosts_of(
     return HostMesh(session.runtime, region, numbers)
 
 
-def shutdown_context() -> Future[None]:
-    """End the session of this process: every mesh, process and agent. A later call of `this_host` starts a new session."""
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """End the session of this process: every mesh, process and agent. A later call of `this_host` starts a new session.
+
+    Args:
+        host_timeout: accepted for code of PyTorch Monarch. The end of a session waits five seconds for its hosts.
+    """
     return close_session()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
+from monarch_kernel.actor.accepted import Accepted
 from monarch_kernel.actor.fault_hook import call_fault_hook
 from monarch_kernel.base.mesh import Extent, Region, Shaped
 from monarch_kernel.errors import Failure
@@ -43,6 +46,39 @@ class ProcHandle(Handle, Shaped):
         self._started_at = started_at
         self.spawned_extent = extent
         self.name = name
+        self._hosts: Any = None
+
+    def place_on(self, hosts: Any) -> None:
+        """Note the hosts on which the processes were spawned."""
+        self._hosts = hosts
+
+    @property
+    def host_mesh(self) -> Any:
+        """The hosts on which the whole mesh was spawned.
+
+        Raises:
+            RuntimeError: the processes were not spawned on hosts, such as that of the program.
+        """
+        if self._hosts is None:
+            raise RuntimeError(f"mesh {self.name!r} was not spawned on hosts; call this_host()")
+        return self._hosts
+
+    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> Accepted:
+        """Do what `HostMesh.sync_workspace` does."""
+        done: Accepted = self.host_mesh.sync_workspace(workspace, conda, auto_reload)
+        return done
+
+    def logging_option(
+        self, stream_to_client: bool = True, aggregate_window_sec: int | None = 3, level: int = logging.INFO
+    ) -> Accepted:
+        """Accept options of PyTorch Monarch. Output of the processes always reaches the program, and equal lines are folded.
+
+        Raises:
+            ValueError: the options contradict each other.
+        """
+        if not stream_to_client and aggregate_window_sec:
+            raise ValueError("output can't be aggregated without streaming: pass aggregate_window_sec=None")
+        return Accepted()
 
     @property
     def runtime(self) -> Runtime:

@@ -10,13 +10,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED, ActorMesh
 from monarch_kernel.actor.per_rank import apply_messages, by_rank, push_messages
+from monarch_kernel.actor.pickle_errors import error_of_user
+from monarch_kernel.actor.proc_device import ProcDevice
 from monarch_kernel.actor.proc_editor import ProcEditor
 from monarch_kernel.actor.proc_observer import ProcObserver
 from monarch_kernel.actor.proc_tensors import ProcTensors
 from monarch_kernel.actor.process_service import directory_of
 from monarch_kernel.base.mesh import Extent, Point, Region, ValueMesh
-from monarch_kernel.errors import ActorError, RemoteError, SupervisionError
+from monarch_kernel.errors import ActorError, BootstrapError, PayloadError, RemoteError, SupervisionError
 from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.features.tensors.sending import SENDING
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
     Ping,
@@ -40,7 +43,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
+class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
     """Processes, one per rank, that run cells and host actors."""
 
     def __repr__(self) -> str:
@@ -48,14 +51,22 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
 
     def with_region(self, region: Region) -> ProcMesh:
         """Return the processes of a region of the mesh as it was spawned."""
-        return ProcMesh(
+        part = ProcMesh(
             self._client, region, self._base, self.name, self._started_at, self.spawned_extent, self._session
         )
+        part.place_on(self._hosts)
+        return part
 
     _with_region = with_region  # for `Shaped`
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_procs, (self._region, tuple(self._base), self.name, self.spawned_extent)
+        return _open_procs, (self._region, tuple(self._base), self.name, self.spawned_extent, self._hosts)
+
+    async def __aenter__(self) -> ProcMesh:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     @property
     def whole(self) -> ProcMesh:
@@ -69,7 +80,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
     @property
     def initialized(self) -> Future[bool]:
         """A future that resolves when every process is up and has handled all earlier messages."""
-        finish = gather(self._region, f"starting {self.name}", SupervisionError, read_value, self.spawned_extent)
+        finish = gather(self._region, f"starting {self.name}", BootstrapError, read_value, self.spawned_extent)
 
         def up(answers: Sequence[Answer]) -> bool:
             finish(answers)
@@ -142,8 +153,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
         A list selects ranks by index and gives them one axis: ``mesh[[0, 1, 3]]``. A `Point` selects the rank there.
         """
         if isinstance(key, list):
-            ranks = [self._region.ranks[index] for index in key]
-            return self.with_region(Region(Extent({"ranks": len(ranks)}), tuple(ranks)))
+            return self.with_region(self._region.pick(key))
         if isinstance(key, Point):
             return self.with_region(self._region.slice(**key))
         if not isinstance(key, str):
@@ -237,10 +247,17 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
             reports = {self.spawned_extent.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
         roots = {cls.__name__: cls, **{f"args[{i}]": each for i, each in enumerate(args)}, **kwargs}
-        payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments", roots=roots)
+        parts: list[Any] = []
+        SENDING.parts = parts
+        try:
+            payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments", roots=roots)
+        except PayloadError as error:
+            raise error_of_user(error) from error.__cause__
+        finally:
+            SENDING.parts = None
         mesh = ActorMesh(self, self._region, name, self._client.new_number(), cls, endpoints)
         # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
-        mesh.announce(payload, frames)
+        mesh.announce(payload, frames, parts)
         return cast(A, mesh)
 
     def interrupt(self, *, abort: bool = False) -> None:
@@ -327,9 +344,12 @@ class ProcMesh(ProcObserver, ProcTensors, ProcEditor):
 
         runtime = self.runtime
         gone = runtime.host_pool.gone(self.procs)
-        hosts = runtime.session.replace_hosts(gone) if gone else {}
+        new_hosts = runtime.session.replace_hosts
+        hosts = new_hosts(gone) if gone else {}
         retire = "" if grace_s is None else "ended to be restarted"
-        return runtime.replacement.heal(self.procs, finish, hosts=hosts, retire=retire, grace_s=grace_s or 0.0)
+        return runtime.replacement.heal(
+            self.procs, finish, new_hosts=new_hosts, hosts=hosts, retire=retire, grace_s=grace_s or 0.0
+        )
 
 
 def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -349,6 +369,8 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         raise TypeError(f"{cls.__name__}{signature}: {error}") from None
 
 
-def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent) -> ProcMesh:
+def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent, hosts: Any = None) -> ProcMesh:
     """Make the mesh that this process received as an argument or a result."""
-    return ProcMesh(client_for_unpickling(), region, procs, name, time.monotonic(), extent)
+    mesh = ProcMesh(client_for_unpickling(), region, procs, name, time.monotonic(), extent)
+    mesh.place_on(hosts)
+    return mesh

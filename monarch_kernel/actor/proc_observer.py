@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.actor.proc_handle import ProcHandle
-from monarch_kernel.base.events import MeshView, StopEvent
+from monarch_kernel.base.events import MeshView, StopEvent, WaitView
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import Failure, RemoteError, format_ranks
 from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.live.handle import LiveLoop
 from monarch_kernel.features.live.tensorboard import TensorBoardJournal
+from monarch_kernel.features.profiling.handle import Profile, check_numbers, profile
+from monarch_kernel.features.profiling.late_ranks import LateRanks
+from monarch_kernel.features.profiling.lateness import Lateness
 from monarch_kernel.features.traffic.controller import TrafficControl
 from monarch_kernel.features.traffic.table import Traffic
+from monarch_kernel.features.watch.messages import GetProgress
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import (
     Complete,
@@ -26,6 +30,7 @@ from monarch_kernel.net.wire.messages import (
     ListErrors,
     PostMortem,
 )
+from monarch_kernel.runtime.diagnostics.dumped_stacks import doing_of
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.host.logs import LogRecord
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -38,18 +43,50 @@ __all__ = ["ProcObserver"]
 class ProcObserver(ProcHandle):
     """The methods of `ProcMesh` that show the state of its processes."""
 
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
+    def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         """Return what every rank does now, by flat rank. A rank that is not up has a `Failure`.
 
         This takes milliseconds, whatever the ranks run. A rank whose native code holds the GIL answers when that ends;
         ``cancel()`` ends the future earlier, with a `Failure` for each such rank.
+
+        Args:
+            brief: whether ranks may leave out collectives of groups that have started more since the last look, which takes
+                them less time.
         """
 
         def finish(answers: Sequence[Answer]) -> dict[int, Doing | Failure]:
             read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
             return dict(zip(self.ranks, read, strict=True))
 
-        return self.runtime.ask(self.procs, lambda id: pack(GetStacks(id)), finish)
+        return self.runtime.ask(self.procs, lambda id: pack(GetStacks(id, brief)), finish)
+
+    def silent_stacks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Doing]:
+        """Return what ranks do that do not answer, because native code holds the GIL, as far as their agents can say it.
+
+        Args:
+            ranks: flat ranks.
+            timeout_s: how long to wait for the agents, in seconds.
+        """
+        pool, procs, until = self.runtime.host_pool, dict(zip(self.ranks, self.procs)), time.monotonic() + timeout_s
+        asked = {rank: pool.read_stacks(pool.host_of(procs[rank]), procs[rank]) for rank in ranks if rank in procs}
+        found = {}
+        for rank, stacks in asked.items():
+            if stacks.wait(max(0.0, until - time.monotonic())) and (doing := doing_of(stacks.get(0), rank)) is not None:
+                found[rank] = doing
+        return found
+
+    def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
+        """Return the mesh and the flat rank of processes of any mesh; an empty name for the program itself."""
+        return self.runtime.queries.places(procs)
+
+    def progress(self) -> Future[dict[int, int | Failure]]:
+        """Return how many collectives every rank has started, by flat rank. It takes a rank microseconds; see `doing`."""
+
+        def finish(answers: Sequence[Answer]) -> dict[int, int | Failure]:
+            read = [answer if isinstance(answer, Failure) else read_value(answer) for answer in answers]
+            return dict(zip(self.ranks, read, strict=True))
+
+        return self.runtime.ask(self.procs, lambda id: pack(GetProgress(id)), finish)
 
     def post_mortem(self, request: int) -> Future[ValueMesh[None]]:
         """Open the debugger where a request failed. The future resolves when the user leaves it. Listeners get its prompts."""
@@ -157,9 +194,48 @@ class ProcObserver(ProcHandle):
         name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
         return TrafficControl(self.runtime).table(self.procs, name, timeout_s)
 
-    def show_waits(self, source: object, lines: Sequence[str]) -> None:
-        """Show lines about waits that last in the views of the mesh, in place of earlier ones from the same source."""
-        self.runtime.wait_lines.show(self._base, source, lines)
+    def profile(
+        self, steps: int = 5, *, seconds: float = 10.0, memory: bool = False, to: str | os.PathLike[str] | None = None
+    ) -> Profile:
+        """Record what these ranks do now, and return where the time of a step goes, and which rank the others wait for.
+
+        A step is one of a live loop, else one of an optimizer of torch. Code without steps is recorded for the whole time.
+
+        Args:
+            steps: the number of steps; the first ones that all ranks do from now on.
+            seconds: the most that this may take.
+            memory: whether to record allocations, too: in the trace, and for GPUs in a snapshot.
+            to: the file to which the trace of all ranks is written, such as ``trace.json`` or ``trace.json.gz``.
+
+        Raises:
+            OSError: the file can't be written.
+            RuntimeError: the ranks run nothing, or no rank has recorded anything.
+            ValueError: a number is out of its range.
+        """
+        folder = None if to is None else Path(to).expanduser().parent
+        if folder is not None and not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}")
+        check_numbers(steps, seconds)
+        name = self.name if self.is_whole else f"{self.name}{format_ranks(self.ranks)}"
+        view = self.runtime.run_on_io_thread(self.view)  # what was just started is running there
+        if not any(rank.state == "running" for rank in view.ranks if rank.rank in self.ranks):
+            raise RuntimeError(
+                f"{name} runs nothing: start a cell with %%remote --background, or a call, and profile it while it runs"
+            )
+        procs = dict(zip(self.ranks, self.procs))
+        found = profile(self.runtime, name, procs, steps=steps, seconds=seconds, memory=memory)
+        if to is not None:
+            found.save(to)
+        return found
+
+    def lateness(self) -> dict[int, Lateness]:
+        """Return flat rank -> how late it has arrived at the collectives of the last seconds; empty if that is not known."""
+        found = self.runtime.extension(LateRanks).late(tuple(self._base), time.monotonic())
+        return {rank: late for rank, late in found.items() if rank in self.ranks}
+
+    def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
+        """Show waits that last in the views of the mesh, in place of earlier ones from the same source."""
+        self.runtime.wait_lines.show(self._base, source, waits)
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""

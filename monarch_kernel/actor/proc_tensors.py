@@ -1,4 +1,4 @@
-"""Movement of tensors to, from and between meshes of processes."""
+"""Movement of tensors to, from and between meshes of processes, and comparison of their replicas."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from monarch_kernel.actor.proc_handle import ProcHandle
+from monarch_kernel.actor.replica_check import ReplicaCheck, check_replicas
 from monarch_kernel.actor.tensors import Moved, Ranks, all_to_all, copy_state, gather_parts, scatter
+from monarch_kernel.runtime.rpc.gather import check_name
 
 __all__ = ["ProcTensors"]
 
 
 class ProcTensors(ProcHandle):
-    """The methods of `ProcMesh` that move tensors (`monarch_kernel.actor.tensors`)."""
+    """The methods of `ProcMesh` that move tensors (`monarch_kernel.actor.tensors`) and compare replicas."""
 
     @property
     def _as_targets(self) -> Ranks:
@@ -113,3 +115,25 @@ class ProcTensors(ProcHandle):
             SupervisionError: a rank has died. If that was during the copy, the variables here are undefined.
         """
         return copy_state(self._as_targets, source._as_targets, names, strict=strict, cast=cast)
+
+    def check(self, *names: str, axis: str | None = None) -> ReplicaCheck:
+        """Compare the replicas of tensors between ranks by digests, in order with their cells.
+
+        The result says whether they are equal. Otherwise it names the first tensor that differs, the ranks, and by how much.
+        Ranks are replicas of a tensor if they hold the same part of it: all of it, or the same shard of a DTensor. Of modules,
+        parameters and gradients are compared; buffers that differ are only mentioned.
+
+        Args:
+            names: variables: modules, optimizers, tensors, arrays, and dicts and lists of these. By default all modules.
+            axis: compare only ranks along this axis of the mesh, where ranks along other axes hold different tensors without
+                DTensors, such as stages of a pipeline.
+
+        Raises:
+            NameError: no rank has such a variable. One that only some ranks have is a difference.
+            SupervisionError: a rank has died.
+            KeyError: there is no such axis.
+            ValueError: a name is not that of a variable.
+        """
+        for name in names:
+            check_name(name)
+        return check_replicas(self._as_targets, names, axis)

@@ -59,7 +59,7 @@ def environment_notes(mesh: ProcMesh, env: Mapping[str, str]) -> list[str]:
     changed = session.environment_changes()
     lines = []
     names = [*dict.fromkeys([*changed.values, *changed.removed, *env])]
-    if late := read_at_start(names):
+    if late := read_at_start(name for name in names if name not in env):  # for those in ``env``, processes are new ones
         lines.append(
             f"{_listed(late)}: read when a process starts, but ranks are forked from one that had started before; only child "
             "processes of ranks see the change. For ranks, change it with %env, then %mesh down --all and %mesh up"

@@ -52,7 +52,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import check_name, gather, read_value
 
-__all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "gather_parts", "scatter"]
+__all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "gather_parts", "move_parts", "scatter"]
 
 T = TypeVar("T")
 
@@ -147,8 +147,13 @@ class _Loans:
 
     def begin(self, names: Mapping[str, str]) -> Side:
         """Make the ranks lend variables; ``names`` is that of `describe`."""
-        self.leaves = self._source.call(partial(lend, names, self._owner), self._what).get().values()
+        self.lend(lambda owner: partial(lend, names, owner))
         return Side(self._source.name, self._source.ranks, self.leaves)
+
+    def lend(self, make: Callable[[int], Callable[[], Leaves]]) -> Sequence[Leaves]:
+        """Make the ranks call a function that lends memory; it is made for the number of the owner."""
+        self.leaves = self._source.call(make(self._owner), self._what).get().values()
+        return self.leaves
 
     def abandon(self) -> list[Future[Answer]]:
         """End the loans, and return the answer of each rank."""
@@ -273,6 +278,37 @@ def all_to_all(
             here, partial(take, name, sources), what, _unchanged(here, name), loans, boxes, range(len(boxes))
         )
     return _moved(tallies, started)
+
+
+def move_parts(
+    here: Ranks,
+    there: Ranks,
+    lend: Callable[[int], Callable[[], Leaves]],
+    read: Callable[..., T],
+    sources_of: Callable[[Sequence[Leaves]], Sequence[Leaves]],
+    what: str,
+) -> ValueMesh[T]:
+    """Make ranks read what ranks of another mesh lend, and return what the reading function returns.
+
+    Args:
+        here: the ranks that read.
+        there: the ranks that lend.
+        lend: makes the function that lends, for the number of the owner of the loans.
+        read: called on each rank that reads, with its source and its number.
+        sources_of: returns the source of each rank that reads, from all that was lent.
+        what: what errors call it.
+    """
+    _check_session(there, here)
+    what = f"{what} from {there.name} to {here.name}"
+    with _lending(there, what) as loans:
+        sources = sources_of(loans.lend(lend))
+        try:
+            return here.call(read, what, sources, range(len(sources))).get()
+        except RanksError as error:
+            is_gone = any(report.etype == "BufferGoneError" for report in error.reports.values())
+            if is_gone and (deaths := loans.deaths()):
+                raise SupervisionError(f"{what} failed, because ranks of the source have died", deaths) from None
+            raise
 
 
 def _places(at: Ranks, axis: str | None) -> tuple[int, list[int]]:

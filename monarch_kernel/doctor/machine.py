@@ -7,7 +7,7 @@ import resource
 import shutil
 from collections.abc import Iterator
 
-from monarch_kernel.base.directories import temporary_directory
+from monarch_kernel.base.directories import is_replaceable, session_roots, temporary_directory
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.doctor.report import Finding, Sign
 from monarch_kernel.net.memory.limits import cores, largest_file, processes, room
@@ -84,11 +84,14 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def temporary_files() -> Iterator[Finding]:
-    """Check the free disk space for the output of ranks, which is stored in temporary files."""
-    directory = temporary_directory()
+    """Check the directory in which sessions have theirs: its free space, and whether other users can replace files there."""
+    directory = next((root for root in session_roots() if os.access(root, os.W_OK)), temporary_directory())
     free = shutil.disk_usage(directory).free
     found = f"{directory} has {format_nbytes(free)} free"
-    if free < _LEAST_TEMPORARY:
+    if is_replaceable(directory):
+        remedy = "other users can replace your files and sockets there: set TMPDIR to a directory of yours, or chmod +t"
+        yield Finding("temporary files", Sign.WARNING, found, remedy)
+    elif free < _LEAST_TEMPORARY:
         remedy = "the output of ranks is stored there, up to 8 MiB per rank: free some space, or set TMPDIR"
         yield Finding("temporary files", Sign.WARNING, found, remedy)
     else:

@@ -43,7 +43,7 @@ def leftovers() -> Iterator[Finding]:
 def rank() -> Iterator[Finding]:
     """Check that a rank starts, runs a cell, and ends together with its session."""
     started = time.monotonic()
-    said = ask_python("from monarch_kernel.doctor.trial import main; main()", RANK_S)
+    said = ask_python("from monarch_kernel.doctor.trial_rank import main; main()", RANK_S)
     report: dict[str, Any] = {}  # the last step, and its result or error
     for line in said.out.splitlines():
         if line.startswith("{"):  # skips what a library prints

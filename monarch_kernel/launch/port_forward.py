@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
+from monarch_kernel.base.peer_users import is_trusted, user_of_peer
+
 __all__ = ["Connection", "Tunnel"]
+
+
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 0.05
 
 
 class Connection(Protocol):
@@ -24,7 +32,7 @@ class Connection(Protocol):
 
 
 class Tunnel:
-    """Listens on the loopback interface, and joins each connection with a new one to the remote end.
+    """Listens on the loopback interface, and joins each connection of this user with a new one to the remote end.
 
     Args:
         connect: makes a connection to the remote end; raises an OSError if it can't.
@@ -59,8 +67,15 @@ class Tunnel:
             while True:
                 try:
                     here, _ = self._listener.accept()
-                except OSError:  # closed
+                except OSError as error:
+                    if error.errno in _NO_ROOM and not self._is_closed:
+                        time.sleep(_PAUSE_S)
+                        continue
                     return
+                uid = user_of_peer(here)
+                if uid is None or not is_trusted(uid):  # each connection costs two threads, and one to the remote end
+                    here.close()
+                    continue
                 here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
                     there = self._connect()

@@ -67,6 +67,11 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _exported(text: str) -> tuple[str, ...]:
+    names: tuple[str, ...] = importlib.import_module("monarch_kernel.launch.slurm.exported").names_of(text)
+    return names
+
+
 def _tunnel(text: str) -> str:
     if text not in ("auto", "always", "never"):
         raise ValueError("takes auto, always or never")
@@ -194,6 +199,13 @@ _SLURM = Engine(
         EngineOption(("--mem",), "mem", "memory of each host, such as 64G", "SIZE"),
         EngineOption(
             ("--directory",), "directory", "directory for logs, shared with the nodes (default: ~/.monarch)", "DIR"
+        ),
+        EngineOption(
+            ("--export",),
+            "export",
+            "variables that hosts get, such as HF_HOME,NCCL_*; default: ALL",
+            "NAMES",
+            _exported,
         ),
         EngineOption(("--sbatch",), "sbatch", "any other option of sbatch; may be repeated", "OPTION", repeated=True),
     ),

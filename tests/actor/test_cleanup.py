@@ -162,6 +162,26 @@ def test_the_cleanup_runs_when_the_processes_are_stopped(
     assert (tmp_path / "end").read_text() == "None\n"
 
 
+IGNORES = """
+import pathlib, time
+class Ignores:
+    def __del__(self):
+        pathlib.Path({started!r}).touch()
+        while True:
+            time.sleep(0.001)
+Ignores()
+while True:
+    time.sleep(0.001)
+"""
+
+
+def test_processes_stop_where_python_ignores_the_exception_that_ends_them(procs: ProcMesh, tmp_path: Path) -> None:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.run(IGNORES.format(started=str(tmp_path / "started")))
+    wait_until((tmp_path / "started").exists, "the function that Python calls")
+    mesh.stop(grace_s=10 * LONG_S).get(LONG_S)
+
+
 def test_the_cleanup_runs_when_a_script_ends(tmp_path: Path) -> None:
     program = f"""
         from monarch_kernel.actor import *

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +19,14 @@ from monarch_kernel.actor import (
     SupervisionError,
     current_rank,
     endpoint,
-    shutdown_context,
     this_host,
     this_proc,
 )
 from monarch_kernel.errors import ActorError
 from monarch_kernel.runtime.controller.session import current_session
-from tests.support.processes import kill_ranks, wait_gone
+from tests.support.processes import is_gone, kill_ranks, wait_gone
 from tests.support.timing import Bar
-from tests.support.waiting import LONG_S, wait_until
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 
 class RestoringCounter(Actor):
@@ -541,7 +541,7 @@ def test_kill_and_heal_at_random_moments_of_a_stream_of_calls(make: Callable[...
 
 
 @pytest.mark.slow
-def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session: None) -> None:
+def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, own_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     counter: Any = procs.spawn("counter", RestoringCounter)
     counter.add.call().get(LONG_S)
@@ -552,9 +552,30 @@ def test_ranks_whose_host_agent_died_go_to_a_new_one(by_value: None, no_session:
     assert counter.add.call().get(LONG_S).values() == ((1, 0), (1, 0))
 
 
-@pytest.fixture
-def no_session() -> Iterator[None]:
-    """Start and end without a session, because the test kills the host agent, which other modules share."""
-    shutdown_context().get(LONG_S)
-    yield
-    shutdown_context().get(LONG_S)
+HOLDS_OUT = """
+import os, signal, time
+def hold_out(*_):
+    open(os.path.join({folder!r}, "told"), "w").close()
+    while not os.path.exists(os.path.join({folder!r}, "go")): time.sleep(0.01)
+    os._exit(0)
+if rank: signal.signal(signal.SIGTERM, hold_out)
+rank
+"""
+
+
+@pytest.mark.slow
+def test_ranks_go_to_a_new_agent_if_theirs_was_asked_to_end(by_value: None, own_session: None, tmp_path: Path) -> None:
+    """The agent waits for a rank that saves its work, and must not start others meanwhile."""
+    procs = this_host().spawn_procs({"r": 2}, device="cpu")
+    counter: Any = procs.spawn("counter", RestoringCounter)
+    assert procs.run(HOLDS_OUT.format(folder=str(tmp_path))).get(LONG_S).values() == (0, 1)
+    agent = current_session().runtime.host_pool.agent_pid(current_session().local_host())
+    os.kill(agent, signal.SIGTERM)
+    wait_for_files(tmp_path, "told")
+    wait_until(lambda: list(procs.deaths()) == [0], "the loss of the other rank")
+    healed = procs.heal()
+    assert not healed.wait(0.5)
+    (tmp_path / "go").touch()
+    assert healed.get(LONG_S) == (0, 1)
+    assert is_gone(agent)
+    assert counter.add.call().get(LONG_S).values() == ((1, 0), (1, 0))

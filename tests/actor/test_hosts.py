@@ -22,6 +22,7 @@ from monarch_kernel.actor import (
 from monarch_kernel.errors import ActorError, LaunchError
 from monarch_kernel.launch.local import LocalLauncher
 from tests.support.actors import host_agent
+from tests.support.ranks import light_hosts
 from tests.support.waiting import LONG_S
 
 
@@ -58,7 +59,7 @@ class Neighbor(Actor):
 @pytest.fixture(scope="module")
 def hosts(session: None, by_value: None) -> Iterator[HostMesh]:
     """Two hosts with an agent each."""
-    hosts = allocate(LocalLauncher(), 2)
+    hosts = light_hosts(LocalLauncher(), 2)
     assert hosts.initialized.get(LONG_S)
     yield hosts
     hosts.shutdown().get(LONG_S)

@@ -63,14 +63,6 @@ def procs() -> Iterator[ProcMesh]:
     mesh.stop(grace_s=0).get(LONG_S)
 
 
-@pytest.fixture
-def no_session() -> Iterator[None]:
-    """Start and end without a session, because the test ends sessions."""
-    shutdown_context().get(LONG_S)
-    yield
-    shutdown_context().get(LONG_S)
-
-
 # -- processes die
 
 
@@ -177,7 +169,7 @@ def test_a_mesh_lives_on_without_a_reference() -> None:
 # -- sessions end
 
 
-def test_shutting_down_ends_all_futures_and_processes(no_session: None, short_path: Path, bar: Bar) -> None:
+def test_shutting_down_ends_all_futures_and_processes(own_session: None, short_path: Path, bar: Bar) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     workers: Any = procs.spawn("workers", Victim)
     pids = workers.pid.call().get(LONG_S).values()
@@ -201,7 +193,7 @@ def test_shutting_down_ends_all_futures_and_processes(no_session: None, short_pa
     assert not directory.exists()
 
 
-def test_shutting_down_before_anything_is_up(no_session: None) -> None:
+def test_shutting_down_before_anything_is_up(own_session: None) -> None:
     procs = this_host().spawn_procs({"r": 2}, device="cpu")
     future = procs.run("1")
     shutdown_context().get()
@@ -209,7 +201,7 @@ def test_shutting_down_before_anything_is_up(no_session: None) -> None:
     shutdown_context().get()
 
 
-def test_a_session_after_a_session(no_session: None) -> None:
+def test_a_session_after_a_session(own_session: None) -> None:
     first = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
     this_host().shutdown().get()
     second = this_host().spawn_procs({"r": 1}, device="cpu").run("import os; os.getpid()").get(LONG_S).item(r=0)
@@ -343,7 +335,7 @@ def _held() -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -> None:
+def test_sixty_meshes_in_one_session_leave_nothing(own_session: None, bar: Bar) -> None:
     def cycle() -> None:
         procs = this_host().spawn_procs({"r": 2}, device="cpu")
         assert procs.run("rank").get(LONG_S).values() == (0, 1)
@@ -374,7 +366,7 @@ def test_sixty_meshes_in_one_session_leave_nothing(no_session: None, bar: Bar) -
 
 
 @pytest.mark.slow
-def test_many_sessions_can_start_and_end(no_session: None, short_path: Path) -> None:
+def test_many_sessions_can_start_and_end(own_session: None, short_path: Path) -> None:
     held = None
     for _ in range(5):
         this_host().spawn_procs({"r": 2}, device="cpu").run("1").get(LONG_S)

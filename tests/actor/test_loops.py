@@ -111,10 +111,15 @@ def test_a_pause_stops_all_ranks_before_the_same_step(procs: ProcMesh) -> None:
     before = running.loop.pause()
     running.wait_step(before)
     assert running.loop.view().state == "paused"
-    time.sleep(0.2)  # the loop stays paused meanwhile
+    paused_s = 0.5
+    time.sleep(paused_s)  # the loop stays paused meanwhile
     assert running.step == before
     running.loop.step()
     running.wait_step(before + 1)
+    view = running.loop.view()
+    assert view.step_s < paused_s < view.age_s  # the speed is without the pause, the elapsed time is with it
+    assert view.left_s is not None
+    assert view.left_s / (100_000 - view.step) < paused_s
     running.loop.step(5)
     running.wait_step(before + 6)
     time.sleep(0.2)  # the loop stays paused again
@@ -282,8 +287,23 @@ at = -1
 def save():
     pathlib.Path({folder!r}, f"rank{{rank}}-step{{at}}").touch()
 for at in live.loop(on_preempt=save):
+    if at == 0:
+        (pathlib.Path({folder!r}).parent / f"in{{rank}}").touch()
     time.sleep(0.002 * (1 + rank))
 """
+
+
+@pytest.fixture
+def saves(tmp_path: Path) -> Path:
+    """The directory in which ranks save; each has a file beside it once it is in the loop."""
+    folder = tmp_path / "saves"
+    folder.mkdir()
+    return folder
+
+
+def wait_in_loop(saves: Path) -> None:
+    """Wait until both ranks are in the loop: the loop's step says nothing about a rank that has not come to it."""
+    wait_until(lambda: all((saves.parent / f"in{rank}").exists() for rank in range(2)), "both ranks to be in the loop")
 
 
 def preempt(procs: ProcMesh, rank: int) -> None:
@@ -292,13 +312,13 @@ def preempt(procs: ProcMesh, rank: int) -> None:
     os.kill(procs.view().ranks[rank].pid, signal.SIGTERM)
 
 
-def test_all_ranks_save_before_the_same_step_when_one_is_preempted(session: None, tmp_path: Path) -> None:
+def test_all_ranks_save_before_the_same_step_when_one_is_preempted(session: None, saves: Path) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
-    running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
-    running.wait_step(5)
+    running = Running(procs, PREEMPTED.format(folder=str(saves)))
+    wait_in_loop(saves)
     preempt(procs, 1)
-    wait_until(lambda: len(os.listdir(tmp_path)) == 2, "both ranks to save")
-    steps = {name.partition("-")[2] for name in os.listdir(tmp_path)}
+    wait_until(lambda: len(os.listdir(saves)) == 2, "both ranks to save")
+    steps = {name.partition("-")[2] for name in os.listdir(saves)}
     assert len(steps) == 1
     wait_until(lambda: procs.view().ranks[1].state == "dead", "the end of the rank")
     assert "killed by SIGTERM (something asked it to end: likely a scheduler" in procs.deaths()[1].message
@@ -309,20 +329,15 @@ def test_all_ranks_save_before_the_same_step_when_one_is_preempted(session: None
     procs.stop(grace_s=0).get(LONG_S)
 
 
-FAILS_TO_SAVE = """
-from monarch_kernel import live
-def save():
-    if rank == 1:
-        raise ValueError("the disk is full")
-for at in live.loop(on_preempt=save):
-    pass
-"""
+FAILS_TO_SAVE = PREEMPTED.replace(
+    "def save():\n", "def save():\n    if rank == 1: raise ValueError('the disk is full')\n"
+)
 
 
-def test_an_error_of_the_save_is_in_the_last_lines_of_the_rank_that_ends(session: None) -> None:
+def test_an_error_of_the_save_is_in_the_last_lines_of_the_rank_that_ends(session: None, saves: Path) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
-    running = Running(procs, FAILS_TO_SAVE)
-    running.wait_step(5)
+    running = Running(procs, FAILS_TO_SAVE.format(folder=str(saves)))
+    wait_in_loop(saves)
     preempt(procs, 1)
     wait_until(lambda: procs.view().ranks[1].state == "dead", "the end of the rank")
     last = procs.deaths()[1].last_lines
@@ -333,13 +348,13 @@ def test_an_error_of_the_save_is_in_the_last_lines_of_the_rank_that_ends(session
     procs.stop(grace_s=0).get(LONG_S)
 
 
-def test_a_stopped_mesh_saves_nothing(session: None, tmp_path: Path) -> None:
+def test_a_stopped_mesh_saves_nothing(session: None, saves: Path) -> None:
     """The agent sends SIGTERM, too, to end ranks that are not needed any more."""
     procs = this_host().spawn_procs({"gpus": 2}, device="cpu")
-    running = Running(procs, PREEMPTED.format(folder=str(tmp_path)))
-    running.wait_step(5)
+    running = Running(procs, PREEMPTED.format(folder=str(saves)))
+    wait_in_loop(saves)
     procs.stop(grace_s=60).get(30)  # far less than the grace
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(saves) == []
     with pytest.raises(SupervisionError):
         running.future.get(LONG_S)
 
@@ -415,6 +430,10 @@ BAD = {
     "[live.log(loss=torch.ones(2, 3)) for _ in live.loop(1)]": r"not a tensor of shape \[2, 3\]",
     "[live.log(loss=torch.ones((), dtype=torch.complex64)) for _ in live.loop(1)]": "not a tensor of complex numbers",
     "[live.log(loss=torch.ones((), device='meta')) for _ in live.loop(1)]": "on the meta device, which has no value",
+    "[live.log(loss=torch.ones(1).to_sparse()) for _ in live.loop(1)]": "not a tensor that is sparse or quantized",
+    "[live.log(loss=__import__('numpy').array('x')) for _ in live.loop(1)]": r"not a tensor of shape \[\]",
+    "[live.log(loss=None) for _ in live.loop(1)]": "takes a number or a tensor with one element, not a NoneType",
+    "[live.log(7) for _ in live.loop(1)]": r"live\.log\(\) takes each thing under its name, not a bare int",
     "[live.log(loss=10**400) for _ in live.loop(1)]": r"loss=\.\.\.\): the integer is too large for a float",
     "[live.log(tokens=-7) for _ in live.loop(1)]": r"tokens=-7\): the count of this rank in this step must be 0 or more",
     "[live.knob('k', [1]) for _ in live.loop(1)]": r"must be a number, string, bool or None, not a list",

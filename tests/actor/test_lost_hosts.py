@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import Actor, HostMesh, SupervisionError, endpoint
-from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.actor import Actor, SupervisionError, endpoint
 from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.net.wire.config import AgentConfig
 from monarch_kernel.runtime.controller import host_tree as hosts_module
 from monarch_kernel.runtime.controller.session import current_session
+from tests.support.ranks import light_hosts
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
@@ -49,17 +49,10 @@ class RecordingLauncher(LocalLauncher):
         return hosts
 
 
-def hosts_of(launcher: LocalLauncher, count: int, **options: Any) -> HostMesh:
-    """Allocate hosts that start quickly, because they preload no modules."""
-    session = current_session()
-    numbers = session.add_hosts(launcher, count, is_light=True, **options)
-    return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def listening(session: None, by_value: None) -> None:
     """Open the port for hosts, which the program opens with the first hosts and keeps until the session ends."""
-    hosts = hosts_of(LocalLauncher(), 1)
+    hosts = light_hosts(LocalLauncher(), 1)
     hosts.initialized.get(LONG_S)
     hosts.shutdown().get(LONG_S)
 
@@ -67,7 +60,7 @@ def listening(session: None, by_value: None) -> None:
 @pytest.mark.slow
 def test_the_death_of_a_host_ends_its_ranks_only(bar: Bar) -> None:
     launcher = RecordingLauncher()
-    hosts = hosts_of(launcher, 2, lost_after_s=2.5)  # on a busy machine, the other host may be silent for a second
+    hosts = light_hosts(launcher, 2, lost_after_s=2.5)  # on a busy machine, the other host may be silent for a second
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
     counters: Any = mesh.spawn("counters", Noting)
     counters.note.call(1).get(LONG_S)
@@ -94,7 +87,7 @@ def test_a_program_that_holds_the_gil_longer_than_the_grace_loses_no_host(
     fan_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts_module, "FAN_OUT", fan_out)
-    hosts = hosts_of(LocalLauncher(), 3, grace_s=2.0, lost_after_s=2.0)
+    hosts = light_hosts(LocalLauncher(), 3, grace_s=2.0, lost_after_s=2.0)
     numbers = [host.number for host in hosts.view().hosts]
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")
     procs.run("x = 1").get(LONG_S)
@@ -110,7 +103,7 @@ def test_a_program_that_holds_the_gil_longer_than_the_grace_loses_no_host(
 @pytest.mark.slow
 def test_a_tree_of_agents_loses_no_message_when_a_forwarding_agent_is_killed() -> None:
     launcher = RecordingLauncher()
-    hosts = hosts_of(launcher, 18, lost_after_s=5.0)
+    hosts = light_hosts(launcher, 18, lost_after_s=5.0)
     numbers = [host.number for host in hosts.view().hosts]
     hosts.initialized.get(LONG_S)
     procs = hosts.spawn_procs({"gpus": 1}, device="cpu")

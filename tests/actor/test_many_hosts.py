@@ -20,13 +20,13 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
-from monarch_kernel.actor.host_mesh import allocate
 from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.errors import ActorError
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.rdma import shared
 from monarch_kernel.runtime.controller.session import current_session
 from tests.support.actors import host_agent
+from tests.support.ranks import light_hosts
 from tests.support.waiting import LONG_S, wait_until
 
 
@@ -71,7 +71,7 @@ def passed_on() -> int:
 
 @pytest.fixture(scope="module")
 def hosts(session: None, by_value: None) -> Iterator[HostMesh]:
-    mesh = allocate(LocalLauncher(), 3, lost_after_s=20.0)
+    mesh = light_hosts(LocalLauncher(), 3, lost_after_s=20.0)
     mesh.initialized.get(LONG_S)
     yield mesh
     mesh.shutdown().get(LONG_S)

@@ -135,6 +135,34 @@ def test_spawn_procs_spawn_and_calls_return_before_the_processes_are_up(
     assert workers.initialized.get(LONG_S) is True  # type: ignore[attr-defined]
 
 
+# -- fresh processes
+
+FRESH = "import os, sys; 'torch' in sys.modules, os.environ.get('CUDA_VISIBLE_DEVICES'), os.getpid()"
+
+
+def test_variables_that_torch_reads_at_its_import_have_their_effect(procs: ProcMesh) -> None:
+    env = {"PYTHONHASHSEED": "7", "CUDA_VISIBLE_DEVICES": "94,95"}
+    mesh = this_host().spawn_procs({"r": 1}, env=env)
+    try:
+        has_torch, visible, pid = mesh.run(FRESH).get(LONG_S).item(r=0)
+        assert (has_torch, visible) == (False, "94,95")  # there are no such GPUs, and the user has named them
+        hashed = mesh.run("hash('seeded')").get(LONG_S).item(r=0)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(mesh.deaths, "the death to be known")
+        assert mesh.heal().get(LONG_S) == (0,)
+        assert mesh.run("hash('seeded')").get(LONG_S).item(r=0) == hashed
+    finally:
+        mesh.stop(grace_s=0).get(LONG_S)
+
+
+def test_processes_can_see_all_gpus_that_the_user_has_named(procs: ProcMesh) -> None:
+    mesh = this_host().spawn_procs({"r": 2}, env={"CUDA_VISIBLE_DEVICES": "4,5"}, device="visible")
+    try:
+        assert [seen for _, seen, _ in mesh.run(FRESH).get(LONG_S).values()] == ["4,5", "4,5"]
+    finally:
+        mesh.stop(grace_s=0).get(LONG_S)
+
+
 # -- bootstrap
 
 
@@ -181,6 +209,20 @@ def test_the_process_that_replaces_a_dead_one_runs_the_bootstrap_too(spawn: Call
     assert now[0] == pids[0]
     assert now[1] != pids[1]
     assert workers.prepared.call().get(LONG_S).values() == tuple(f"by {pid}" for pid in now)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_bootstrap_can_call_an_actor_that_it_spawns_here(spawn: Callable[..., ProcMesh], is_async: bool) -> None:
+    def call() -> None:
+        adder: Any = this_proc().spawn("adder", Worker)
+        os.environ["PREPARED"] = f"with {adder.add.call_one(3).get(LONG_S)}"
+
+    async def call_async() -> None:
+        adder: Any = this_proc().spawn("adder", Worker)
+        os.environ["PREPARED"] = f"with {await adder.add.call_one(3)}"
+
+    workers: Any = spawn(call_async if is_async else call).spawn("workers", PreparedWorker)
+    assert workers.prepared.call().get(LONG_S).values() == ("with 3", "with 3")
 
 
 @pytest.mark.parametrize("error", [ValueError("no weights"), SystemExit(3)])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import monarch_kernel.actor
 from monarch_kernel.actor import Actor, MeshFailure, ProcMesh, context, endpoint
 from monarch_kernel.actor.hosting import actor_host as instance_module
-from monarch_kernel.actor.hosting.install import host_actors
+from monarch_kernel.actor.hosting.enable_hosting import host_actors
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import ActorError, Failure, MonarchError, SupervisionError
 from monarch_kernel.net.transport.base import rank_peer
@@ -43,7 +43,7 @@ class NoMarks(OutputMarks):
     def __init__(self) -> None:
         super().__init__((-1, -1), "")
 
-    def set(self, *, display: bool = False) -> tuple[int, int]:
+    def set(self, *, display: bool = False, ends_cell: bool = False) -> tuple[int, int]:
         return 0, 0
 
 

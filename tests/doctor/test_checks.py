@@ -15,10 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import monarch_kernel
-from monarch_kernel.doctor import connectivity, engines, examine, jupyter, machine, sessions, software
+from monarch_kernel.doctor import connectivity, engines, jupyter, machine, run_checks, sessions, software
 from monarch_kernel.doctor.children import ask, ask_python
-from monarch_kernel.doctor.examine import Check
 from monarch_kernel.doctor.report import Finding, Sign
+from monarch_kernel.doctor.run_checks import Check
 
 ROOT = str(Path(__file__).parents[2])
 SYSCALLS = {
@@ -467,7 +467,7 @@ def test_a_check_that_fails_is_a_problem_and_the_next_check_runs() -> None:
         raise RuntimeError("of all things")
 
     good = Finding("good", Sign.OK, "well")
-    failed, other = examine.examine([Check("bad", fails), Check("good", lambda: [good])])
+    failed, other = run_checks.examine([Check("bad", fails), Check("good", lambda: [good])])
     assert failed.sign is Sign.PROBLEM
     assert failed.found == "the check failed: RuntimeError: of all things"
     assert other is good
@@ -482,14 +482,14 @@ def test_a_check_that_hangs_is_a_problem_and_the_next_check_runs(tmp_path: Path)
         return []
 
     good = Finding("good", Sign.OK, "well")
-    late, other = examine.examine([Check("bad", hangs, 0.1), Check("good", lambda: [good])])
+    late, other = run_checks.examine([Check("bad", hangs, 0.1), Check("good", lambda: [good])])
     assert (late.sign, late.found) == (Sign.PROBLEM, "no answer within 0.1 s")
     assert other is good
     pipe.open("w").close()
 
 
 def test_item_names_fit_their_column() -> None:
-    assert max(len(check.item) for check in examine.checks()) == examine.ITEM_WIDTH
+    assert max(len(check.item) for check in run_checks.checks()) == run_checks.ITEM_WIDTH
 
 
 def test_a_child_that_takes_too_long_is_killed_with_its_children() -> None:

@@ -133,6 +133,16 @@ def test_variables_of_the_notebooks_own_job_are_not_passed_on(
 
 
 @needs_slurm
+def test_an_allow_list_keeps_the_other_variables_here(launch: Any, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MINE", "OTHER", "MY_TOKEN"):
+        monkeypatch.setenv(name, "too")
+    launch(export=["MINE", "OTH*"]).launch([desk.config(2)])
+    found = desk.greet().hello["env"]
+    assert (found["MINE"], found["OTHER"], found["PATH"]) == ("too", "too", os.environ["PATH"])
+    assert "MY_TOKEN" not in found
+
+
+@needs_slurm
 def test_progress_while_nodes_are_in_use(launch: Any, desk: Desk) -> None:
     busy = launch()
     (first,) = busy.launch([desk.config(1)])

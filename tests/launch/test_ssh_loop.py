@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 
-from monarch_kernel.launch.ssh.loop import LoopThread
+from monarch_kernel.launch.ssh.loop_thread import LoopThread
 from tests.support.waiting import LONG_S
 
 

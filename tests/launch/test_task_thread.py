@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from monarch_kernel.launch import port_forward
 from monarch_kernel.launch.port_forward import Tunnel
 from monarch_kernel.launch.task_thread import DelayedTasks
+from tests.support.stranger import run_as_nobody
 from tests.support.waiting import wait_until
 
 
@@ -86,6 +91,45 @@ def test_closing_a_tunnel_ends_its_connections(echo: socket.socket) -> None:
         assert here.recv(5) == b""
     with pytest.raises(ConnectionRefusedError):
         connect(tunnel)
+
+
+def test_a_tunnel_carries_nothing_of_another_user(echo: socket.socket) -> None:
+    made: list[socket.socket] = []
+
+    def to_there() -> socket.socket:
+        made.append(socket.create_connection(echo.getsockname()))
+        return made[-1]
+
+    tunnel = Tunnel(to_there, "tunnel")
+    code = """
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.settimeout(20)
+print(connection.recv(5))
+"""
+    assert run_as_nobody(code, tunnel.address.rpartition(":")[2]) == "b''\n"
+    assert made == []
+    with connect(tunnel) as here:
+        here.sendall(b"hello")
+        assert here.recv(5) == b"hello"
+    tunnel.close()
+
+
+def test_a_tunnel_goes_on_when_descriptors_are_free_again(echo: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, pauses, problems = socket.socket.accept, [], [OSError(errno.EMFILE, "too many open files")]
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if threading.current_thread().name == "tunnel" and problems:
+            raise problems.pop()
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    monkeypatch.setattr(port_forward, "time", SimpleNamespace(sleep=pauses.append))
+    tunnel = Tunnel(lambda: socket.create_connection(echo.getsockname()), "tunnel")
+    with connect(tunnel) as here:
+        here.sendall(b"hello")
+        assert here.recv(5) == b"hello"
+    assert len(pauses) == 1
+    tunnel.close()
 
 
 def test_a_tunnel_recovers_after_a_failed_connection(echo: socket.socket) -> None:

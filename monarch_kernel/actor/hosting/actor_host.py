@@ -83,6 +83,7 @@ class ActorHost:
         actor_server: the actor server of the process.
         executor: the mailbox and the thread of the actor.
         actor: the number of the actor.
+        owner: the number of the actor that has spawned it; 0 for code outside of actors.
         cls: the class as it was spawned.
         is_async: whether the endpoints are async; valid once ``class_known`` is set.
         class_known: set when the class is known, or when that failed.
@@ -113,7 +114,9 @@ class ActorHost:
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
-        self.about = ActorInstance(message.name, message.actor, point, proc_mesh._with_region(self._region), rank)
+        self.owner = message.owner
+        mesh = proc_mesh._with_region(self._region)
+        self.about = ActorInstance(message.name, message.actor, point, mesh, rank, self)
         self.whole = Context(self.about, point)
         self._parts: dict[str, Context] = {}
         self.actor = message.actor
@@ -274,6 +277,15 @@ class ActorHost:
         self.responses.end(why)
         self.actor_server.client.exports.end_all_of(self.about.actor_id)
 
+    def stop_itself(self, reason: str) -> None:
+        """Stop the actor after its current message."""
+        self.actor_server.client.submit(lambda: self.actor_server.stop_actor(self.actor, reason))
+
+    def drop(self) -> None:
+        """Drop the instance, because the process ends."""
+        self.instance = None
+        self._methods.clear()
+
     def report_cleanup(self, error: BaseException) -> None:
         """Write a failure of ``__cleanup__`` to stderr; the caller already has the failure that ended the actor."""
         print(f"__cleanup__ of actor {self.about.name!r} failed, too:", file=sys.stderr)
@@ -375,7 +387,9 @@ class ActorHost:
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
                     raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
             self.actor_server.reply(message.id)
+            executor.is_made = True
         except BaseException as error:  # any error in __init__ ends the actor, not the process
+            executor.is_made = True
             self.actor_server.fail(executor, executor.current, self.die(error))
             self.class_known.set()
 
@@ -467,7 +481,7 @@ class ActorHost:
         elif id and was_interrupted and stopped:
             answer = replace(describe(KeyboardInterrupt()), kind="interrupted")
         elif not id or not isinstance(error, Exception):
-            answer = self.die(error)
+            answer = replace(self.die(error), is_fatal=True)
         self.actor_server.fail(self.executor, id, answer, error)
 
     def _end(self) -> None:

@@ -50,6 +50,7 @@ class AsyncRunner:
             executor.attend = lambda: _call_soon(loop, lambda: self.start_supervision(loop))
             self._host.actor_server.reply(message.id)
             executor.current, executor.taken = 0, (None, ())
+            executor.is_made = True
             await self._serve(loop, event)
         finally:
             executor.waiter = of_thread

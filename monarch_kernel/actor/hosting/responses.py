@@ -98,6 +98,7 @@ class ResponsePort(Port[T]):
     """The port for the only answer of an endpoint that is marked with ``explicit_response_port=True``."""
 
     def __init__(self, responses: Responses, id: int) -> None:
+        self._is_ranked = False
         self._responses = responses
         self._id = id
 

@@ -20,6 +20,7 @@ REQUEST_S = (5.0, 10.0)
 
 _LOG_S = (2.0, 3.0)
 _WATCH_S = 60
+_GRACE_S = 5  # of pods that the launcher deletes: their agents have had time to end
 _NEEDED = (
     ("create", "pods", ""),
     ("delete", "pods", ""),
@@ -127,8 +128,8 @@ class ApiServer:
 
     def delete_pod(self, name: str, by_force: bool) -> None:
         """Delete a pod gracefully, or by force, without waiting for its node to confirm that it ended."""
-        more: dict[str, Any] = {"grace_period_seconds": 0} if by_force else {}
-        self._json("delete pods", self._core.delete_namespaced_pod, name, **more)
+        grace_s = 0 if by_force else _GRACE_S
+        self._json("delete pods", self._core.delete_namespaced_pod, name, grace_period_seconds=grace_s)
 
     def pod(self, name: str) -> Json:
         """Return a pod."""

@@ -30,7 +30,7 @@ Json = Mapping[str, Any]
 TITLE = "Kubernetes"
 
 _SECRET_KEY = "config"
-_TERMINATION_S = 5
+_TERMINATION_S = 30  # for loops that save when the pod is preempted or its node drained (`live.loop(on_preempt=)`)
 _NEVER_COME = ("InvalidImageName", "ErrImageNeverPull")
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError")
 _FORBIDDEN = re.compile(

@@ -45,6 +45,7 @@ from monarch_kernel.launch.slurm.commands import (
     why_refused,
     words_of,
 )
+from monarch_kernel.launch.slurm.exported import checked, exported
 from monarch_kernel.launch.slurm.host import FIRST_ASK_S, SlurmHost, SlurmJob
 from monarch_kernel.launch.slurm.script import job_script
 from monarch_kernel.launch.task_thread import DelayedTasks
@@ -59,7 +60,6 @@ _LOOK_S = 0.2
 _KILL_TRIES, _KILL_S = 5, 5.0
 _GONE_S = 10.0
 """How long to wait until Slurm has the nodes back, in seconds; after that, Slurm continues alone."""
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")  # to keep from this process's environment, which may be that of another job
 
 
 class SlurmLauncher:
@@ -78,6 +78,8 @@ class SlurmLauncher:
         cpus: CPU cores of each host.
         gpus: GPUs of each host.
         mem: memory of each host, such as ``64G``.
+        export: names of the environment variables that the hosts get, such as ``HF_HOME`` or ``NCCL_*``, besides those that
+            programs need to start (`launch.slurm.exported.ALWAYS`); by default all of this process.
         sbatch: other options of ``sbatch``, such as ``--reservation=week``.
         python: interpreter on the nodes, which must have this package; by default the path of this one.
         directory: directory for logs, on a file system that the nodes share with this machine; by default ``~/.monarch``.
@@ -99,6 +101,7 @@ class SlurmLauncher:
         cpus: int = 0,
         gpus: int = 0,
         mem: str = "",
+        export: Sequence[str] | None = None,
         sbatch: Sequence[str] = (),
         python: str = "",
         directory: str | os.PathLike[str] = "",
@@ -126,6 +129,7 @@ class SlurmLauncher:
         for option in self._options:
             if "\n" in option:
                 raise ValueError(f"an option of sbatch must be one line, not {option!r}")
+        self._export = None if export is None else checked(export)
         self._command = agent_command(python)
         parent = Path(directory).expanduser() if directory else Path.home() / ".monarch"
         self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
@@ -230,8 +234,7 @@ class SlurmLauncher:
         n = len(job.hosts)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         settings = {**job.settings, "host": job.first, "number_from": "SLURM_PROCID"}
-        ours = {name: value for name, value in os.environ.items() if name in _KEPT or not name.startswith("SLURM_")}
-        ours[AGENT_VARIABLE] = json.dumps(settings)
+        ours = {**exported(os.environ, self._export), AGENT_VARIABLE: json.dumps(settings)}
         if (problem := too_many(n, self._partition)) == "":
             done = call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=ours)
             if done.returncode:

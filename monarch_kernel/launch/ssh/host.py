@@ -19,7 +19,7 @@ import asyncssh
 
 from monarch_kernel.launch.ssh.hostlist import SshTarget
 from monarch_kernel.launch.ssh.login import Login, LoginFailed, MachineUnreachable, reason
-from monarch_kernel.launch.ssh.loop import LoopThread
+from monarch_kernel.launch.ssh.loop_thread import LoopThread
 from monarch_kernel.launch.ssh.scripts import FOLLOW, KILL, PROBE, SHELL, START, VERSION, quoted
 from monarch_kernel.launch.text import signal_name
 from monarch_kernel.net.wire.config import AgentConfig

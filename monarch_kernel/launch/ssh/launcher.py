@@ -36,7 +36,7 @@ from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.ssh.host import SshHost
 from monarch_kernel.launch.ssh.hostlist import SshTarget, read_hosts
 from monarch_kernel.launch.ssh.login import Login
-from monarch_kernel.launch.ssh.loop import LoopThread
+from monarch_kernel.launch.ssh.loop_thread import LoopThread
 from monarch_kernel.launch.text import plural
 from monarch_kernel.net.wire.config import AgentConfig
 
