@@ -6,11 +6,12 @@ writes nothing into the user's home (`tests/support/scratch.py`).
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Schedule(config, log) if config.option.dist == "load" else None
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # a process of several
+        from tests.support.schedule import longest_first
+
+        items[:] = longest_first(items)
+
+
 class SharedAgent:
     """Starts the host agent that tests share again, if a test of an earlier module has ended it.
 
@@ -62,8 +71,43 @@ class SharedAgent:
             warm_up()
 
 
+class Frozen:
+    """Leaves what outlives a module out of garbage collections.
+
+    Without it a collection takes half a second once all modules are loaded: in tests that collect, and each time that Python
+    itself collects all. What the next module can use is not garbage, and a cycle that becomes garbage later only takes memory:
+    all that holds a process, a socket or shared memory is closed by a call.
+    """
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        gc.disable()  # what collection makes lasts, so searching it for garbage finds nothing
+        try:
+            return (yield)
+        finally:
+            gc.enable()
+
+    def pytest_collection_finish(self) -> None:
+        self._freeze()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        try:
+            return (yield)
+        finally:
+            if nextitem is None or nextitem.getparent(pytest.Module) is not item.getparent(pytest.Module):
+                self._freeze()
+
+    def _freeze(self) -> None:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SharedAgent())
+    config.pluginmanager.register(Frozen())
 
 
 def pytest_unconfigure() -> None:
@@ -88,6 +132,18 @@ def session(nothing_left_by_the_session: None) -> Iterator[None]:
     from tests.support.ranks import warm_up
 
     warm_up()
+    yield
+    shutdown_context().get(LONG_S)
+
+
+@pytest.fixture
+def own_session(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No session before and after a test that ends its session, or harms the agent; its ranks start without torch."""
+    from monarch_kernel.actor import shutdown_context
+    from monarch_kernel.runtime.controller.session import LocalAgents
+
+    shutdown_context().get(LONG_S)
+    monkeypatch.setattr(LocalAgents, "is_light", True)
     yield
     shutdown_context().get(LONG_S)
 

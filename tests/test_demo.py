@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.support.notebooks import NOTEBOOKS, Run, read, text_of
+from tests.support.notebooks import NOTEBOOKS, Run, read, shrink, text_of
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -44,8 +44,9 @@ def pair_loss(train: bytes, held_out: bytes, smoothing: float) -> float:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The result of the quickstart, run once with fewer steps."""
+    """The result of the quickstart, run once with fewer steps and a smaller model."""
     notebook = read(QUICKSTART)
+    shrink(notebook)
     (training,) = [cell for cell in notebook.cells if "steps = 500\n" in cell.source]
     training.source = training.source.replace("steps = 500\n", f"steps = {STEPS}\n")
     return Run(notebook, tmp_path_factory.mktemp("demo"))

@@ -25,24 +25,30 @@ LAYERS = (
     ("runtime.host",),
     ("notebook.output", "runtime.buffers"),
     ("runtime.worker",),
-    ("features.resharding", "runtime.controller"),
+    ("features.resharding", "features.watch", "runtime.controller"),
     (
         "features.debugging",
         "features.editing",
         "features.live",
+        "features.profiling",
+        "features.replicas",
+        "features.tensors",
         "features.traffic",
         "features.widgets",
         "notebook.syntax",
         "runtime.detached",
         "testing",
     ),
+    ("features.record",),
     ("actor", "live"),
-    ("doctor", "rdma", "train.process_group", "train.run_on_all", "train.spmd"),
+    ("doctor", "rdma", "train.generators", "train.process_group", "train.run_on_all", "train.spmd"),
+    ("tensor", "train.record"),
     ("cli", "train.checkpoint", "train.parallel"),
     ("train.snapshots",),
     ("bootstrap", "notebook.cells"),
     ("notebook.magics",),
-    ("integrations.lightning", "notebook.kernel"),
+    ("integrations.lightning", "integrations.monarch", "notebook.kernel"),
+    ("integrations.monarch_path.monarch",),
     ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -74,12 +80,22 @@ BEHIND = {
     "tensorboard": ("features.live.tensorboard",),
     "torch": (
         "features.live.worker",
+        "features.profiling.worker",
+        "features.record.worker",
+        "features.replicas",
         "features.resharding",
+        "features.tensors.collectives",
+        "features.tensors.functions",
+        "features.tensors.parts",
+        "features.tensors.sharding",
+        "features.tensors.worker",
         "integrations.lightning",
         "net.memory.devices",
         "net.wire.tensor_frames",
         "runtime.worker",
+        "tensor",
         "train.checkpoint",
+        "train.generators",
         "train.parallel",
         "train.process_group",
         "train.run_on_all",
@@ -93,7 +109,11 @@ ONLY_IN_FUNCTIONS = {
     ("kubernetes", "launch"),
     ("lightning_sdk", "launch"),
     ("torch", "features.live"),
+    ("torch", "features.profiling"),
+    ("torch", "features.record"),
+    ("torch", "features.replicas"),
     ("torch", "features.resharding"),
+    ("torch", "features.tensors"),
     ("torch", "integrations.lightning"),
     ("torch", "net.memory"),
     ("torch", "net.wire"),
@@ -142,7 +162,8 @@ def imports_of(module: str, source: str, *, package: bool, known: frozenset[str]
         else:
             inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             for child in ast.iter_child_nodes(node):
-                yield from visit(child, inside)
+                if not isinstance(child, ast.expr):  # no expression has an import, and most nodes are expressions
+                    yield from visit(child, inside)
 
     yield from visit(ast.parse(source), False)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.support import leftovers
 
 LEAKS = """
 import os, socket, subprocess, sys, tempfile, threading
@@ -90,6 +95,14 @@ def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
     ]
     assert len(reports) == len(expected), run.stdout
     assert "| 'left-over' is here:" in run.stdout
+    assert re.search(r"\| process \d+ has run for \d+\.\d s, and is sleeping in \w+", run.stdout)
     for report, (kind, name) in zip(reports, expected, strict=True):
         assert report.startswith(kind), report
         assert name in report
+
+
+def test_what_went_during_a_long_look_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = iter([["process 1: ended during this look"], []])
+    monkeypatch.setattr(leftovers, "GRACE_S", 0.0)
+    monkeypatch.setattr(leftovers, "_left", lambda before: next(looks))
+    leftovers.check_nothing_left(leftovers.Snapshot())

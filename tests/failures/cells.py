@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.errors import RanksError
+from monarch_kernel.features.live.controller import LoopControl
+from monarch_kernel.notebook.cells.loop_watch import LoopWatch
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.train.process_group.worker import GroupStore
@@ -32,11 +35,13 @@ class Cells:
     Attributes:
         mesh: the ranks.
         number: the number of the last cell.
+        shown: the lines in the view when `watched` had its line.
     """
 
     def __init__(self, n: int) -> None:
         self._store = GroupStore()
         self.number = 0
+        self.shown: tuple[str, ...] = ()
         self.mesh: ProcMesh = this_host().spawn_procs({"gpus": n}, name="t", device="cpu")
         self.form()
         self.ok(PRELUDE)
@@ -76,6 +81,29 @@ class Cells:
             with contextlib.suppress(RanksError, KeyboardInterrupt):
                 future.get(LONG_S)
             self.form()
+
+    def watched(self, code: str, says: str) -> list[str]:
+        """Run a cell with a live loop, and stop the loop when the watch has said something; gives what it has said.
+
+        Args:
+            code: the cell.
+            says: text in what the watch is expected to say; if the loop ends before, there is no such line.
+        """
+        self.number += 1
+        lines: list[str] = []
+        future = self.mesh.run_cell(code, cell=self.number)
+        control = LoopControl(self.mesh.runtime)
+        watch = LoopWatch(
+            self.mesh, self.mesh.ranks, lambda: control.trouble(future.id), lines.append, time.monotonic()
+        )
+        while not future.wait(0.05) and not any(says in line for line in lines):
+            watch.poll(time.monotonic())
+        if not future.done():
+            self.shown = tuple(wait.text for wait in self.mesh.view().waits)
+            self.mesh.loop.stop()
+        future.get(LONG_S)
+        watch.end(time.monotonic())
+        return lines
 
     def _told(self, finished: tuple[int, ...], says: tuple[str, ...]) -> str:
         answers = self.mesh.doing().get(LONG_S)

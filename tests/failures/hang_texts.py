@@ -11,13 +11,13 @@ from tests.failures.hangs import At, Finished, Hang, Stalled, Waits
 __all__ = ["Verdict", "judge", "ranks_of"]
 
 _RANKS = r"(?P<ranks>\[[\d,-]+\])"
-_PLACE = r"(?:actor \w+: )?(?:cell \[\d+\]|a cell of the notebook), line (?P<line>\d+)"
+_PLACE = r"(?:actor \w+: )?(?:cell \[\d+\]|a cell of the notebook), line (?P<line>\d+)(?:, \w+ = \d+)?"
 _HEAD = re.compile(rf"{_RANKS} wait(?:s|ed)? for (?P<age>[\d.]+ \w+) in (?P<call>.*?)(?:, {_PLACE})?(?:, in step \d+)?")
 _IN = re.compile(rf"{_RANKS} (?:wait(?:s|ed)? )?in (?P<call>.*?)(?:, {_PLACE})?(?: instead)?")
 _AT_SAME = re.compile(rf"{_RANKS} at {_PLACE}")
 _NOT_STARTED = re.compile(rf"{_RANKS} (?:has|have|had) not started it: {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
 _IS_AT = re.compile(rf"{_RANKS} (?:is|are|was|were) at {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
-_FINISHED = re.compile(rf"{_RANKS} (?:has|have|had) finished (?:the cell|it|the call)(?: after .*)?")
+_FINISHED = re.compile(rf"{_RANKS} (?:has|have|had) finished (?:the cell|it|the call)(?: (?:after|with) .*)?")
 _NO_CODE = re.compile(rf"{_RANKS} (?:has|have|had) not started it: no code of (?:the cell|it) (?:runs|ran) there")
 _ALL = "all ranks of the group have started it"
 
@@ -76,7 +76,7 @@ def _lacks(stall: Stalled, about: Sequence[_Line]) -> list[str]:
         lacks.append(f"where {sorted(set(stall.missing) - others)} are")
     text = "\n".join(line.text for line in about)
     lacks += [f"{word!r}" for word in stall.words if word not in text]
-    groups = {tuple(ranks_of(each)) for each in re.findall(r"of group \S+ (\[[\d,-]+\])", text)}
+    groups = {tuple(ranks_of(each)) for each in re.findall(r"of group (?:[^\s\[]+ )?(\[[\d,-]+\])", text)}
     if stall.group and stall.group not in groups:
         lacks.append(f"the group {list(stall.group)}")
     return lacks
@@ -92,7 +92,7 @@ def _read(text: str, hang: Hang, verdict: Verdict) -> _Line:
     for rank in ranks_of(head["ranks"]):
         line.waiting.add(rank)
         _check(hang, rank, Waits((_name(head["call"]),), int(head["line"] or 0)), first, verdict)
-    for part in rest:
+    for part in (each.partition(" (groups made: ")[0] for each in rest):
         if part == _ALL:
             if any(stall.missing for stall in hang.stalls if _name(line.call) in stall.operations):
                 verdict.wrong.append(part)

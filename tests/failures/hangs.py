@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from monarch_kernel.base.text import format_ranks
+
 __all__ = ["KINDS", "REASONS", "At", "Finished", "Hang", "N", "Stalled", "Waits", "draw"]
 
 N = 4
@@ -134,7 +136,7 @@ MAKING = {
     "new_group": "made = dist.new_group(list(range(4)))",
     "init_device_mesh": "made = dist.init_device_mesh('cpu', (2, 2), mesh_dim_names=('a', 'b'))",
 }
-OTHERS = ("store", "file store", "ddp", "ddp init", "fsdp", "fsdp backward", "dtensor", "init_process_group")
+OTHERS = ("store", "file store", "ddp", "ddp init", "fsdp", "fsdp backward", "hsdp", "dtensor", "init_process_group")
 """Kinds that use the default group only."""
 
 REASONS = (
@@ -153,11 +155,13 @@ KINDS = (
     "tags",
     "batch_isend_irecv",
     *OTHERS,
+    "group of some",
     "recv_object_list",
     "irecv",
     "actor",
     "live.loop",
     "uneven steps",
+    "pipeline",
 )
 
 
@@ -176,10 +180,12 @@ def draw(seed: int, kind: str = "") -> Hang:
         "recv_object_list": _other_message,
         "irecv": _other_message,
         "tags": _tags,
+        "group of some": _some,
         "batch_isend_irecv": _ring,
         "actor": _actor,
         "live.loop": _uneven,
         "uneven steps": _uneven,
+        "pipeline": _pipeline,
     }
     hang = maker.get(kind, _collective)(dice, kind)
     hang.seed = seed
@@ -239,7 +245,7 @@ def _elsewhere(reason: str, missing: Sequence[int]) -> list[Stalled]:
 
 def _collective(dice: random.Random, kind: str) -> Hang:
     reason = dice.choice(REASONS)
-    where = dice.choice(("default", "user", "mesh"))
+    where = dice.choice(("default", "user", "mesh", "other axis"))
     if kind in MAKING or kind in OTHERS:
         where = "default"
     if kind == "init_process_group" and reason == "waits elsewhere":
@@ -254,22 +260,22 @@ def _collective(dice: random.Random, kind: str) -> Hang:
         groups = [members]
         cell.add(f"g = dist.new_group({list(members)})")
     else:
-        groups = [(0, 1), (2, 3)]
+        groups = [(0, 1), (2, 3)] if where == "mesh" else [(0, 2), (1, 3)]
         cell.add("device_mesh = dist.init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))")
-        cell.add("g = device_mesh.get_group('tp')")
+        cell.add(f"g = device_mesh.get_group('{'tp' if where == 'mesh' else 'dp'}')")
+    is_of_mesh = len(groups) > 1
     if kind in FROM_SOURCE:
         broken = [dice.choice(groups)]
-        missing = [broken[0][0]] if where == "mesh" else [dice.choice(broken[0])]
+        missing = [broken[0][0]] if is_of_mesh else [dice.choice(broken[0])]
     else:
-        broken = groups if where != "mesh" else dice.sample(groups, dice.choice((1, 2)))
+        broken = dice.sample(groups, dice.choice((1, 2))) if is_of_mesh else groups
         missing = []
         for members in broken:
             missing += dice.sample(members, dice.randrange(1, len(members)))
     missing.sort()
     everyone = sorted(rank for members in groups for rank in members)
-    source = f"[{', '.join(str(members[0]) for members in groups for _ in members)}][rank]"
-    if where != "mesh":
-        source = str(missing[0])
+    first = {rank: members[0] for members in groups for rank in members}
+    source = f"[{', '.join(str(first[rank]) for rank in everyone)}][rank]" if is_of_mesh else str(missing[0])
     _functions(cell)
     steps = dice.randrange(3)
     call = _call_of(kind, cell).replace("SOURCE", source)
@@ -295,9 +301,17 @@ def _collective(dice: random.Random, kind: str) -> Hang:
         waiting = tuple(rank for rank in members if rank not in missing)
         truth.update({rank: Waits(operations, cell.names["waits"]) for rank in waiting})
         truth.update({rank: _of_reason(reason, cell) for rank in gone})
-        stalls.append(Stalled(operations, waiting, gone, members if where != "default" else (), words))
+        needed = _needed(missing) if kind == "init_device_mesh" else gone
+        stalls.append(Stalled(operations, waiting, needed, members if where != "default" else (), words))
     assert set(everyone) >= set(missing)
     return Hang(0, kind, where, reason, cell.code, truth, stalls + _elsewhere(reason, missing))
+
+
+def _needed(missing: Sequence[int]) -> tuple[int, ...]:
+    """The missing ranks with which waiting ranks make a group for a 2x2 mesh: first along the first axis, then the second."""
+    return tuple(
+        rank for rank in missing if rank ^ 2 not in missing or (rank ^ 1 not in missing and rank ^ 1 ^ 2 not in missing)
+    )
 
 
 def _call_of(kind: str, cell: _Cell) -> str:
@@ -330,11 +344,14 @@ def _call_of(kind: str, cell: _Cell) -> str:
     if kind == "ddp":
         cell.add("model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))")
         return "model(x).sum().backward()"
-    assert kind in ("fsdp", "fsdp backward")
+    assert kind in ("fsdp", "fsdp backward", "hsdp")
     cell.add("from torch.distributed.fsdp import fully_shard")
     cell.add("model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))")
-    cell.add("for layer in model: fully_shard(layer, mesh=dist.init_device_mesh('cpu', (4,)))")
-    cell.add("fully_shard(model, mesh=dist.init_device_mesh('cpu', (4,)))")
+    cell.add("device_mesh = dist.init_device_mesh('cpu', (4,))")
+    if kind == "hsdp":
+        cell.add("device_mesh = dist.init_device_mesh('cpu', (1, 4), mesh_dim_names=('replicate', 'shard'))")
+    cell.add("for layer in model: fully_shard(layer, mesh=device_mesh)")
+    cell.add("fully_shard(model, mesh=device_mesh)")
     if kind == "fsdp backward":
         cell.add("loss = model(x).sum()")
         return "loss.backward(); loss = model(x).sum()"
@@ -347,7 +364,7 @@ def _names_of(kind: str, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return ("wait",), ("vocabulary",)
     if kind == "ddp":  # the second forward pass agrees on new buckets
         return (("DistributedDataParallel",), ()) if steps == 1 else (("all_reduce",), ("weight",))
-    if kind in ("fsdp", "fsdp backward"):
+    if kind in ("fsdp", "fsdp backward", "hsdp"):
         return ("all_gather",), ("FSDP",)
     if kind == "file store":
         return ("wait",), ("vocabulary",)
@@ -407,6 +424,27 @@ def _other_message(dice: random.Random, kind: str) -> Hang:
     return Hang(0, kind, "default", reason, cell.code, truth, stalls)
 
 
+def _some(dice: random.Random, kind: str) -> Hang:
+    """A group of some ranks, which only some of them make."""
+    reason = dice.choice(REASONS)
+    members = sorted(dice.sample(range(N), dice.choice((2, 3))))
+    missing = sorted(dice.sample(members, dice.randrange(1, len(members))))
+    cell = _begin()
+    cell.add("other = dist.new_group(list(range(4)))")
+    _functions(cell)
+    cell.add(f"if rank in {missing}:")
+    cell.add(f"    {_WHAT[reason]}", "missing")
+    cell.add(f"elif rank in {members}:")
+    cell.add(f"    made = dist.new_group({members})", "waits")
+    waiting = tuple(rank for rank in members if rank not in missing)
+    truth: dict[int, Waits | At | Finished] = {rank: Finished() for rank in range(N)}
+    truth.update({rank: Waits(("new_group",), cell.names["waits"]) for rank in waiting})
+    truth.update({rank: _of_reason(reason, cell) for rank in missing})
+    words = (f" of {format_ranks(members)}", " (groups made: ")
+    stalls = [Stalled(("new_group",), waiting, tuple(missing), words=words), *_elsewhere(reason, missing)]
+    return Hang(0, kind, "user", reason, cell.code, truth, stalls)
+
+
 def _tags(dice: random.Random, kind: str) -> Hang:
     receiver, sender = dice.sample(range(N), 2)
     cell = _begin()
@@ -418,6 +456,30 @@ def _tags(dice: random.Random, kind: str) -> Hang:
     words = (f"recv from [{sender}] with tag 2", f"send to [{receiver}] with tag 1")
     stalls = [Stalled(("recv", "send"), tuple(sorted((receiver, sender))), (), words=words)]
     return Hang(0, kind, "default", "another tag", cell.code, truth, stalls)
+
+
+def _pipeline(dice: random.Random, kind: str) -> Hang:
+    """A pipeline of four stages, of which one never runs."""
+    reason = dice.choice([each for each in REASONS if each != "waits elsewhere"])
+    missing = dice.randrange(N)
+    cell = _begin()
+    cell.add("from torch.distributed.pipelining import PipelineStage, ScheduleGPipe")
+    cell.add("stage = PipelineStage(torch.nn.Linear(4, 4), rank, 4, torch.device('cpu'))")
+    cell.add("schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)")
+    cell.add("batch = torch.ones(4, 4)")
+    _functions(cell)
+    cell.add(f"if rank == {missing}:")
+    cell.add(f"    {_WHAT[reason]}", "missing")
+    cell.add("else:")
+    cell.add(
+        "    schedule.step(*(batch,) if rank == 0 else (), **dict(target=batch) if rank == 3 else {})",
+        "waits",
+    )
+    operations = ("recv", "send", "recv_object_list", "send_object_list", "batch_isend_irecv")
+    truth: dict[int, Waits | At | Finished] = {rank: Waits(operations, cell.names["waits"]) for rank in range(N)}
+    truth[missing] = _of_reason(reason, cell)
+    beside = missing + 1 if missing + 1 < N else missing - 1
+    return Hang(0, kind, "default", reason, cell.code, truth, [Stalled(operations, (beside,), (missing,))])
 
 
 def _ring(dice: random.Random, kind: str) -> Hang:
@@ -485,6 +547,6 @@ def _uneven(dice: random.Random, kind: str) -> Hang:
     waiting = tuple(rank for rank in range(N) if rank not in missing)
     truth: dict[int, Waits | At | Finished] = {rank: Waits(("all_reduce",), cell.names["waits"]) for rank in waiting}
     truth.update({rank: Finished() for rank in missing})
-    words = (f"after {fewer} step{'s' * (fewer > 1)}", f"in step {fewer + 1}") if kind == "live.loop" else ()
+    words = (f"after {fewer} step{'s' * (fewer > 1)}", f"in step {fewer}") if kind == "live.loop" else ()
     stalls = [Stalled(("all_reduce",), waiting, tuple(missing), words=words)]
     return Hang(0, kind, "default", "fewer steps", cell.code, truth, stalls)

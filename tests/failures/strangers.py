@@ -14,8 +14,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = ["GREETING", "Besieger", "besieged"]
+if TYPE_CHECKING:
+    import zmq
+
+__all__ = ["GREETING", "Besieger", "besieged", "say"]
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 """Greeting of ZMTP 3; a client with the right keys sends HELLO after it."""
@@ -84,6 +88,18 @@ def besieged(what: str, ports: Sequence[int], count: int = 1, *, waits: bool = F
         yield besieger
     finally:
         besieger.close()
+
+
+def say(end: zmq.Socket[bytes], *messages: Sequence[bytes | memoryview]) -> None:
+    """Send messages with a client that may be refused.
+
+    When a server refuses its handshake, a client of ZeroMQ gives up: a send then waits forever, so this one does not wait.
+    """
+    import zmq
+
+    with suppress(zmq.Again):
+        for parts in messages:
+            end.send_multipart(list(parts), zmq.NOBLOCK)
 
 
 # -- in the separate process

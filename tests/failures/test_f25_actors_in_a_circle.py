@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from monarch_kernel.actor import Actor, ActorError, endpoint
@@ -25,5 +27,8 @@ def test_the_circle_is_named(cells: Cells) -> None:
     p.link.call_one(q).get(LONG_S)
     q.link.call_one(p).get(LONG_S)
     assert p.hit.call_one(1).get(LONG_S) == 1
-    with pytest.raises(ActorError, match=r"p\.hit on t\[0\] -> q\.hit on t\[1\] -> p\.hit on t\[0\]"):
+    with pytest.raises(ActorError) as caught:
         p.hit.call_one(3).get(LONG_S)
+    # Either actor may be the first to find the circle.
+    in_p, in_q = r"p\.hit on t\[0\]( \(behind p\.hit\))?", r"q\.hit on t\[1\]( \(behind q\.hit\))?"
+    assert re.search(rf"{in_p} -> {in_q} -> {in_p}|{in_q} -> {in_p} -> {in_q}", str(caught.value))

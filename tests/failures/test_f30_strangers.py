@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from monarch_kernel.net.wire.config import LinkKeys
 from monarch_kernel.net.wire.messages import Hello, HostHello
 from monarch_kernel.runtime.controller.session import Session, current_session
 from tests.failures.machines import LONG_S, Machines, hosts_on, wait_until
+from tests.failures.strangers import say
 
 ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
 
@@ -63,12 +64,12 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(linger=0)
 
 
-def refused_by(act: Callable[[], object]) -> None:
-    """Check that an action is refused and counted."""
+@contextmanager
+def refusal() -> Iterator[Callable[[], None]]:
+    """Yield a function that waits until a connection is refused and counted."""
     runtime = current_session().runtime
     before = runtime.refused
-    act()
-    wait_until(lambda: runtime.refused > before, "the connection to be refused")
+    yield lambda: wait_until(lambda: runtime.refused > before, "the connection to be refused")
 
 
 @pytest.mark.parametrize(
@@ -77,17 +78,13 @@ def refused_by(act: Callable[[], object]) -> None:
     ids=["http", "noise", "zmtp", "zeros"],
 )
 def test_plain_tcp_is_refused(procs: ProcMesh, garbage: bytes) -> None:
-    def send() -> None:
-        with (
-            socket.create_connection(("127.0.0.1", port_of(current_session())), 5) as stranger,
-            suppress(OSError),  # the server closes the connection
-        ):
+    with refusal() as refused, socket.create_connection(("127.0.0.1", port_of(current_session())), 5) as stranger:
+        with suppress(OSError):  # the server closes the connection
             stranger.sendall(garbage)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):
                 pass
-
-    refused_by(send)
+        refused()
     assert procs.run("rank").get(LONG_S).values() == (0,)
 
 
@@ -95,8 +92,9 @@ def test_zmtp_without_curve_is_refused(
     procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     bomb = pickle.dumps(Bomb(tmp_path / "opened"))
-    with dealer(context, port_of(current_session()), None, b"H1/9") as end:
-        refused_by(lambda: end.send_multipart([bomb, bomb]))
+    with refusal() as refused, dealer(context, port_of(current_session()), None, b"H1/9") as end:
+        say(end, [bomb, bomb])
+        refused()
         assert not end.poll(100)
     assert not (tmp_path / "opened").exists()
 
@@ -104,8 +102,9 @@ def test_zmtp_without_curve_is_refused(
 def test_another_key_pair_is_refused(procs: ProcMesh, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     public, secret = zmq.curve_keypair()
     keys = LinkKeys(public.decode(), secret.decode())
-    with dealer(context, port_of(current_session()), keys, b"H1/9") as end:
-        refused_by(lambda: end.send_multipart([b"knock", b"1", b"0"]))
+    with refusal() as refused, dealer(context, port_of(current_session()), keys, b"H1/9") as end:
+        say(end, [b"knock", b"1", b"0"])
+        refused()
         assert not end.poll(100)
 
 
@@ -122,13 +121,9 @@ def test_the_right_keys_and_a_wrong_token_are_refused(
     }[what]
     relay = Relay(number, default=0)
     relay.send(said[0], b"C", 0, said[1])
-    with dealer(context, port_of(session), session._keys, b"H%d/0" % number) as end:
-
-        def send() -> None:
-            for _, parts in relay.flush():
-                end.send_multipart(list(parts))
-
-        refused_by(send)
+    with refusal() as refused, dealer(context, port_of(session), session._keys, b"H%d/0" % number) as end:
+        say(end, *(parts for _, parts in relay.flush()))
+        refused()
     assert not (tmp_path / "opened").exists()
     assert procs.run("rank").get(LONG_S).values() == (0,)
 
@@ -145,7 +140,7 @@ def test_the_ports_of_agents_refuse_all_strangers(
         public, secret = zmq.curve_keypair()
         for keys in (None, LinkKeys(public.decode(), secret.decode())):
             with dealer(context, port, keys, b"H0/0") as end:
-                end.send_multipart([b"knock", b"0", b"1"])
+                say(end, [b"knock", b"0", b"1"])
                 assert not end.poll(200)
     assert procs.run("rank").get(LONG_S).values() == (0,)
     assert standing.agents[0].poll() is None

@@ -32,6 +32,16 @@ def test_parameters_without_a_gradient_are_named_for_their_indices() -> None:
     assert "parameters without a gradient on this rank: b.weight, b.bias" in describe(caught.value).notes
 
 
+@pytest.mark.parametrize("is_old", [True, False])
+def test_a_model_whose_group_was_formed_again_is_named(is_old: bool) -> None:
+    model = DistributedDataParallel()
+    model.process_group = object() if is_old else None
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError(f"[pair.cc:553] Connection closed by peer [127.0.0.1]:28558. GLHF! {model.training}")
+    notes = "\n".join(describe(caught.value).notes)
+    assert ("the group of model was made before the mesh formed its process group again" in notes) == is_old
+
+
 @pytest.mark.slow  # the import of DistributedDataParallel
 def test_the_place_and_the_missing_rank_are_named(cells: Cells) -> None:
     cells.ok(PREPARE)

@@ -20,6 +20,8 @@ def test_a_wrapper_of_an_earlier_group_must_be_made_again() -> None:
     notes = " ".join(describe(ValueError(f"{text}group map. Please initialize the group first.")).notes)
     assert "this group was made before the mesh formed its process group again" in notes
     assert "make it again, and all that holds it: device meshes, DDP and FSDP wrappers" in notes
+    of_mesh = describe(RuntimeError("Could not resolve the process group registered under the name 1"))
+    assert " ".join(of_mesh.notes) == notes
 
 
 @pytest.mark.slow  # the import of FSDP

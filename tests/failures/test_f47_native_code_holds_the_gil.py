@@ -7,12 +7,24 @@ from pathlib import Path
 from monarch_kernel.base.events import MeshView, RankView
 from monarch_kernel.errors import Failure
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
+from monarch_kernel.notebook.view.stacks import doing_lines
+from monarch_kernel.runtime.diagnostics.dumped_stacks import HELD
 from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
 from monarch_kernel.runtime.diagnostics.waits import stalls
 from tests.failures.cells import Cells
 from tests.support.waiting import LONG_S, wait_until
 
-HOLDS = "import ctypes\nif rank == 1:\n    open({path!r}, 'w').close()\n    ctypes.PyDLL(None).sleep(600)"
+HOLDS = """
+import ctypes, os
+if rank == 1:
+    empty, _ = os.pipe()
+    open({path!r}, 'w').close()
+    ctypes.PyDLL(None).read(empty, ctypes.create_string_buffer(1), 1)
+"""
+
+
+def stacks_of(cells: Cells, rank: int) -> dict[int, Doing]:
+    return cells.mesh.silent_stacks([rank], LONG_S)
 
 
 def test_the_rank_that_does_not_answer_is_named() -> None:
@@ -27,8 +39,13 @@ def test_the_way_out_is_named() -> None:
     assert "%mesh restart t[1] replaces it, and its state is lost; the other ranks keep theirs" in text
 
 
-def test_the_other_ranks_go_on(cells: Cells, tmp_path: Path) -> None:
-    stuck = cells.mesh.run(HOLDS.format(path=f"{tmp_path}/started"))
+def test_its_line_is_read_from_outside_and_the_other_ranks_go_on(cells: Cells, tmp_path: Path) -> None:
+    stuck = cells.mesh.run_cell(HOLDS.format(path=f"{tmp_path}/started"), cell=47)
     wait_until((tmp_path / "started").exists, "the native code to run")
+    wait_until(lambda: stacks_of(cells, 1), "the stacks of the rank")
+    doing = stacks_of(cells, 1)[1]
+    lines = doing_lines(cells.mesh.view(), {1: doing}, [1])
+    assert lines == ["[1] cell [47], line 6", f"    its collectives are not known: {HELD}"]
     assert cells.mesh.slice(gpus=0).run("rank").get(LONG_S).item() == 0
+    assert cells.mesh.view().ranks[1].state == "running"  # the signal has not harmed it
     stuck.cancel()

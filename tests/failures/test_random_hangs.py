@@ -12,7 +12,7 @@ from tests.failures.hangs import KINDS, draw
 from tests.notebook.kernel.conftest import Notebook
 
 SEED = 40
-INTERRUPTS = 30
+INTERRUPTS = 28
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from monarch_kernel.errors import RemoteError
 from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.ranks import Ranks
 from tests.support.stranger import run_as_nobody, started_as_nobody
-from tests.support.waiting import LONG_S, wait_until
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 SUM = "x = torch.ones(3) * (rank + 1); dist.all_reduce(x); x.tolist()"
 
@@ -25,6 +26,37 @@ for number, connection in enumerate(connections):
 print("connected", flush=True)
 sys.stdin.read()
 """
+
+# Connects, and sends nothing, a part of a number, and what other servers expect.
+LOOK_AROUND = """
+import socket, sys
+connections = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(4)]
+for text, connection in zip((b"", b"abc", b"GET / HTTP/1.1\\r\\n\\r\\n", b"\\xff" + bytes(8) + b"\\x7f"), connections):
+    connection.sendall(text)
+print("connected", flush=True)
+print([connection.recv(1) for connection in connections], flush=True)
+sys.stdin.read()
+"""
+
+# Ports stay open while ranks wait, as where the operating system has no filters for sockets.
+NO_FILTER = """
+import contextlib
+from monarch_kernel.train.process_group import strangers
+closed_ports, strangers.closed_ports = strangers.closed_ports, lambda *_: contextlib.nullcontext()
+"""
+# Makes a file once the port is closed.
+NOTES = """
+import contextlib, pathlib
+from monarch_kernel.train.process_group import strangers
+closed_ports = strangers.closed_ports
+@contextlib.contextmanager
+def noting(*of):
+    with closed_ports(*of):
+        pathlib.Path({path!r}).touch()
+        yield
+strangers.closed_ports = noting
+"""
+AGAIN = "strangers.closed_ports = closed_ports"
 
 # Opens as many connections as it can to each port.
 FLOOD = """
@@ -64,7 +96,25 @@ def ports(mesh: ProcMesh, rank: int) -> set[int]:
     return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
 
 
+def test_nobody_reaches_a_rank_while_it_waits_for_late_ranks(mesh: ProcMesh, tmp_path: Path) -> None:
+    """It can neither fill the descriptors of the rank nor keep the group from being formed."""
+    mesh[[0]].run(NOTES.format(path=str(tmp_path / "closed"))).get(LONG_S)
+    before = ports(mesh, 0)
+    first = mesh[[0]].run("group = dist.new_group([0, 1])")
+    wait_for_files(tmp_path, "closed")
+    (port,) = ports(mesh, 0) - before
+    with started_as_nobody(FLOOD + "sys.stdout.flush(); sys.stdin.read()", port) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "0\n"
+        mesh[[1]].run("group = dist.new_group([0, 1])").get(LONG_S)
+        first.get(LONG_S)
+    mesh[[0]].run(AGAIN).get(LONG_S)
+    code = "x = torch.ones(1); dist.all_reduce(x, group=group); dist.destroy_process_group(group); del group; x.item()"
+    assert mesh.run(code).get(LONG_S).values() == (2.0, 2.0)
+
+
 def test_a_group_in_which_another_user_may_have_taken_a_place_is_not_used(ranks: Ranks, mesh: ProcMesh) -> None:
+    mesh.run(NO_FILTER).get(LONG_S)
     before = ports(mesh, 0)
     first = mesh[[0]].run("group = dist.new_group([0, 1])")
     wait_until(lambda: ports(mesh, 0) - before, "gloo to listen")
@@ -83,7 +133,25 @@ def test_a_group_in_which_another_user_may_have_taken_a_place_is_not_used(ranks:
             assert "(user nobody)" in report.message
     assert mesh.run("'group' in globals()").get(LONG_S).values() == (False, False)
     ranks.store.form(mesh).get(LONG_S)
+    mesh.run(AGAIN).get(LONG_S)
     assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
+
+
+def test_a_process_that_takes_no_place_is_disconnected_and_the_group_is_used(mesh: ProcMesh) -> None:
+    mesh.run(NO_FILTER).get(LONG_S)
+    before = ports(mesh, 0)
+    first = mesh[[0]].run("group = dist.new_group([0, 1])")
+    wait_until(lambda: ports(mesh, 0) - before, "gloo to listen")
+    (port,) = ports(mesh, 0) - before
+    with started_as_nobody(LOOK_AROUND, port) as program:
+        assert program.stdout
+        assert program.stdout.readline() == "connected\n"
+        mesh[[1]].run("group = dist.new_group([0, 1])").get(LONG_S)
+        first.get(LONG_S)
+        assert program.stdout.readline() == "[b'', b'', b'', b'']\n"
+    mesh.run(AGAIN).get(LONG_S)
+    code = "x = torch.ones(1); dist.all_reduce(x, group=group); dist.destroy_process_group(group); del group; x.item()"
+    assert mesh.run(code).get(LONG_S).values() == (2.0, 2.0)
 
 
 def test_a_rank_without_descriptors_says_that_something_opened_many_connections(session: None) -> None:
@@ -92,6 +160,7 @@ def test_a_rank_without_descriptors_says_that_something_opened_many_connections(
     try:
         mesh.run("import os, resource, torch.distributed as dist").get(LONG_S)
         store.form(mesh).get(LONG_S)
+        mesh.run(NO_FILTER).get(LONG_S)
         before = ports(mesh, 0)
         limit = "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 40,) * 2)"
         alone = mesh[[0]].run(f"{limit}; dist.new_group([0, 1])")

@@ -30,7 +30,7 @@ class Loop:
 
     def report(self, rank: int, names: Iterable[str] = (), knobs: Iterable[Knob] = ()) -> LoopRecord:
         logged = {name: (Logged(0, 1.0, 1, 1.0),) for name in names}
-        self.book.reported(rank, LoopReport(4, 1, 1, 0.5, logged, tuple(knobs)))
+        self.book.reported(rank, LoopReport(4, 1, 1, 0.5, logged, tuple(knobs)), 1.0)
         record = self.book.get((4, 1))
         assert record is not None
         return record

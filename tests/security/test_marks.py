@@ -8,7 +8,7 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.base.events import OutputEvent
-from monarch_kernel.net.wire.marks import FIRST_MARK, switch_mark
+from monarch_kernel.net.wire.stream_marks import FIRST_MARK, switch_mark
 from monarch_kernel.runtime.controller.session import current_session
 from tests.support.waiting import LONG_S, wait_until
 
@@ -54,6 +54,29 @@ def test_a_fork_of_a_rank_writes_only_text(procs: ProcMesh, written: list[Output
     long = "x" * 300_000  # more than a pipe takes at once
     assert procs.run("print('x' * 300_000); os.getpid()").get(LONG_S).values() == pids
     assert [_text(written, rank) for rank in (0, 1)] == [f"{long}\n"] * 2
+
+
+FIND_MARKS = """
+import gc, os
+from monarch_kernel.runtime.worker.stdio import OutputMarks
+(marks,) = [each for each in gc.get_objects() if type(each) is OutputMarks]
+"""
+
+
+def test_a_silent_cell_sets_no_mark_and_output_of_native_code_comes_before_the_end_of_its_cell(
+    procs: ProcMesh, written: list[OutputEvent]
+) -> None:
+    """`os.write` stands for native code: no part of this package sees it."""
+    procs.run(FIND_MARKS).get(LONG_S)
+    first, *others = [procs.run("marks._last").get(LONG_S).values() for _ in range(4)]
+    assert others == [first] * 3
+    shown = ""
+    for i in range(20):
+        procs.run(f"_ = os.write(1, b'{i}\\n')").get(LONG_S)
+        shown += f"{i}\n"
+        assert [_text(written, rank) for rank in (0, 1)] == [shown] * 2
+        procs.run("None").get(LONG_S)
+    assert procs.run("marks._last").get(LONG_S).values() > first
 
 
 def _text(events: list[OutputEvent], rank: int) -> str:

@@ -78,7 +78,7 @@ class Page(HTMLParser):
 
 
 def pages(*bundles: dict[str, Any]) -> list[Any]:
-    return [output.data for output in compose({rank: (data, {}) for rank, data in enumerate(bundles)}, "name")]
+    return [output.data for output in compose({rank: (data, {}) for rank, data in enumerate(bundles)})]
 
 
 @pytest.mark.parametrize("mime", BINARY)
@@ -168,7 +168,7 @@ def test_html_that_is_closed_is_part_of_a_page(text: str) -> None:
 def test_no_html_of_a_rank_hides_that_of_another(text: str) -> None:
     outputs = pages({"text/html": text}, {"text/html": "<ins>other</ins>"})
     if len(outputs) == 1:
-        assert outputs[0]["text/html"].endswith("<ins>other</ins></details>")
+        assert outputs[0]["text/html"].endswith("<ins>other</ins></details>\n</div>")
         assert Page(outputs[0]["text/html"]).tags.count("ins") == 1 + text.count("<ins>")
 
 

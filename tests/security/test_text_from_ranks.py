@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from dataclasses import replace
 
@@ -9,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView
+from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView, WaitView
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.base.text import aligned, html_table, one_line, plain, printable
-from monarch_kernel.errors import Failure, Frame, RemoteError
+from monarch_kernel.errors import Failure, ForkedError, Frame, MonarchError, RanksError, RemoteError
 from monarch_kernel.notebook.output.folding import OutputFolder, render
 from monarch_kernel.notebook.output.logs import log_lines
 from monarch_kernel.notebook.view.errors import error_block
@@ -144,6 +145,25 @@ def test_errors_execute_nothing(text: str) -> None:
     assert not executes(str(error))
 
 
+def all_errors() -> list[type[MonarchError]]:
+    found, left = [], [MonarchError]
+    while left:
+        kind = left.pop()
+        found.append(kind)
+        left += kind.__subclasses__()
+    return [kind for kind in found if kind.__module__ == "monarch_kernel.errors" and kind is not ForkedError]
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_no_error_passes_on_controls_of_a_host_or_a_file(kind: type[MonarchError]) -> None:
+    """Such as the banner of a host, the name of a file, or a key of a checkpoint."""
+    text = "".join(HOSTILE.values()) + "good"
+    error = kind(text, {}) if issubclass(kind, RanksError) else kind(text)
+    assert not executes(str(error))
+    assert "good" in str(error)
+    assert not executes(str(pickle.loads(pickle.dumps(error))))
+
+
 @hostile
 def test_tables_execute_nothing(text: str) -> None:
     name = f"<script>{text}\n&\"'>"
@@ -155,7 +175,7 @@ def test_tables_execute_nothing(text: str) -> None:
         name,
         lost_hosts=(HostView(1, name, "lost", name),),
         loops=(LoopView((1, 1), "t", name, 1, None, "running", 1.0, 0.0),),
-        waits=(name,),
+        waits=(WaitView(name, (0,)),),
     )
     shown, markup = mesh_text(view), mesh_html(view)
     assert not executes(shown)

@@ -16,6 +16,7 @@ MODULES = {
     "runtime/diagnostics/failures.py": "an exception that this process has just pickled",
     "runtime/worker/spawned.py": "names of the process that starts this one",
     "train/checkpoint/unpickling.py": "files of checkpoints, with a list of classes",
+    "train/process_group/flight_recorder.py": "what torch's recorder in this process has just pickled",
     "train/snapshots/capture.py": "a snapshot that a rank has taken, in memory",
 }
 AGENTS = ("runtime/host/", "net/hosts/", "net/transport/", "net/memory/", "launch/")

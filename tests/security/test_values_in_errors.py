@@ -35,18 +35,63 @@ NAMES = [
     "ssh_keys",
     "cookie",
     "bearer",
+    "auth",
+    "basic_auth",
+    "authHeader",
+    "Authorization",
+    "cookies",
+    "cred",
+    "db_creds",
+    "dsn",
+    "SENTRY_DSN",
+    "jwt",
+    "user.pw",
+    "connection_string",
+    "conn_str",
+    "db_pass",
+    "dbPass",
+    "smtp.pass",
+    "pass1",
+    "PASSCODE",
+    "card_pin",
+    "private_key_pem",
+    "pem",
+    "sas",
+    "totp",
+    "session_id",
+    "sessionid",
+    "csrf",
+    "mnemonic",
+    "seed_phrase",
+    "slack_webhook",
+    "connectionString",
     "self.config.api_key",
     "secrets.aws",
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+OTHERS = (
+    "pin_memory",
+    "compass",
+    "bypass",
+    "passes",
+    "spin",
+    "seed",
+    "side",
+    "sigma",
+    "sass",
+    "webhdfs",
+    "open",
+    "stem",
+)
+
+
 @pytest.mark.parametrize(
     "value",
     [VALUE, VALUE.encode(), [VALUE], (VALUE,), {VALUE: 1}, {VALUE}, 12345678, 1.5, True, np.float64(1.5), VALUE * 99],
 )
-def test_a_name_that_speaks_of_a_secret_hides_its_value(name: str, value: object) -> None:
-    assert describe_variable(name, value) == "…"
+def test_a_name_that_speaks_of_a_secret_hides_its_value(value: object) -> None:
+    assert {name: describe_variable(name, value) for name in NAMES} == dict.fromkeys(NAMES, "…")
 
 
 def test_shapes_and_types_are_no_content() -> None:
@@ -55,7 +100,78 @@ def test_shapes_and_types_are_no_content() -> None:
     assert describe_variable("keys", np.zeros((2, 3))) == "ndarray[2, 3] float64"
     assert describe_variable("tokenizer", Tokenizer()) == "Tokenizer"
     assert describe_variable("lr", 0.1) == "0.1"
-    assert describe_variable("author", "me") == "'me'"
+    for name in (
+        "author",
+        "authors",
+        "authority",
+        "patch",
+        "path",
+        "sacred",
+        "credit",
+        "spawn",
+        "url",
+        "optimizer",
+        *OTHERS,
+    ):
+        assert describe_variable(name, "me") == "'me'"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (f"https://me:{VALUE}@example.org/x", "'https://me:…@example.org/x'"),
+        (f"https://{VALUE}@example.org/x.git", "'https://…@example.org/x.git'"),
+        (f"postgresql+psycopg://me:{VALUE}@db:5432/runs", "'postgresql+psycopg://me:…@db:5432/runs'"),
+        (f"redis://:{VALUE}@cache/0", "'redis://:…@cache/0'"),
+        (f"https://me:{VALUE * 20}@example.org", "'https://me:…@example.org'"),
+        (f"https://example.org/x?a=1&token={VALUE}&b=2", "'https://example.org/x?a=1&token=…&b=2'"),
+        (f"https://example.org/x?X-Amz-Signature={VALUE}", "'https://example.org/x?X-Amz-Signature=…'"),
+        (f"Bearer {VALUE}", "'Bearer …'"),
+        (f"Authorization: Bearer {VALUE}", "'Authorization: …'"),
+        (f"Cookie: id={VALUE}", "'Cookie: …'"),
+        ("Basic aHVudGVyMjpodW50ZXIy", "'Basic …'"),
+        (f"host=db user=me password={VALUE}", "'host=db user=me password=…'"),
+        (f'{{"api_key": "{VALUE}"}}', """'{"api_key": "…"}'"""),
+        ("hf_" + "x" * 34, "'…'"),
+        ("sk-" + "x" * 48, "'…'"),
+        ("ghp_" + "x" * 36, "'…'"),
+        ("AKIA" + "X" * 16, "'…'"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "'…'"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "'-----BEGIN RSA PRIVATE KEY-----…'"),
+        (f"https://me:{VALUE}@example.org".encode(), "b'https://me:…@example.org'"),
+        (["Bearer hunter2", 1], "['Bearer …', 1]"),
+        (["login", "--password", VALUE], "['login', '--password', …]"),
+        (["-pass", 1234], "['-pass', …]"),
+        (("api_key", VALUE), "('api_key', …)"),
+        (["tokens", "labels"], "['tokens', 'labels']"),
+        (("tokens", "labels", "keys"), "('tokens', 'labels', 'keys')"),
+        (f"webhook: https://example.org/{VALUE}", "'webhook: …'"),
+        (f"aws_secret_access_key={VALUE}", "'aws_secret_access_key=…'"),
+        (f"accessKey: {VALUE}", "'accessKey: …'"),
+    ],
+)
+def test_what_looks_like_a_secret_is_hidden_under_any_name(value: object, shown: str) -> None:
+    assert describe_variable("x", value) == shown
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "https://example.org:8080/a/b@c",
+        "https://example.org/a?b=1",
+        "s3://bucket/key@2",
+        "the bearer of news",
+        "Basic training",
+        "token 17 of 20",
+        "me@example.org",
+        "skip-connection",
+        "12:30:15",
+        "max_tokens is 5",
+        "",
+    ],
+)
+def test_other_texts_are_shown_whole(value: str) -> None:
+    assert describe_variable("x", value) == repr(value)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +213,21 @@ def test_no_part_of_a_report_has_the_value() -> None:
     with pytest.raises(ValueError, match="no") as refused:
         Attention()(torch.zeros(2), VALUE)
     assert model_notes(refused.value)[0].endswith("called with key: Tensor[2] float32 cpu")
+
+
+class Refuses(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.check()
+
+    def check(self) -> None:
+        raise ValueError("no")
+
+
+def test_the_constructor_of_a_module_is_not_its_forward() -> None:
+    with pytest.raises(ValueError, match="no") as refused:
+        Refuses()
+    assert model_notes(refused.value) == ()
 
 
 CELL = """

@@ -7,10 +7,12 @@ files late, so each new element of the set belongs to the test.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-__all__ = ["Descriptor", "open_descriptors"]
+__all__ = ["Descriptor", "none_left", "open_descriptors"]
 
 
 class Descriptor(NamedTuple):
@@ -28,3 +30,21 @@ def open_descriptors() -> frozenset[Descriptor]:
         with suppress(OSError):  # closed meanwhile, such as the descriptor of the listing
             found.add(Descriptor(fd, os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd).st_ino))
     return frozenset(found)
+
+
+@contextmanager
+def none_left() -> Iterator[None]:
+    """Context in which this process can open no file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
+    held: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in held:
+            os.close(fd)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.scratch import MARK, SCRATCH
@@ -52,12 +53,6 @@ class Snapshot:
     scratch: frozenset[str] = field(default_factory=lambda: frozenset(_names(SCRATCH)))
 
 
-def pytest_collection_finish() -> None:
-    """Exclude the modules' objects from garbage collections, each of which would take tenths of a second longer."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_by_the_session() -> Iterator[None]:
     """Check at the end that fixtures of a wider scope than a function have left nothing."""
@@ -78,25 +73,42 @@ def check_nothing_left(before: Snapshot) -> None:
     """Wait until everything that is new since ``before`` is gone; otherwise end it, for the sake of the next test, and fail."""
     begin = time.monotonic()
     left, deadline, is_collected = _left(before), begin + GRACE_S, False
-    while left and time.monotonic() < deadline:
+    is_over = False
+    while left and not is_over:
+        is_over = (
+            time.monotonic() >= deadline
+        )  # a look at a busy machine takes long: the last one begins after the deadline
         if not is_collected and time.monotonic() > begin + GARBAGE_AFTER_S:
             gc.collect()  # an object in a reference cycle is garbage, not a leak
             is_collected = True
         time.sleep(0.005)
         now = _left(before)
         if len(now) < len(left):
-            deadline = time.monotonic() + GRACE_S
+            deadline, is_over = time.monotonic() + GRACE_S, False
         left = now
     if not left:
         return
-    for pid in _new_processes(before):
+    processes = _new_processes(before)
+    states = "".join(map(_state_of, sorted(processes)))
+    for pid in processes:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
     _reported.update(left)
     stacks = _stacks_of(set(threading.enumerate()) - before.threads)
-    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left) + stacks, pytrace=False)
+    pytest.fail("the test left behind:\n" + "\n".join(f"  {line}" for line in left) + states + stacks, pytrace=False)
+
+
+def _state_of(pid: int) -> str:
+    """Say how long a process has run, and what its main thread does: whether it ends late, or was started late."""
+    try:
+        process = psutil.Process(pid)
+        running_s = time.time() - process.create_time()
+        does = f"{process.status()} in {Path(f'/proc/{pid}/wchan').read_text() or 'user code'}"
+    except (psutil.NoSuchProcess, OSError):
+        return ""
+    return f"\n| process {pid} has run for {running_s:.1f} s, and is {does}"
 
 
 def _stacks_of(threads: Collection[threading.Thread]) -> str:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, this_host
+from monarch_kernel.actor import HostMesh, ProcMesh, this_host
+from monarch_kernel.actor.host_mesh import serve_ranks
+from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import RemoteError
+from monarch_kernel.features.live.controller import FOR_TRAINING, LoopExtension
+from monarch_kernel.launch.base import Launcher
+from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.messages import Preload
+from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S, wait_until
 
-__all__ = ["Ranks", "wait_until_in_collective", "warm_up"]
+__all__ = ["Ranks", "light_hosts", "preload_training", "wait_until_in_collective", "warm_up"]
 
 
 def warm_up() -> None:
@@ -24,6 +32,32 @@ def warm_up() -> None:
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     mesh.initialized.get(LONG_S)
     mesh.stop(grace_s=0).get(LONG_S)
+
+
+def light_hosts(launcher: Launcher, count: int, **options: Any) -> HostMesh:
+    """Allocate hosts that start quickly, because they preload no torch; the options are those of `Session.add_hosts`."""
+    session = current_session()
+    serve_ranks(session)
+    numbers = session.add_hosts(launcher, count, is_light=True, **options)
+    return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers)
+
+
+def preload_training() -> None:
+    """Let the zygote import what training and checkpoints need, as it does for loops that recover.
+
+    Otherwise each rank of each mesh would import it, in most of a second of processor time.
+    """
+    session = current_session()
+    host, loops = session.local_host(), session.runtime.extension(LoopExtension)
+    if (session.directory, host) in _prepared:
+        return
+    _prepared.add((session.directory, host))
+    message = pack(Preload((*FOR_TRAINING, "monarch_kernel.train.checkpoint")))
+    session.runtime.run_on_io_thread(lambda: session.runtime.perform(loops.core.to_host(host, message)))
+    warm_up()  # it imports when it is idle, so after this mesh and before the next one
+
+
+_prepared: set[tuple[Path, int]] = set()  # directory of a session and number of its host
 
 
 def wait_until_in_collective(mesh: ProcMesh) -> None:
@@ -44,6 +78,7 @@ class Ranks:
     """
 
     def __init__(self, n: int, prelude: str) -> None:
+        preload_training()
         self.store = GroupStore()
         self.mesh: ProcMesh = this_host().spawn_procs({"dp": n}, name=f"t{n}", device="cpu")
         self.mesh.run(prelude).get(LONG_S)

@@ -79,7 +79,9 @@ VARIABLES = {
 # Origin -> names in Markdown that this project does not define.
 OUTSIDE: dict[str, set[str]] = {
     "files that commands make": {".venv", "knobs/", "speed/"},
-    "examples": {"Counter", "Net", "batch"},
+    "examples": {"Counter", "Net"},
+    "Hugging Face": {"TrainingArguments", "notebook_launcher"},
+    "JAX": {"shard_map"},
     "Jupyter, IPython": {"Out"},
     "Lightning": {
         "DDPStrategy",
@@ -93,6 +95,15 @@ OUTSIDE: dict[str, set[str]] = {
     },
     "Linux": {"MemAvailable"},
     "Python": {"Any", "CancelledError"},
+    "Ray Train": {
+        "FailureConfig",
+        "ScalingConfig",
+        "TorchTrainer",
+        "get_checkpoint",
+        "get_context",
+        "prepare_data_loader",
+        "prepare_model",
+    },
     "ssh": {
         "AllowTcpForwarding",
         "ForceCommand",
@@ -102,13 +113,15 @@ OUTSIDE: dict[str, set[str]] = {
         "ProxyJump",
         "StrictHostKeyChecking",
     },
+    "torchdata": {"StatefulDataLoader"},
     "torch": {
         "DataLoader",
         "DeviceMesh",
         "Linear",
         "Replicate",
         "Shard",
-        "load_state_dict",
+        "distribute_tensor",
+        "init_device_mesh",
         "reset_parameters",
         "share_memory_",
     },

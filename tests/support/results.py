@@ -18,7 +18,7 @@ class Results:
     Attributes:
         passed: tests that passed.
         failed: test -> the text of its first failure, in any of its phases.
-        skipped: tests that were skipped.
+        skipped: test that was skipped -> the reason.
         own_s: test -> its own time, without shared fixtures, in seconds.
         seconds: test -> its time including set-up and end of the fixtures that it was the first to need, in seconds.
         is_complete: whether the run finished; if not, it was killed, or could not start.
@@ -26,7 +26,7 @@ class Results:
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
-    skipped: set[str] = field(default_factory=set)
+    skipped: dict[str, str] = field(default_factory=dict)
     own_s: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_complete: bool = False
@@ -47,7 +47,7 @@ class Results:
             return
         self.seconds[test] += float(report["duration"])  # type: ignore[arg-type]
         if outcome == "skipped":
-            self.skipped.add(test)
+            self.skipped[test] = _text_of(report)
         elif outcome == "passed" and report["when"] == "call" and test not in self.failed:
             self.passed.add(test)
         if "own_s" in properties:

@@ -1,27 +1,74 @@
 """The distribution of tests over processes, if several processes share them.
 
 Most tests wait most of the time, so two test processes make good use of two cores. A module stays in one process, because its
-tests share fixtures; so do the modules that share a Ray cluster.
+tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab. What takes longest starts
+first, so that the processes end at about the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "longest_first", "scope_of"]
 
 TOGETHER = {
+    "tests/lab/test_completer.py": "JupyterLab",
+    "tests/lab/test_listeners.py": "JupyterLab",
+    "tests/lab/test_panel.py": "JupyterLab",  # two browsers at once would leave nothing of two cores to the tests
+    "tests/lab/test_rates.py": "JupyterLab",
+    "tests/lab/test_widget.py": "JupyterLab",
     "tests/launch/test_kept.py": "Ray",
     "tests/launch/test_ray.py": "Ray",
     "tests/test_demo_many.py": "Ray",  # its Ray cluster starts slowly beside another one
 }
 """Modules that share something expensive, or that should not run at the same time -> its name."""
 
+LONGEST = (
+    "JupyterLab",
+    "Ray",
+    "tests/notebook/kernel/test_interrupt_local.py",
+    "tests/notebook/kernel/test_detach.py",
+    "tests/notebook/kernel/test_exact_resume.py",
+    "tests/notebook/kernel/test_acceptance.py",
+    "tests/notebook/kernel/test_kernel.py",
+    "tests/failures/test_random_hangs.py",
+    "tests/tensor/test_op_db.py",
+    "tests/launch/test_slurm.py",
+    "tests/launch/test_conformance.py",
+    "tests/notebook/view/test_layout.py",
+    "tests/failures/test_f30_siege.py",
+    "tests/failures/test_soak.py",
+    "tests/actor/test_lifetime.py",
+    "tests/test_demo.py",
+    "tests/test_demo_live.py",
+    "tests/train/checkpoint/test_checkpoint.py",
+    "tests/train/process_group/test_group.py",
+    "tests/runtime/host/test_agent.py",
+)
+"""What takes more than half a minute, the longest first: modules, and names in `TOGETHER`. The others run after them.
+
+Modules in `tests/notebook/kernel` stand together, because they share a kernel.
+"""
+
+
+def scope_of(nodeid: str) -> str:
+    """What one process runs together with a test: its module, or several modules under a name."""
+    module = nodeid.partition("::")[0]
+    engine = nodeid.endswith("[ray]") and module == "tests/launch/test_conformance.py"
+    return "Ray" if engine else TOGETHER.get(module, module)
+
+
+def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Put the tests of what takes longest first; apart from that, they stay in their order."""
+    places = {scope: place for place, scope in enumerate(LONGEST)}
+    return sorted(items, key=lambda item: places.get(scope_of(item.nodeid), len(places)))
+
 
 class Schedule(LoadScopeScheduling):
     """One process runs all tests of a module, in their order; modules start in order, too."""
 
     def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        engine = nodeid.endswith("[ray]") and module == "tests/launch/test_conformance.py"
-        return "Ray" if engine else TOGETHER.get(module, module)
+        return scope_of(nodeid)

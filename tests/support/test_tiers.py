@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.support.tiers import OWN_S, TEXT
+from tests.support.tiers import OWN_S, TEXT, TIERS, pytest_ignore_collect
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,6 +145,24 @@ def test_a_tier_selects_its_tests_and_only_timing_asserts_on_time(
     _, _, listed = output.partition("over 5 s: for the slow tier")
     names = re.findall(r"^ +5.5 s  test_it\.py::test_(\w+)$", listed, re.M)
     assert sorted(names) == (["long", "narrow_fixture"] if tier == "default" else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "left_out_by"),
+    [
+        ("def test_a(embargo): pass", {"slow", "timing"}),
+        ("@pytest.mark.slow\ndef test_a(): pass", {"timing"}),
+        ("pytestmark = [pytest.mark.timing]", {"slow"}),
+        ("def test_a(bar: Bar) -> None: pass", {"slow"}),
+        ("@pytest.mark.slow\ndef test_a(bar): pass", set()),
+    ],
+)
+def test_modules_without_a_test_of_the_tier_are_left_out(tmp_path: Path, text: str, left_out_by: set[str]) -> None:
+    path = tmp_path / "test_it.py"
+    path.write_text(text)
+    configs: dict[str, Any] = {tier: SimpleNamespace(getoption={"tier": tier}.get) for tier in ("", *TIERS)}
+    assert {tier for tier, config in configs.items() if pytest_ignore_collect(path, config)} == left_out_by
+    assert not any(pytest_ignore_collect(tmp_path, config) for config in configs.values())  # a folder
 
 
 def test_without_a_tier_all_tests_run_and_those_marked_timing_assert(tmp_path: Path) -> None:

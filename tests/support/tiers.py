@@ -12,8 +12,10 @@ A test chooses its tier by a marker:
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,9 @@ TIERS = ("default", "slow", "timing")
 
 LIMIT_S = 5.0
 """Limit for a test of the default tier, in seconds: its body and its fixtures of function scope, but not shared fixtures."""
+
+WORDS = {"slow": re.compile(r"\bmark\.slow\b"), "timing": re.compile(r"\bmark\.timing\b|\bbar\b")}
+"""What a module contains that has a test of the tier."""
 
 SMOKE = frozenset({"tests/lab/test_smoke.py::test_ranks_appear"})
 """Tests that stay in the default tier although they take longer: the one that opens JupyterLab in a browser."""
@@ -53,6 +58,14 @@ def tiers_of(item: pytest.Item) -> frozenset[str]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--tier", choices=TIERS, help="run the tests of one tier only")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules without a test of the tier: to import and collect all takes a quarter of a minute in each process."""
+    words = WORDS.get(config.getoption("tier") or "")
+    if words is None or collection_path.suffix != ".py" or not collection_path.is_file():
+        return None
+    return None if words.search(collection_path.read_text(encoding="utf-8")) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,0 +1,56 @@
+"""What package indexes and archives read about the project is valid and agrees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def metadata() -> Any:
+    return ProjectMetadata(str(ROOT), PluginManager()).core
+
+
+def test_classifiers_are_known_and_in_order(metadata: Any) -> None:
+    known = pytest.importorskip("trove_classifiers").classifiers
+    assert set(metadata.classifiers) <= known
+    assert list(metadata.config["classifiers"]) == sorted(metadata.config["classifiers"])
+
+
+def test_versions_agree(metadata: Any) -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    package = json.loads((ROOT / "labextension" / "package.json").read_text())
+    assert metadata.version == citation["version"] == package["version"]
+    assert metadata.license_expression == citation["license"] == package["license"]
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "type"} <= set(citation)
+
+
+def test_the_first_line_of_make_says_what_comes(tmp_path: Path) -> None:
+    def first_lines(goal: str, *settings: str) -> list[str]:
+        command = ["make", "--dry-run", "--always-make", goal, *settings]
+        run = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
+        )
+        return run.stdout.splitlines()[:2]
+
+    fresh = f"VENV={tmp_path}"
+    about, installs = first_lines("demo", fresh)
+    assert about == "make demo: runs notebooks/01_quickstart.ipynb on this machine; about two minutes on two cores"
+    assert installs.startswith("First, once, it installs torch, Jupyter and their dependencies into")
+    (tmp_path / ".stamp").touch()
+    assert not any(line.startswith("First") for line in first_lines("demo", fresh))
+
+
+def test_the_sdist_has_what_its_makefile_uses() -> None:
+    include = set(ProjectMetadata(str(ROOT), PluginManager()).hatch.build_targets["sdist"]["include"])
+    assert {"/monarch_kernel", "/tests", "/notebooks", "/benchmarks", "/docs", "/CITATION.cff", "/LICENSE"} <= include
