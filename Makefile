@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
 OLDEST_VENV := .venv-oldest
+DOCS_VENV := .venv-docs
+FIELD_VENV := .venv-field
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
@@ -19,12 +21,27 @@ PANEL := $(if $(NPM),$(VENV)/.panel)
 TORCH := $(shell grep '^torch==' constraints.txt)
 PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
+# The first lines of a command that people type say what it will install and how long it takes; a sub-make says nothing.
+INSTALLS := torch, Jupyter and their dependencies into $(VENV) (2.3 GB on disk, two to three minutes)
+ENGINES_TOO := $(if $(filter no,$(ENGINES)),,; as root also sshd, Slurm and Chromium by apt-get (ENGINES=no leaves them out))
+NPM_TOO := $(if $(NPM),$(if $(wildcard labextension/node_modules),,; the packages of the JupyterLab extension by npm))
+ABOUT_demo = runs notebooks/$(NOTEBOOK).ipynb on this machine; about two minutes on two cores
+ABOUT_lab = opens the notebooks in JupyterLab, until Ctrl-C
+ABOUT_test = lint, types and the default tier of the tests; within ten minutes on two cores
+ABOUT_docs = builds the documentation site in build/docs/html; within a minute
+ifeq ($(MAKELEVEL),0)
+$(foreach goal,$(filter demo lab test docs,$(MAKECMDGOALS)),$(info make $(goal): $(ABOUT_$(goal))))
+ifneq (,$(filter demo lab test docs,$(MAKECMDGOALS)))
+$(if $(wildcard $(VENV)/.stamp),,$(info First, once, it installs $(INSTALLS)$(if $(filter test,$(MAKECMDGOALS)),$(NPM_TOO)$(ENGINES_TOO))))
+endif
+endif
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-notebook bench-scale bench-links bench-view bench-live bench-parallel bench-checkpoint bench-survival bench-faults campaign gpu gpu-wheels clean
+.PHONY: help demo lab test test-slow test-timing test-conformance test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # An editable install leaves no bytecode, and where Python is told to write none (PYTHONDONTWRITEBYTECODE) each agent, zygote
 # and kernel would compile all that it imports.
@@ -49,6 +66,10 @@ test-slow: installed ## Run the slow tier: real engines, browsers, notebooks, ca
 
 test-timing: installed ## Run the timing tier: all that asserts on elapsed time, serially; the machine must be idle
 	$(call PYTEST,timing) -p no:xdist $(ARGS)
+
+TORCHSTORE ?=
+test-conformance: $(VENV)/.stamp ## Run Monarch's own tests through `import monarch`, or those of a checkout of TorchStore: TORCHSTORE=folder
+	$(BIN)/python -m tests.integrations.monarch.upstream $(if $(TORCHSTORE),--torchstore "$(TORCHSTORE)") $(ARGS)
 
 test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
 	$(BIN)/python -m tests.support.limit
@@ -89,6 +110,11 @@ format: $(VENV)/.stamp ## Rewrite the code in the project's style
 bench: $(BENCH_VENV)/.stamp ## Measure, also against the peers; ARGS is passed on
 	$(BENCH_VENV)/bin/python -m benchmarks $(ARGS)
 
+BASE ?= HEAD
+
+bench-compare: bytecode ## Compare what this working tree and a commit cost, in turns: BASE=COMMIT; ARGS="--rounds 9"
+	$(BIN)/python -m benchmarks.compare $(BASE) $(ARGS)
+
 bench-notebook: bytecode ## Measure what the user of a notebook waits for
 	$(BIN)/python -m benchmarks.notebook $(ARGS)
 
@@ -106,11 +132,20 @@ bench-view: bytecode $(PANEL) ## Measure what the view costs in JupyterLab and t
 bench-live: bytecode ## Measure what a steered loop costs on a rank, and how soon a change is felt
 	$(BIN)/python -m benchmarks.live $(ARGS)
 
+bench-record: bytecode ## Measure what a run record costs a step, and how fast it grows
+	$(BIN)/python -m benchmarks.record $(ARGS)
+
+bench-watch: bytecode ## Measure whether faults are told, and nothing in an hour without one; ARGS="--runs 2 --minutes 1" is short
+	$(BIN)/python -m benchmarks.watch $(ARGS)
+
 bench-parallel: bytecode ## Measure what parallelize costs a step, against the same by hand and beside torchrun
 	$(BIN)/python -m benchmarks.parallel $(ARGS)
 
 bench-checkpoint: bytecode ## Measure how long training stands for a checkpoint
 	$(BIN)/python -m benchmarks.checkpoint $(ARGS)
+
+bench-tensors: bytecode ## Measure what an operation on distributed tensors costs the program, and until all ranks have done it
+	$(BIN)/python -m benchmarks.tensors $(ARGS)
 
 bench-survival: bytecode ## Measure what it takes to go on when ranks die in training
 	$(BIN)/python -m benchmarks.survival $(ARGS)
@@ -123,6 +158,34 @@ N ?= 200
 campaign: bytecode ## Make N=200 random hangs, and N interrupts at random moments, in a notebook; ARGS="--seed 1000" for others
 	$(BIN)/python -m tests.failures.hang_campaign --number $(N) $(ARGS)
 	$(BIN)/python -m tests.failures.hang_campaign --number $(N) $(ARGS) --interrupts
+
+MINUTES ?= 60
+
+soak: bytecode ## Use and harm a notebook for MINUTES=60, and count what is wrong, left or leaks; ARGS="--seed 7" repeats one
+	$(BIN)/python -m tests.failures.soak --minutes $(MINUTES) $(ARGS)
+
+SITE := build/docs
+
+docs: $(DOCS_VENV)/.stamp ## Build the documentation site in build/docs/html, with the notebooks that `make demo` has executed
+	$(DOCS_VENV)/bin/python -m docs.site.stage $(SITE)/source
+	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs/site -d $(SITE)/doctrees $(SITE)/source $(SITE)/html
+	@echo "open file://$(CURDIR)/$(SITE)/html/index.html"
+
+docs-notebooks: bytecode ## Execute all notebooks for the site; takes about two minutes for each
+	$(foreach path,$(wildcard notebooks/*.ipynb),$(BIN)/python notebooks/execute.py $(path) --out build/demo &&) true
+
+docs-test: bytecode ## Run the examples of the README and docs/ that show an output, and compare; ARGS="docs/actors.md" for some
+	$(BIN)/python -m docs.site.blocks $(ARGS)
+
+FIELD_PAGES := docs/howto/from-accelerate.md
+
+# Ranks have the interpreter of the kernel, and the kernel that of this command.
+docs-test-field: bytecode $(FIELD_VENV)/.stamp ## Run the examples of the guide to accelerate and transformers; installs these
+	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
+		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m docs.site.blocks $(FIELD_PAGES)
+
+docs-check: installed ## Check the links of the built site, and open its pages in Chromium
+	$(BIN)/python -m docs.site.check $(SITE)/html
 
 # For a bare machine with a GPU, a Python that has torch and pytest, and no network.
 GPU_PYTHON ?= python3
@@ -156,6 +219,23 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP_INSTALL) "$(TORCH)" hatchling
 	MONARCH_KERNEL_LABEXTENSION=skip $(BIN)/python $(PIP_INSTALL) --no-build-isolation -e ".[demo,dev,lab,test]"
+	touch $@
+
+# Sphinx lives in a separate environment, and imports the package and torch from the project's.
+$(DOCS_VENV)/.stamp: docs/site/requirements.txt constraints.txt $(VENV)/.stamp
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) -r docs/site/requirements.txt
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
+	touch $@
+
+# Libraries that people use beside this one, on top of the project's environment.
+$(FIELD_VENV)/.stamp: docs/site/field-requirements.txt $(VENV)/.stamp
+	$(PYTHON) -m venv $(FIELD_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$($(FIELD_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
+	$(FIELD_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
+		-r docs/site/field-requirements.txt
 	touch $@
 
 # The oldest JupyterLab that the extension is for, to test it with.

@@ -19,7 +19,7 @@ from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks, shutdown_conte
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.net.transport.unix_packets import PacketListener, PacketSocket
-from monarch_kernel.net.wire.marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
+from monarch_kernel.net.wire.stream_marks import FIRST_MARK, MarkReader, mark_bytes, new_secret
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.host.output import OutputStream
 
