@@ -140,9 +140,12 @@ def test_clients_that_do_not_speak_the_protocol(siege: Siege, what: str) -> None
     with besieged(what, siege.ports, 60):
         siege.works_on()
         wait_until(lambda: siege.refused_everywhere() >= 60, "all connections to be refused")
-    assert set(siege.refused().values()) == {60}
+    # A client that lost its server in another test may dial one of these ports, so a count may be larger than the siege.
+    view = siege.procs.view()
+    assert len(view.refused_connections) == 3
+    total = sum(count for _, count in view.refused_connections)
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES
-    assert "refused 180 connections without the keys of this session:" in mesh_text(siege.procs.view())
+    assert f"refused {total} connections without the keys of this session:" in mesh_text(view)
 
 
 def test_unfinished_handshakes_of_half_a_megabyte(siege: Siege) -> None:
