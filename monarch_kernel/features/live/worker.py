@@ -203,6 +203,7 @@ class RankLoop:
 
     Attributes:
         step: the current step; -1 before the first.
+        turn: the current step, and when it began, by the clock of `time.time`; for other threads.
         recovers: whether the loop resumes automatically if a rank dies.
     """
 
@@ -228,6 +229,7 @@ class RankLoop:
         self._rows: deque[tuple[int, Any]] = deque(maxlen=_MAX_BATCHES)
         self._look: tuple[LoopAlarm, FirstModule] | None = None  # during the step after an alarm
         self.step = -1
+        self.turn = -1, 0.0
         self.steps = steps
         self._key = request, number
         self._port = port
@@ -284,6 +286,7 @@ class RankLoop:
                 if self._look is not None or lease.should_report(step) or time.perf_counter() > self._due:
                     self._report(step)
                 self.step = step
+                self.turn = step, time.time()
                 if self._recorder is not None and self._recorder.is_on:
                     self._recorder.before(self._key, step)
                 if series is not None:
@@ -637,7 +640,8 @@ class Loops:
 
     def places(self) -> tuple[LoopPlace, ...]:
         """Return how far the loops of this process are, and where the last ones have ended; for any thread."""
-        running = [LoopPlace(request, loop.step + 1) for (request, _), loop in list(self._by_key.items())]
+        turns = [(request, *loop.turn) for (request, _), loop in list(self._by_key.items())]
+        running = [LoopPlace(request, step + 1, began=began) for request, step, began in turns]
         return (*running, *self._ended.copy().values())
 
     def controller_is_new(self) -> None:

@@ -302,7 +302,7 @@ class _Recorder:
                 busy_at = now
             elif now > busy_at + _IDLE_S:
                 return
-            self._note_step(now)
+            self._note_step()
             last = now
             _, marks = self._marks()
             if until == began + self._seconds and len(marks) > self._steps:
@@ -335,13 +335,13 @@ class _Recorder:
             known = self._is_user[file] = is_user_file(file) and not is_machinery(file)
         return known
 
-    def _note_step(self, now: float) -> None:
-        """Note that a live loop has started a step."""
+    def _note_step(self) -> None:
+        """Note when a live loop has started a step: the loop knows it better than this thread, which looks now and then."""
         places = PROCESS.loops.places() if PROCESS.loops is not None else ()
-        running = [(each.request, each.steps) for each in places if not each.is_over]
-        step = running[-1] if running else None
+        running = [each for each in places if not each.is_over]
+        step = (running[-1].request, running[-1].steps) if running else None
         if step is not None and self._step is not None and step != self._step:
-            self._loop_marks.append(now)
+            self._loop_marks.append(running[-1].began)
         self._step = step
 
     def _watch_optimizers(self) -> Any:

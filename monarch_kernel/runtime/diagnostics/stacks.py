@@ -94,11 +94,13 @@ class LoopPlace:
         request: the id of the request that runs it.
         steps: how many steps it has started.
         is_over: whether the loop has ended.
+        began: when the current step began, by the clock of `time.time` of the rank; 0 if the loop has ended.
     """
 
     request: int
     steps: int
     is_over: bool = False
+    began: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
