@@ -23,7 +23,9 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(worker, "time", SimpleNamespace(perf_counter=self.read, monotonic=self.read))
+        monkeypatch.setattr(
+            worker, "time", SimpleNamespace(perf_counter=self.read, monotonic=self.read, time=self.read)
+        )
 
     def read(self) -> float:
         return self.now
