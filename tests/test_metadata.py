@@ -54,3 +54,9 @@ def test_the_first_line_of_make_says_what_comes(tmp_path: Path) -> None:
 def test_the_sdist_has_what_its_makefile_uses() -> None:
     include = set(ProjectMetadata(str(ROOT), PluginManager()).hatch.build_targets["sdist"]["include"])
     assert {"/monarch_kernel", "/tests", "/notebooks", "/benchmarks", "/docs", "/CITATION.cff", "/LICENSE"} <= include
+
+
+def test_the_first_documents_are_short() -> None:
+    """Longer theory goes into the docstring of the file that it explains, and guides into `docs/`."""
+    assert (ROOT / "ARCHITECTURE.md").stat().st_size <= 9 * 1024
+    assert (ROOT / "README.md").read_text().count("\n") <= 220
