@@ -109,8 +109,7 @@ def test_a_pause_stops_all_ranks_before_the_same_step(procs: ProcMesh) -> None:
     running = Running(procs, WANDER.format(steps=100_000))
     running.wait_step(10)
     before = running.loop.pause()
-    running.wait_step(before)
-    assert running.loop.view().state == "paused"
+    wait_until(lambda: running.loop.view().state == "paused", "all ranks to pause, also one that has started late")
     paused_s = 0.5
     time.sleep(paused_s)  # the loop stays paused meanwhile
     assert running.step == before
@@ -359,8 +358,19 @@ def test_a_stopped_mesh_saves_nothing(session: None, saves: Path) -> None:
         running.future.get(LONG_S)
 
 
-def test_a_rank_that_is_far_slower_reports_after_each_step(procs: ProcMesh) -> None:
-    running = Running(procs, "import time\nfor step in live.loop():\n    time.sleep(1.2 if rank == 1 else 0.001)")
+# The loop's step is that of the slowest rank in it, so the slow rank is in it before the others.
+FAR_SLOWER = """
+import pathlib, time
+in_loop = pathlib.Path({folder!r}, "in1")
+while rank != 1 and not in_loop.exists(): time.sleep(0.001)
+for step in live.loop():
+    if rank == 1: in_loop.touch()
+    time.sleep(1.2 if rank == 1 else 0.001)
+"""
+
+
+def test_a_rank_that_is_far_slower_reports_after_each_step(procs: ProcMesh, tmp_path: Path) -> None:
+    running = Running(procs, FAR_SLOWER.format(folder=str(tmp_path)))
     running.wait_step(1)
     assert running.step < 50
     procs.interrupt()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from monarch_kernel.train.record import open as open_record
 from tests.notebook.kernel.conftest import Notebook
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_for_files
 
 BUILD = """%%remote t
-import time, torch
+import pathlib, time, torch
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -18,6 +18,9 @@ loader = DataLoader(TensorDataset(torch.arange(160.0).reshape(40, 4) / 160), bat
 """
 TRAIN = """%%remote t --background --out done
 for step, (x,) in zip(live.loop(40), loader):
+    if step == 12:
+        pathlib.Path(FOLDER, f"here{rank}").touch()
+        while not pathlib.Path(FOLDER, "go").exists(): time.sleep(0.01)
     optimizer.param_groups[0]["lr"] = live.knob("lr", 1e-4)
     loss = model(x).square().mean()
     optimizer.zero_grad(); loss.backward(); optimizer.step()
@@ -33,9 +36,10 @@ def test_a_run_is_recorded_and_repeated(notebook: Notebook, tmp_path: Path) -> N
     assert f"recording into {folder}" in notebook.ok(f"%mesh record {folder}").stdout
     assert "a record runs already" in notebook.run(f"%mesh record {tmp_path / 'other'}").text
     notebook.ok(BUILD)
-    notebook.ok(TRAIN)
-    wait_until(lambda: notebook.value("[loop.view().step > 5 for loop in t.loops[-1:]]") == [True], "the loop to start")
+    notebook.ok(TRAIN.replace("FOLDER", repr(str(tmp_path))))
+    wait_for_files(tmp_path, "here0", "here1")  # the loop waits, so that it can't be over before the knob is set
     turned = notebook.value("t.loop.set('lr', 1e-3)")
+    (tmp_path / "go").touch()
     notebook.ok("done.result()")
     assert notebook.value("t.view().record").startswith(f"record {folder}: ")
     failed = notebook.run("%%remote t\nraise ValueError('wrong')")

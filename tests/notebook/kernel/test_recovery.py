@@ -199,20 +199,24 @@ def test_the_second_loop_of_a_cell_uses_its_own_snapshot(trained: Notebook) -> N
 
 
 NESTED = """%%remote --background
+import pathlib
 losses = []
 live.snapshot(losses=losses, every=1)
 for epoch in live.loop(4, on_failure="recover"):
     for step in live.loop(20):
+        if rank == 2 and (epoch, step) == (1, 10):
+            pathlib.Path(FOLDER, "here").touch()
+            while not pathlib.Path(FOLDER, "go").exists(): time.sleep(0.01)
         torch.distributed.barrier()
-        time.sleep(0.02)
     losses.append(epoch)
 """
 
 
-def test_a_death_in_a_plain_loop_inside_a_recovering_loop(trained: Notebook) -> None:
-    cell = trained.ok(NESTED)
-    wait_until(lambda: trained.value("max([0, *(loop.key[1] for loop in t.loops)])") >= 3, "the second epoch")
+def test_a_death_in_a_plain_loop_inside_a_recovering_loop(trained: Notebook, tmp_path: Path) -> None:
+    cell = trained.ok(NESTED.replace("FOLDER", repr(str(tmp_path))))
+    wait_until((tmp_path / "here").exists, "the rank to be in the second epoch")
     kill(trained, 2)
+    (tmp_path / "go").touch()
     ended = trained.run("%%remote\nlosses")
     assert ended.plain == f"[0-{RANKS - 1}] [0, 1, 2, 3]", cell.text
     assert "the loop is back before step 1" in cell.stderr
