@@ -6,6 +6,8 @@ them in the child, before its other fork functions run.
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests.failures.cells import Cells
@@ -95,6 +97,13 @@ said
 
 
 def test_workers_leave_those_of_an_earlier_iterator_alone(cells: Cells) -> None:
+    """On one rank: each collection of its workers visits all of torch, and they would share the cores with those of others."""
+    code = f"said = b'.'\nif rank == 0:\n{textwrap.indent(GARBAGE, '    ')}\nsaid"
+    assert cells.ok(code) == (b".",) * N
+
+
+@pytest.mark.slow
+def test_workers_of_four_ranks_leave_those_of_earlier_iterators_alone(cells: Cells) -> None:
     assert cells.ok(GARBAGE) == (b".",) * N
 
 
