@@ -21,6 +21,7 @@ from monarch_kernel.actor import (
     this_proc,
 )
 from tests.support.actors import Worker
+from tests.support.ports import free_ports
 from tests.support.waiting import LONG_S, wait_until
 
 ENDLESS_S = 3600.0
@@ -86,9 +87,7 @@ def controller(session: None, by_value: None) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.mark.parametrize("how", ["processes", "hosts", "slice"])

@@ -9,6 +9,7 @@ import pytest
 
 from monarch_kernel.actor import Actor, ProcMesh, current_rank, endpoint
 from monarch_kernel.train.spmd import setup_torch_elastic_env, setup_torch_elastic_env_async
+from tests.support.ports import free_ports
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
@@ -61,8 +62,7 @@ def test_a_slice_is_a_separate_group(procs: ProcMesh) -> None:
 
 
 def test_the_address_of_the_store_can_be_given(procs: ProcMesh) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     asyncio.run(setup_torch_elastic_env_async(procs, "127.0.0.1", port))
     reducers = procs.spawn("reducers", Reducer)
     assert {each["MASTER_PORT"] for each in reducers.environment.call().get(LONG_S).values()} == {str(port)}

@@ -14,6 +14,7 @@ import pytest
 from monarch_kernel.base.peer_users import is_trusted, user_of_peer
 from monarch_kernel.integrations.monarch.workers import WorkerHost
 from monarch_kernel.net.wire.config import AgentConfig
+from tests.support.ports import free_ports
 from tests.support.stranger import NOBODY, run_as_nobody, started_as_nobody
 from tests.support.waiting import LONG_S, wait_until
 
@@ -55,15 +56,10 @@ print(connection.recv(100), flush=True)
 CONFIG = AgentConfig(host=0, token="token", addresses=("tcp://127.0.0.1:1",))
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
 @pytest.fixture(params=["tcp", "ipc"])
 def address(request: pytest.FixtureRequest) -> str:
     """An address that all users of the machine can reach."""
-    return f"tcp://127.0.0.1:{free_port()}" if request.param == "tcp" else f"ipc://@monarch-{secrets.token_hex(8)}"
+    return f"tcp://127.0.0.1:{free_ports(1)[0]}" if request.param == "tcp" else f"ipc://@monarch-{secrets.token_hex(8)}"
 
 
 @pytest.fixture

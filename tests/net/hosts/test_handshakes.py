@@ -26,6 +26,7 @@ from monarch_kernel.net.hosts.links import new_keys
 from monarch_kernel.net.wire.config import LinkKeys
 from tests.failures.strangers import besieged
 from tests.net.transport.pump import pump_until
+from tests.support.ports import free_ports
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
@@ -44,7 +45,8 @@ class Door:
         self.listener.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)
         self.listener.setsockopt(zmq.BACKLOG, BACKLOG)
         self.guard = HandshakeGuard(self.context, self.listener)
-        self.port = self.listener.bind_to_random_port("tcp://127.0.0.1")
+        (self.port,) = free_ports(1)  # no client of another test that has lost its server dials it
+        self.listener.bind(f"tcp://127.0.0.1:{self.port}")
         self.heard: list[bytes] = []
         self.senders: set[bytes] = set()  # by connection
 
