@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -58,9 +59,14 @@ class Agent:
 
 
 class Desk:
-    """The server to which puppets connect."""
+    """The server to which puppets connect.
+
+    Attributes:
+        token: the token in the configs; no other process of the machine has these words in its command line.
+    """
 
     def __init__(self) -> None:
+        self.token = secrets.token_hex(8)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(LONG_S)
         self.port: int = self._listener.getsockname()[1]
@@ -69,7 +75,7 @@ class Desk:
     def config(self, host: int = 1, *, addresses: tuple[str, ...] | None = None, grace_s: float = 2.0) -> AgentConfig:
         if addresses is None:
             addresses = (f"tcp://127.0.0.1:{self.port}",)
-        return AgentConfig(host, "the secret token", addresses, grace_s=grace_s)
+        return AgentConfig(host, self.token, addresses, grace_s=grace_s)
 
     def configs(self, n: int, first: int = 1) -> list[AgentConfig]:
         return [self.config(host) for host in range(first, first + n)]

@@ -108,13 +108,13 @@ def test_other_users_cannot_read_the_token(launch: Any, desk: Desk, cluster: Slu
     job = cluster.run("squeue", "-h", "-o", "%i").strip()
     cluster.run("scontrol", "write", "batch_script", job, f"{tmp_path}/script")
     assert (tmp_path / "script").read_text() == launcher.script(1)
-    assert "secret token" not in cluster.run("scontrol", "show", "job", job) + launcher.script(1)
+    assert desk.token not in cluster.run("scontrol", "show", "job", job) + launcher.script(1)
     for process in psutil.process_iter():
         try:
-            assert "secret token" not in " ".join(process.cmdline())
+            assert desk.token not in " ".join(process.cmdline())
         except psutil.Error:
             pass
-    assert not [path for path in launcher.directory.iterdir() if "secret token" in path.read_text()]
+    assert not [path for path in launcher.directory.iterdir() if desk.token in path.read_text()]
 
 
 @needs_slurm
