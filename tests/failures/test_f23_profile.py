@@ -143,7 +143,8 @@ def test_ranks_that_run_nothing_are_not_profiled(cells: Cells) -> None:
 
 
 def test_code_that_ends_ends_its_profile(cells: Cells) -> None:
-    with running(cells, "time.sleep(0.3)"):
+    recorded = "import threading\nwhile not any(each.name == 'monarch-profile' for each in threading.enumerate()):"
+    with running(cells, f"{recorded} time.sleep(0.01)\ntime.sleep(0.3)"):
         found = cells.mesh.profile(seconds=3000.0)
     assert found.findings.steps == 0
     assert "without steps of live.loop" in str(found)

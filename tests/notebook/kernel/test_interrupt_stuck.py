@@ -365,18 +365,21 @@ def test_interrupt_while_the_process_group_is_formed(bare: Notebook, interrupted
     assert bare.ok(f"%%remote\n{REDUCE}").plain == "[0-1] 2.0"
 
 
-def test_interrupt_leaves_calls_that_the_notebook_does_not_wait_for(notebook: Notebook) -> None:
+def test_interrupt_leaves_calls_that_the_notebook_does_not_wait_for(notebook: Notebook, tmp_path: Path) -> None:
+    awake = tmp_path / "awake"
     notebook.ok(
         "from monarch_kernel.actor import Actor, endpoint\nclass Naps(Actor):\n    @endpoint\n    def nap(self):\n"
-        "        import time\n        time.sleep(2)\nnaps = t.slice(gpus=1).spawn('naps', Naps)\nnaps.nap.broadcast()"
+        f"        import os, time\n        while not os.path.exists({str(awake)!r}):\n            time.sleep(0.01)\n"
+        "naps = t.slice(gpus=1).spawn('naps', Naps)\nnaps.nap.broadcast()"
     )
-    until(notebook, "%mesh stacks t", lambda said: "time.sleep(2)" in said)
+    until(notebook, "%mesh stacks t", lambda said: "time.sleep(0.01)" in said)
     said = notebook.ok("%mesh interrupt t").stdout
     assert (
         "t: nothing was interrupted, because the notebook waits for nothing there; actors work for other callers"
         in said
     )
     assert "[1] actor naps: notebook cell [" in said
+    awake.touch()
     notebook.ok("naps.stop().get()")
     assert notebook.ok("%mesh interrupt t").stdout == "t: nothing runs on [0-1]\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,20 +60,23 @@ def test_a_waiting_cell_names_the_cell_that_it_waits_for(notebook: Notebook) -> 
     assert not notebook.ok("%%remote\n1").stderr
 
 
-def test_an_interrupt_of_down_lists_the_ended_meshes(bare: Notebook) -> None:
+def test_an_interrupt_of_down_lists_the_ended_meshes(bare: Notebook, tmp_path: Path) -> None:
     bare.up(1)
     bare.ok("%mesh up u -n 1 --device cpu", 60)
     bare.ok("%mesh up v -n 1 --device cpu", 60)
-    bare.ok(  # the end of the first mesh takes a second
-        "import time\nfrom monarch_kernel.notebook.magics.meshes import Meshes\nkept = Meshes.down\n"
-        "def slow(self, name):\n    print('go')\n    time.sleep(1)\n    return kept(self, name)\nMeshes.down = slow"
+    bare.ok(  # the end of a mesh waits for the interrupt
+        "import os, time\nfrom monarch_kernel.notebook.magics.meshes import Meshes\nkept = Meshes.down\n"
+        "def slow(self, name):\n    print('go')\n"
+        f"    while not os.path.exists(os.path.join({str(tmp_path)!r}, name)): time.sleep(0.01)\n"
+        "    return kept(self, name)\nMeshes.down = slow"
     )
-    for command, said in (
-        ("--all", "interrupted; t has ended all the same; u, v are still up"),
-        ("u", "interrupted; u has ended all the same"),
+    for command, first, said in (
+        ("--all", "t", "interrupted; t has ended all the same; u, v are still up"),
+        ("u", "u", "interrupted; u has ended all the same"),
     ):
         cell = bare.send(f"%mesh down {command}").wait_for(lambda cell: "go" in cell.stdout)
         bare.interrupt()
+        (tmp_path / first).touch()
         assert cell.wait().evalue == said
         assert "1 rank ended" in cell.stdout
     bare.ok("Meshes.down = kept")
