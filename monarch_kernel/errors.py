@@ -1,4 +1,4 @@
-"""Every error that monarch_kernel raises, and the report that a rank makes of a failure.
+"""Every error that monarch_kernel raises; what a rank reports about a failure is in `base.failure_reports`.
 
 The tree::
 
@@ -36,13 +36,13 @@ anything is sent raises the built-in exception that a local call would raise (``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from monarch_kernel.base.failure_reports import ORDER, Cause, Failure, Frame, with_consequences
+from monarch_kernel.base.failures_by_rank import causes_by_rank, details, grouped, last_lines, python_note
 from monarch_kernel.base.text import format_ranks, plain, printable
-from monarch_kernel.base.volatile import steady_message, without_gloo_place
 
 __all__ = [
     "ActorDiedError",
@@ -78,175 +78,7 @@ __all__ = [
     "rebuild_exception",
 ]
 
-
-FailureKind = Literal["exception", "interrupted", "lost", "released", "stopped"]
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame of a remote traceback.
-
-    Attributes:
-        file: file name, or ``<remote cell [n]>`` for code of a cell.
-        line: the line that was running, counted from 1.
-        function: name of the function, ``<module>`` for a cell's top level.
-        source: a few lines of source around ``line``; empty where there is no source.
-        first_line: the line number of ``source[0]``.
-        user: whether this is the user's code (a cell, ``__main__`` or a file outside site-packages).
-        variables: name and short description (shape, dtype, device or value) of the variables in the line.
-        left_out: number of frames between this one and the one before it that are not in the report.
-    """
-
-    file: str
-    line: int
-    function: str
-    source: tuple[str, ...] = ()
-    first_line: int = 0
-    user: bool = False
-    variables: tuple[tuple[str, str], ...] = ()
-    left_out: int = 0
-
-
-_TRACEBACK = "Traceback (most recent call last):"
 _ON_THE_RANK = "Traceback on the rank:\n"
-_MAX_MORE_LINES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """An exception to which another one is chained.
-
-    Attributes:
-        link: ``caused by`` or ``raised while handling``.
-        etype: name of the exception's class.
-        message: ``str(exception)``.
-        notes: the lines that ``add_note()`` added.
-        frame: the line of the user's code that raised it, or else the innermost line; None if it was never raised.
-    """
-
-    link: str
-    etype: str
-    message: str = ""
-    notes: tuple[str, ...] = ()
-    frame: Frame | None = None
-
-    @property
-    def headline(self) -> str:
-        """Class and first line of the text, ``KeyError: 'w'``; for a text with a traceback in it also its last line."""
-        lines = [line.strip() for line in self.message.splitlines() if line.strip() not in ("", '"""')]
-        starts = [i for i, line in enumerate(lines) if line.endswith(_TRACEBACK)]
-        text = lines[0] if lines else ""
-        if starts:
-            text = f"{text} … {lines[-1]}" if starts[0] else lines[-1]
-        return f"{self.etype}: {text}" if text else self.etype
-
-    @property
-    def is_broken_connection(self) -> bool:
-        """Whether a collective of torch failed because another rank closed its connection."""
-        return self.etype in _TORCH_ERRORS and _PEER_ERROR.search(self.message) is not None
-
-    @property
-    def more_lines(self) -> tuple[str, ...]:
-        """The lines of the text after the first, if there is no traceback in it; of many the first and the last."""
-        lines = self.message.strip().splitlines()
-        if any(line.endswith(_TRACEBACK) for line in lines):
-            return ()
-        rest = [line.rstrip() for line in lines[1:] if line.strip()]
-        return tuple(rest if len(rest) <= _MAX_MORE_LINES else [*rest[: _MAX_MORE_LINES - 2], "…", rest[-1]])
-
-    @property
-    def fingerprint(self) -> tuple[object, ...]:
-        """Key that is equal for causes that differ only in their texts."""
-        return (self.link, self.etype, self.frame and (self.frame.file, self.frame.line))
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What one rank reports about one failure; sent as a message, so it contains only plain data.
-
-    Attributes:
-        kind: ``exception`` (user code raised), ``interrupted`` (stopped on request, state kept), ``lost`` (the process
-            died), ``released`` (removed from a collective because another rank had failed: a consequence, not a
-            cause), ``stopped`` (the actor or mesh had been stopped).
-        etype: name of the exception's class, such as ``ZeroDivisionError``.
-        message: ``str(exception)``, or for a lost rank the exit code or signal with its meaning.
-        frames: the traceback, outermost call first.
-        traceback: the whole traceback as text, chained exceptions included.
-        host: name of the machine.
-        pid: process id there.
-        exception: the pickled exception; empty where it can't be pickled.
-        last_lines: for a lost rank, the last lines it wrote.
-        exit_code: the exit code of a lost rank that ended by itself; else None.
-        signal: for a lost rank that was killed by a signal, its name, such as ``SIGKILL``.
-        python: for a failed import, the interpreter of the rank; hosts may have different ones.
-        notes: further lines about the place: for a model the module, its inputs and its parameters.
-        added_notes: the lines that ``add_note()`` added to the exception.
-        chain: the exceptions to which this one is chained, the nearest first.
-        is_fatal: whether the error has ended the actor whose endpoint raised it.
-    """
-
-    kind: FailureKind
-    etype: str
-    message: str
-    frames: tuple[Frame, ...] = ()
-    traceback: str = ""
-    host: str = ""
-    pid: int = 0
-    exception: bytes = b""
-    last_lines: tuple[str, ...] = ()
-    exit_code: int | None = None
-    signal: str = ""
-    python: str = ""
-    notes: tuple[str, ...] = ()
-    added_notes: tuple[str, ...] = ()
-    chain: tuple[Cause, ...] = ()
-    is_fatal: bool = False
-
-    @property
-    def user_frame(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
-        return next((frame for frame in reversed(self.frames) if frame.user), None)
-
-    @property
-    def fingerprint(self) -> tuple[object, ...]:
-        """Key that is equal for failures to show as one: same error, same text, same lines of the user's code, same chain.
-
-        It does not contain the texts of causes: ranks that read different files have one error, with causes that differ by
-        rank.
-        """
-        path = [frame for frame in self.frames if frame.user]
-        if self.kind != "exception":  # the outer frames of an ended rank say little
-            path = path[-1:]
-        elif not path:
-            path = list(self.frames[-1:])
-        lines = tuple((frame.file, frame.line) for frame in path)
-        chain = tuple(cause.fingerprint for cause in self.chain)
-        return (self.kind, self.etype, self.message, self.added_notes, lines, chain)
-
-    def steady_fingerprint(self, rank: int | None = None) -> tuple[object, ...]:
-        """Key like ``fingerprint``, but equal also for texts that differ only in times, addresses and process ids.
-
-        Args:
-            rank: the rank that reported this, if its own number in the text does not count either.
-        """
-        own = replace(
-            self,
-            message=steady_message(self.message, rank, self.pid),
-            added_notes=tuple(steady_message(note, rank, self.pid) for note in self.added_notes),
-        )
-        return own.fingerprint
-
-    @property
-    def is_broken_connection(self) -> bool:
-        """Whether a collective of torch failed because another rank closed its connection."""
-        if self.etype not in _TORCH_ERRORS:
-            return False
-        of_gloo = self.message.partition("gloo/")[2]
-        return bool(_PEER_ERROR.search(self.message) or _BROKEN_CONNECTION.search(of_gloo))
-
-    def headline(self) -> str:
-        """The error in one line: ``ZeroDivisionError: division by zero``."""
-        return f"{self.etype}: {self.message}" if self.message else self.etype
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +110,7 @@ class MeshFailure:
     @property
     def primary(self) -> Failure:
         """The report to look at first: the death of a process before an exception, then by rank."""
-        return min(self.reports.items(), key=lambda item: (_ORDER[item[1].kind], item[0]))[1]
+        return min(self.reports.items(), key=lambda item: (ORDER[item[1].kind], item[0]))[1]
 
     @property
     def cause(self) -> MeshFailure | None:
@@ -341,155 +173,15 @@ class MeshFailure:
     def report(self) -> str:
         """The failure in full: what failed where, and below it the causes."""
         lines: list[str] = []
-        for failure, ranks in _grouped(self.reports):
+        for failure, ranks in grouped(self.reports):
             lines.append(f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}")
-            lines += _details({rank: self.reports[rank] for rank in ranks})
+            lines += details({rank: self.reports[rank] for rank in ranks})
         reported: list[MeshFailure] = []
         for rank in sorted(self.causes):
             if self.causes[rank] not in reported:
                 reported.append(self.causes[rank])
                 lines.append(f"caused by {self.causes[rank].report()}")
         return printable("\n".join(lines))
-
-
-def _grouped(reports: Mapping[int, Failure], *, exact: bool = False) -> list[tuple[Failure, tuple[int, ...]]]:
-    """Distinct failures with their ranks, causes first, then by lowest rank."""
-    groups: dict[tuple[object, ...], tuple[Failure, list[int]]] = {}
-    for rank, failure in sorted(reports.items()):
-        groups.setdefault(failure.fingerprint, (failure, []))[1].append(rank)
-    if not exact and len(groups) > 1:
-        equal, groups = groups, {}
-        for failure, ranks in equal.values():
-            # A number of a rank that several ranks name is not each one's own.
-            key = failure.steady_fingerprint(ranks[0] if len(ranks) == 1 else None)
-            groups.setdefault(key, (failure, []))[1].extend(ranks)
-    found = [(failure, tuple(sorted(ranks))) for failure, ranks in groups.values()]
-    return sorted(found, key=lambda group: (_ORDER[group[0].kind], group[1]))
-
-
-def _details(reports: Mapping[int, Failure]) -> list[str]:
-    """Where something failed, why, and the last lines written there, for ranks that have the same error."""
-    failure = next(iter(reports.values()))
-    lines = []
-    where = failure.user_frame
-    if where is not None:
-        lines.append(f"    {where.file}, line {where.line}, in {where.function}")
-        if where.source:
-            lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
-    lines += [f"    {note}" for note in failure.added_notes]
-    lines += [f"    {line}" for line in causes_by_rank(reports)]
-    lines += [f"    {note}" for note in failure.notes]
-    if failure.host:
-        lines.append(f"    on host {failure.host}, pid {failure.pid}{_python(failure)}")
-    return lines + _last_lines(reports)
-
-
-def _last_lines(reports: Mapping[int, Failure]) -> list[str]:
-    """The last lines of the lowest rank; with its number, if other ranks wrote something else."""
-    rank, failure = next(iter(reports.items()))
-    whose = f"{format_ranks([rank])} " if len({each.last_lines for each in reports.values()}) > 1 else ""
-    return [f"    {whose}| {line}" for line in failure.last_lines[-5:]]
-
-
-def causes_by_rank(reports: Mapping[int, Failure], *, whole: bool = False) -> list[str]:
-    """A line for each exception to which an error is chained, the nearest first, with ranks where the texts differ.
-
-    Args:
-        reports: rank -> report, of ranks whose fingerprints are equal.
-        whole: whether to give each error of a broken connection its lines; otherwise they are one line together, as they only
-            follow from what happened to another rank, or to the process group.
-    """
-    lines: list[str] = []
-    broken: list[Cause] = []
-    at = 0
-    for causes in _causes_of(reports):
-        cause = next(iter(causes.values()))
-        if not whole and all(each.is_broken_connection for each in causes.values()):
-            at = at if broken else len(lines)
-            broken.append(cause)
-            continue
-        is_same = (
-            len({(_steady_headline(rank, each), each.more_lines, each.notes) for rank, each in causes.items()}) == 1
-        )
-        lines.append(f"{cause.link}{_texts_by_rank(causes)}")
-        if is_same:
-            lines += [f"    {line}" for line in (*cause.more_lines, *cause.notes)]
-        if cause.frame is not None:
-            function = "" if cause.frame.function in ("", "<module>") else f", in {cause.frame.function}"
-            lines.append(f"    {cause.frame.file}, line {cause.frame.line}{function}{_code(cause.frame)}")
-    if broken:
-        first, times = broken[0], f", {len(broken)} times" if len(broken) > 1 else ""
-        lines.insert(at, f"{first.link} {first.etype}: {without_gloo_place(first.headline.partition(': ')[2])}{times}")
-    return lines
-
-
-def _steady_headline(rank: int, cause: Cause) -> str:
-    return steady_message(cause.headline, rank)
-
-
-def _code(frame: Frame) -> str:
-    index = frame.line - frame.first_line
-    return f": {frame.source[index].strip()}" if 0 <= index < len(frame.source) else ""
-
-
-def _causes_of(reports: Mapping[int, Failure]) -> list[dict[int, Cause]]:
-    """The causes of ranks whose fingerprints are equal, as rank -> cause, the nearest first."""
-    chains = {rank: report.chain for rank, report in reports.items()}
-    return [dict(zip(chains, causes, strict=True)) for causes in zip(*chains.values(), strict=True)]
-
-
-def _texts_by_rank(causes: Mapping[int, Cause]) -> str:
-    """`` OSError: no shard``, or ``, on [0] OSError: no shard-0; on [1] OSError: no shard-1``."""
-    ranks: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for rank, cause in causes.items():
-        ranks.setdefault((_steady_headline(rank, cause), cause.notes), []).append(rank)
-    if len(ranks) == 1:
-        return f" {next(iter(causes.values())).headline}"
-    shown = []
-    for (_, notes), theirs in list(ranks.items())[:_MAX_TEXTS]:
-        shown.append(
-            f"on {format_ranks(theirs)} {causes[theirs[0]].headline}" + (f" ({'; '.join(notes)})" if notes else "")
-        )
-    if hidden := [rank for theirs in list(ranks.values())[_MAX_TEXTS:] for rank in theirs]:
-        shown.append(f"{len(ranks) - _MAX_TEXTS:,} more on {format_ranks(hidden)}")
-    return f", {'; '.join(shown)}"
-
-
-def _python(failure: Failure) -> str:
-    return f", python {failure.python}" if failure.python else ""
-
-
-_MAX_TEXTS = 4
-"""Number of causes that differ by rank to show; for further ones only the ranks are shown."""
-
-_ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 4}
-"""Causes before consequences."""
-
-_BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
-_TORCH_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_PEER_ERROR = re.compile(
-    r"connection closed by (remote )?peer|pair closure"
-    r"|ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted"
-    r"|received errors while waiting for send/recv from rank|did the remote server shutdown or crash",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-def _with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
-    """Mark errors of broken connections as consequences if another rank ended, aborted its group, or failed by itself.
-
-    The other ranks may see that before they are released: a rank that came late to a collective is released after those that
-    wait. If all ranks have such errors, none of them is known to be a consequence.
-    """
-    is_ended = bool({"lost", "interrupted", "released"}.intersection(failure.kind for failure in reports.values()))
-    is_failed = any(failure.kind == "exception" and not failure.is_broken_connection for failure in reports.values())
-    return {
-        point: replace(failure, kind="released")
-        if failure.kind == "exception"
-        and ((is_ended and _BROKEN_CONNECTION.search(failure.message)) or (is_failed and failure.is_broken_connection))
-        else failure
-        for point, failure in reports.items()
-    }
 
 
 class MonarchError(Exception):
@@ -517,7 +209,7 @@ class RanksError(MonarchError):
     def __init__(self, what: str, reports: Mapping[Any, Failure], results: Mapping[Any, Any] | None = None) -> None:
         super().__init__(what, dict(reports), dict(results or {}))
         self.what = what
-        self.reports: dict[Any, Failure] = _with_consequences(self.args[1])
+        self.reports: dict[Any, Failure] = with_consequences(self.args[1])
         self.results: dict[Any, Any] = self.args[2]
 
     @property
@@ -533,7 +225,7 @@ class RanksError(MonarchError):
     @property
     def primary(self) -> Failure:
         """The failure to look at first: a cause before a consequence, then by rank."""
-        return min(self.reports.items(), key=lambda item: (_ORDER[item[1].kind], item[0].rank))[1]
+        return min(self.reports.items(), key=lambda item: (ORDER[item[1].kind], item[0].rank))[1]
 
     @property
     def exception(self) -> BaseException:
@@ -552,7 +244,7 @@ class RanksError(MonarchError):
             exact: whether texts that differ only in times, addresses, process ids, memory and the rank's own number are
                 distinct.
         """
-        return _grouped({point.rank: failure for point, failure in self.reports.items()}, exact=exact)
+        return grouped({point.rank: failure for point, failure in self.reports.items()}, exact=exact)
 
     def __repr__(self) -> str:
         said = "; ".join(f"{format_ranks(ranks)} {failure.headline()}" for failure, ranks in self.groups())
@@ -569,13 +261,13 @@ class RanksError(MonarchError):
             lines.extend(f"    {line}" for line in (*rest, *failure.added_notes))
             if failure.host:  # otherwise no report has come
                 pid = f", pid {failure.pid}" if failure.pid else ""
-                lines.append(f"    on host {failure.host}{pid}{_python(failure)}")
+                lines.append(f"    on host {failure.host}{pid}{python_note(failure)}")
             if where and where.source:
                 lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
             same = {rank: by_rank[rank] for rank in ranks}
             lines.extend(f"    {line}" for line in causes_by_rank(same))
             lines.extend(f"    {note}" for note in failure.notes)
-            lines.extend(_last_lines(same))
+            lines.extend(last_lines(same))
         return printable("\n".join(lines))
 
 

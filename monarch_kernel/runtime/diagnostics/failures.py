@@ -30,8 +30,9 @@ from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any
 
+from monarch_kernel.base.failure_reports import FailureKind
 from monarch_kernel.base.location import PACKAGE
-from monarch_kernel.errors import Cause, Failure, FailureKind, Frame
+from monarch_kernel.errors import Cause, Failure, Frame
 from monarch_kernel.runtime.diagnostics.earlier_classes import notes_about_instances
 from monarch_kernel.runtime.diagnostics.masking import Mask, secrets_near
 from monarch_kernel.runtime.diagnostics.memory_notes import memory_notes

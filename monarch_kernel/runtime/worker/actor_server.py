@@ -12,7 +12,8 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from monarch_kernel.errors import Failure, FailureKind, PayloadError
+from monarch_kernel.base.failure_reports import FailureKind
+from monarch_kernel.errors import Failure, PayloadError
 from monarch_kernel.net.transport.base import Peer, incarnation_of, proc_of
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import (
