@@ -70,7 +70,8 @@ def say_all(mesh: Mesh, port: int, texts: Collection[bytes]) -> list[bytes]:
             with suppress(ConnectionError):  # the receiver has closed the connection
                 connection.sendall(text)
         mesh.go_on()
-        wait_until(lambda: mesh.refused() >= before + len(texts), "all connections to be refused")  # strangers may dial, too
+        # Clients of other tests that have lost their servers may dial these ports, too.
+        wait_until(lambda: mesh.refused() >= before + len(texts), "all connections to be refused")
         for connection in connections:
             answers.append(b"")
             with suppress(ConnectionError):
