@@ -42,21 +42,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, wraps
-from operator import attrgetter
+from functools import wraps
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from monarch_kernel.errors import CollectiveError
-from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
-from monarch_kernel.runtime.diagnostics.source_names import short_cell
 from monarch_kernel.train.process_group.call_board import CallBoard
 from monarch_kernel.train.process_group.call_page import MAX_RANKS, CallPage, Message, Published
+from monarch_kernel.train.process_group.call_reading import (
+    FUNCTIONS,
+    METHODS,
+    Method,
+    caller_of,
+    given_to_function,
+    given_to_message,
+    given_to_method,
+    key_of,
+    line_of,
+)
 from monarch_kernel.train.process_group.collective_calls import (
-    Arguments,
     Call,
-    Tensor,
     describe,
     difference,
     message_mismatch_text,
@@ -79,8 +85,6 @@ _MESSAGES = {"send": True, "recv": False}
 _UNNUMBERED = -1
 """What `CallCheck.start` returns for such a method; where torch does not number a group itself, less by its number."""
 
-_ROOTED = ("broadcast", "reduce", "gather", "scatter")
-_REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 _MAX_CACHED = 4096
 _PER_S = 400
 """Comparisons per second in a group. Each takes about 20 us where a collective has emptied the caches."""
@@ -99,63 +103,6 @@ _PER_S_OF_MESSAGES, _EVERY_MESSAGE = 100, 128
 
 _PER_S_OF_HOSTS, _AT_ONCE_OF_HOSTS = 10, 40
 """Comparisons between hosts. Each takes up to a millisecond."""
-
-
-class _Method(NamedTuple):
-    """A method, and which positional arguments are its tensors and numbers of rows; -1 if it has none."""
-
-    operation: str
-    outputs: int = -1
-    inputs: int = -1
-    received: int = -1
-    sent: int = -1
-
-
-_METHODS = {
-    "allreduce": _Method("all_reduce", inputs=0),
-    "allreduce_coalesced": _Method("all_reduce", inputs=0),
-    "broadcast": _Method("broadcast", inputs=0),
-    "reduce": _Method("reduce", inputs=0),
-    "allgather": _Method("all_gather", 0, 1),
-    "_allgather_base": _Method("all_gather", 0, 1),
-    "all_gather_single": _Method("all_gather", 0, 1),
-    "all_gather_single_coalesced": _Method("all_gather", 0, 1),
-    "allgather_coalesced": _Method("all_gather", -1, 1),
-    "allgather_into_tensor_coalesced": _Method("all_gather", 0, 1),
-    "gather": _Method("gather", 0, 1),
-    "scatter": _Method("scatter", 0, 1),
-    "reduce_scatter": _Method("reduce_scatter", 0, 1),
-    "_reduce_scatter_base": _Method("reduce_scatter", 0, 1),
-    "reduce_scatter_single": _Method("reduce_scatter", 0, 1),
-    "reduce_scatter_single_coalesced": _Method("reduce_scatter", 0, 1),
-    "reduce_scatter_tensor_coalesced": _Method("reduce_scatter", 0, 1),
-    "alltoall": _Method("all_to_all", 0, 1),
-    "alltoall_base": _Method("all_to_all", 0, 1, 2, 3),
-    "all_to_all_single": _Method("all_to_all", 0, 1, 2, 3),
-    "barrier": _Method("barrier"),
-}
-"""Collectives among the methods of a process group."""
-
-_FUNCTIONS = {
-    "broadcast": _Method("broadcast", inputs=0),
-    "all_reduce": _Method("all_reduce", inputs=0),
-    "all_gather_single": _Method("all_gather", inputs=0),
-    "all_gather_single_autograd": _Method("all_gather", inputs=0),
-    "all_gather_tensor": _Method("all_gather", inputs=0),
-    "all_gather_tensor_autograd": _Method("all_gather", inputs=0),
-    "reduce_scatter_single": _Method("reduce_scatter", inputs=0),
-    "reduce_scatter_single_autograd": _Method("reduce_scatter", inputs=0),
-    "reduce_scatter_tensor": _Method("reduce_scatter", inputs=0),
-    "reduce_scatter_tensor_autograd": _Method("reduce_scatter", inputs=0),
-    "all_reduce_coalesced": _Method("all_reduce", inputs=0),
-    "all_gather_single_coalesced": _Method("all_gather", inputs=0),
-    "all_gather_into_tensor_coalesced": _Method("all_gather", inputs=0),
-    "reduce_scatter_single_coalesced": _Method("reduce_scatter", inputs=0),
-    "reduce_scatter_tensor_coalesced": _Method("reduce_scatter", inputs=0),
-    "all_to_all_single": _Method("all_to_all", -1, 0, 1, 2),
-    "all_to_all_single_autograd": _Method("all_to_all", -1, 0, 1, 2),
-}
-"""Functional collectives, which call C++ without the methods above. Some call others of them."""
 
 
 class Budget:
@@ -275,7 +222,7 @@ class CallCheck:
         """Wrap the functional collectives; `collective_counts` calls `start` for the methods of process groups."""
         from torch.distributed import _functional_collectives as functional
 
-        for name, method in _FUNCTIONS.items():
+        for name, method in FUNCTIONS.items():
             if (original := getattr(functional, name, None)) is not None:
                 setattr(functional, name, self._checking_function(original, name, method, functional, dist))
         functional.wait_tensor = self._explaining(functional.wait_tensor)
@@ -340,7 +287,7 @@ class CallCheck:
         is_sent = _MESSAGES.get(name)
         if is_sent is not None:
             self._start_message(known, is_sent, args, now)
-        elif (method := _METHODS.get(name)) is not None:
+        elif (method := METHODS.get(name)) is not None:
             return self._start(known, group, name, method, args, kwargs, now)
         else:
             self._thread.message = None
@@ -414,7 +361,7 @@ class CallCheck:
         return known if known is not None and known.of() is group else None
 
     def _checking_function(
-        self, original: Callable[..., Any], name: str, method: _Method, functional: Any, dist: Any
+        self, original: Callable[..., Any], name: str, method: Method, functional: Any, dist: Any
     ) -> Callable[..., Any]:
         import torch
 
@@ -473,7 +420,7 @@ class CallCheck:
         known: _Group,
         group: Any,
         name: str,
-        method: _Method,
+        method: Method,
         args: Sequence[Any],
         kwargs: dict[str, Any],
         now: float,
@@ -488,17 +435,19 @@ class CallCheck:
         board = known.board if known.board is not None and known.budget_of_hosts.spend(now) else None
         if not is_compared and board is None:
             return number
-        frame = _caller(sys._getframe(2))
+        frame = caller_of(sys._getframe(2))
 
         def call() -> Call:
             if signature is None:
-                given = _given_to_method(method, args, kwargs)
+                given = given_to_method(method, args, kwargs)
             else:
-                given = _given_to_function(method, signature.bind(*args, **kwargs).arguments)
+                given = given_to_function(method, signature.bind(*args, **kwargs).arguments)
             return describe(method.operation, given, page.rank, page.size)
 
         try:
-            found = _published(known, name, frame, (*map(_key, args), *[(x, _key(kwargs[x])) for x in kwargs]), call)
+            found = _published(
+                known, name, frame, (*map(key_of, args), *[(x, key_of(kwargs[x])) for x in kwargs]), call
+            )
         except Exception:  # the collective itself checks what it is given
             _log.debug("the arguments of %s can't be compared", name, exc_info=True)
             return number
@@ -537,10 +486,14 @@ class CallCheck:
         message = Message(source, target, tag, number)
         if not page.messages.compares(message):
             return
-        frame = _caller(sys._getframe(2))
+        frame = caller_of(sys._getframe(2))
         try:
             mine = _published(
-                known, "message", frame, _key(args[0]), lambda: describe("message", Arguments(_tensors(args[0])), 0, 1)
+                known,
+                "message",
+                frame,
+                key_of(args[0]),
+                lambda: describe("message", given_to_message(args[0]), 0, 1),
             )
         except Exception:  # torch itself checks what it is given
             _log.debug("the arguments of a message can't be compared", exc_info=True)
@@ -617,91 +570,8 @@ def _published(known: _Group, name: str, frame: FrameType | None, given: Any, ca
     key = name, id(code), 0 if frame is None else frame.f_lasti, given
     found = known.known.get(key)
     if found is None:
-        found = Published(call(), _line(frame)), code
+        found = Published(call(), line_of(frame)), code
         if len(known.known) >= _MAX_CACHED:
             known.known.clear()
         known.known[key] = found
     return found[0]
-
-
-def _key(value: Any) -> Any:
-    """What of an argument determines the description of a call; hashable."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return tuple(map(_key, value))
-    if kind is int or kind is str:
-        return value
-    read = _reader(kind)  # type: ignore[arg-type]
-    return None if read is None else read(value)
-
-
-@cache
-def _reader(kind: type) -> Callable[[Any], Any] | None:
-    """Reads what matters of a tensor, of a reduction, or of the options of a collective; None for other types."""
-    import torch
-
-    if issubclass(kind, torch.Tensor):
-        return attrgetter("dtype", "shape", "layout")
-    if kind.__name__ == "ReduceOp":
-        return attrgetter("op")
-    names = [name for name in ("reduceOp.op", "rootRank") if hasattr(kind, name.partition(".")[0])]
-    return attrgetter(*names) if names else None
-
-
-def _given_to_method(method: _Method, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of a method of ProcessGroup, whose overloads have options, or their values one by one."""
-    op, root = "", -1
-    for each in (*args, *kwargs.values()):
-        if type(each) is int and method.operation in _ROOTED:
-            root = each
-        elif hasattr(each, "rootRank"):
-            root = int(each.rootRank)
-        if method.operation in _REDUCING:
-            op = _reduction(each) or op
-    outputs = _tensors(args[method.outputs]) if method.outputs >= 0 else ()
-    inputs = _tensors(args[method.inputs]) if method.inputs >= 0 else ()
-    received, sent = (tuple(args[at]) if 0 <= at < len(args) else () for at in (method.received, method.sent))
-    return Arguments(inputs, outputs, op, root, sent, received)
-
-
-def _given_to_function(method: _Method, given: Mapping[str, Any]) -> Arguments:
-    """The arguments of a functional collective, by name."""
-    first = next(iter(given.values()))
-    op = str(given.get("reduceOp", "")).lower()
-    rows = [tuple(given.get(name) or ()) for name in ("input_split_sizes", "output_split_sizes")]
-    return Arguments(_tensors(first), (), op, int(given.get("src", -1)), *rows)
-
-
-def _reduction(value: Any) -> str:
-    """The name of a reduction, or of that in options; empty for other values."""
-    value = getattr(value, "reduceOp", value)
-    value = getattr(value, "op", value)
-    return str(value.name).lower() if type(value).__name__ == "RedOpType" else ""
-
-
-def _tensors(value: Any) -> tuple[Tensor, ...]:
-    """The tensors in nested lists."""
-    if isinstance(value, (list, tuple)):
-        return tuple(tensor for each in value for tensor in _tensors(each))
-    layout = str(value.layout).removeprefix("torch.").removeprefix("strided")
-    return (Tensor(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)), layout),)
-
-
-_is_user: dict[str, bool] = {}
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's own code; None if there is none."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        found = _is_user.get(file)
-        if found is None:
-            found = _is_user[file] = is_user(frame) and not is_machinery(file)
-        if found:
-            return frame
-        frame = frame.f_back
-    return None
-
-
-def _line(frame: FrameType | None) -> str:
-    return "" if frame is None else f"{short_cell(frame.f_code.co_filename)}, line {frame.f_lineno}"
