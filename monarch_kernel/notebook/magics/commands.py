@@ -28,7 +28,8 @@ from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.magics.bring_up_hosts import request_text
 from monarch_kernel.notebook.magics.kernel_cells import KernelCells
 from monarch_kernel.notebook.magics.loops import control_loop
-from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes
+from monarch_kernel.notebook.magics.mesh_entry import MeshEntry
+from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.magics.viewers import ViewerCommand
 from monarch_kernel.notebook.output.folding import render
 from monarch_kernel.notebook.output.logs import log_lines

@@ -32,8 +32,9 @@ from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.integrations import integrations
+from monarch_kernel.notebook.magics.mesh_entry import MeshEntry
 from monarch_kernel.notebook.magics.mesh_views import MeshViewFormats, TablesAtRest
-from monarch_kernel.notebook.magics.meshes import MeshEntry, Meshes, cell_number
+from monarch_kernel.notebook.magics.meshes import Meshes, cell_number
 from monarch_kernel.notebook.magics.remote_names import RemoteNames
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.syntax.lines import UsageProblem, hint, tokens

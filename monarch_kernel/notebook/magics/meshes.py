@@ -3,84 +3,46 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import threading
 import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from monarch_kernel.actor.host_mesh import HostMesh, shutdown_context, this_host
+from monarch_kernel.actor.host_mesh import shutdown_context, this_host
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shadow_notes, shared_memory_notes
-from monarch_kernel.base.events import MeshView, StopEvent
+from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.mesh import ValueMesh
-from monarch_kernel.errors import LaunchError, MeshDownError, RanksError, RemoteInterrupt, format_ranks
+from monarch_kernel.errors import LaunchError, MeshDownError, format_ranks
 from monarch_kernel.notebook.cells.background import Background
-from monarch_kernel.notebook.cells.call_watch import CallWatch
 from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import LiveView, Sink
 from monarch_kernel.notebook.cells.interrupt_progress import MeshInterruptProgress
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.magics.attach import AttachedMesh, DetachedMeshes
-from monarch_kernel.notebook.magics.bring_up_hosts import Allocation
+from monarch_kernel.notebook.magics.bring_up import BringUp, print_notes
 from monarch_kernel.notebook.magics.debug import DebugPrompt
 from monarch_kernel.notebook.magics.healing import replace_ranks
+from monarch_kernel.notebook.magics.mesh_entry import MeshEntry
 from monarch_kernel.notebook.magics.rank_widgets import RankWidgets
-from monarch_kernel.notebook.magics.viewers import Command, LiveWidget, Viewers
+from monarch_kernel.notebook.magics.viewers import Command, Viewers
 from monarch_kernel.notebook.syntax.arguments import unknown_mesh
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.selector import evaluate, pick_ranks, root_name
 from monarch_kernel.notebook.syntax.up_arguments import UpOptions
-from monarch_kernel.notebook.view.hosts import missing_ranks_text
 from monarch_kernel.notebook.view.text import mesh_line
-from monarch_kernel.runtime.detached.session import DetachedSession
-from monarch_kernel.runtime.host.gpus import VISIBLE
 from monarch_kernel.runtime.rpc.gather import CellResult
 from monarch_kernel.train.process_group.worker import GroupStore
 
-__all__ = ["MeshEntry", "Meshes", "cell_number", "root_name"]
+__all__ = ["Meshes", "cell_number", "root_name"]
 
-_PUMP_S = 0.05
 _POLL_S = 0.01
-_UP_TIMEOUT_S = 150.0
 _SHARE = 0.01  # share of a processor for drawing the table of a mesh
 _BESIDE_WIDGET_S = 2.0  # update interval of the table beside a widget, which only the saved notebook shows
-_OTHERS_S = 0.5  # ranks that end within this time are reported together
-_FIRST_WORD_S = 1.0  # a mesh that is up sooner shows no progress, for frontends that can't update output
 
 _log = logging.getLogger(__name__)
-
-
-def _spawn(hosts: HostMesh, per_host: Mapping[str, int], options: UpOptions) -> ProcMesh:
-    device: Any = options.device
-    return hosts.spawn_procs(
-        per_host,
-        name=options.name,
-        env=options.env,
-        fresh=False,
-        device=device,
-        axes=options.axes,
-        restart=options.restart,
-        max_restarts=options.max_restarts,
-    )
-
-
-def _print_notes(mesh: ProcMesh, options: UpOptions) -> None:
-    """Say what the ranks of a mesh lack that the user may expect."""
-    devices = [rank.device for rank in mesh.view().ranks]
-    visible = None if options.hosts else os.environ.get(VISIBLE, "")
-    notes = gpu_notes(devices, options.device, options.per_host, options.env, visible)
-    if not options.hosts:
-        notes = [*environment_notes(mesh, options.env), *shadow_notes(), *shared_memory_notes(), *notes]
-    for line in notes:
-        print(f"{options.name}: {line}", file=sys.stderr, flush=True)
 
 
 def _taken(there: MeshEntry, options: UpOptions) -> UsageProblem:
@@ -100,66 +62,6 @@ def cell_number(shell: InteractiveShell) -> int:
     """Return the number of the running cell as the notebook shows it; ``execution_count`` may be one ahead already."""
     history = shell.history_manager
     return max(1, len(history.input_hist_parsed) - 1) if history is not None else shell.execution_count
-
-
-@dataclass
-class MeshEntry:
-    """A named mesh with its cells and the table that shows it."""
-
-    mesh: ProcMesh
-    options: UpOptions
-    cell_queue: CellQueue
-    view: LiveView = field(default_factory=LiveView)
-    draw_at: float = 0.0  # when to draw the table next; later if drawing was slow
-    widget: LiveWidget | None = None  # the live view, where the frontend can draw it
-    kept: DetachedSession | None = None  # the session of a mesh that outlives the kernel
-    allocation: Allocation | None = None  # its hosts, if they are not this machine
-    replacing: threading.Lock = field(default_factory=threading.Lock)  # held while ranks are replaced
-    calls: CallWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.calls = CallWatch(self.options.warn_after_s)
-        self.view.complete = self._with_curves
-
-    def new_view(self) -> None:
-        """Show the table in the running cell; the previous table keeps the last state."""
-        self.view = LiveView(self._with_curves)
-        self.view.show(self.mesh.view())
-
-    def draw(self) -> None:
-        """Draw the table now."""
-        self.view.update(self.mesh.view(), time.monotonic(), force=True)
-
-    def catch_up(self) -> None:
-        """Draw the table now, unless it shows the current state."""
-        self.view.follow(self.mesh.view(), time.monotonic(), force=True)
-
-    def watch_calls(self, now: float) -> None:
-        """Show in the view which ranks have waited long in calls of actors, when it is time to look."""
-        if not self.mesh.runtime.closed:
-            self.calls.poll(self.mesh, now)
-
-    def end_widget(self, note: str) -> None:
-        """Replace the widget by a note, below the table with the last known state."""
-        if self.widget is not None:
-            self.draw()
-            self.widget.close(note)
-            self.widget = None
-
-    def end_note(self) -> str:
-        """Say what becomes of the mesh when the kernel ends."""
-        if self.kept is not None:
-            return f"The kernel has ended. {self.options.name} goes on: %mesh attach {self.options.name}"
-        return f"{self.options.name} ended with the kernel. The table shows its last state."
-
-    def _with_curves(self, view: MeshView) -> MeshView:
-        keys = {loop.key for loop in view.loops}
-        loops = []
-        for loop in self.mesh.loops if keys else ():
-            with suppress(LookupError):  # the loop may be gone by now
-                if loop.key in keys:
-                    loops.append(loop.view())
-        return replace(view, loops=tuple(loops)) if loops else view
 
 
 class Meshes:
@@ -245,20 +147,16 @@ class Meshes:
             raise _taken(there, options)
         self.detached.check_free(options.name, detach=options.detach)
         store = self._group_store()
-        view = LiveView(is_brief=True)
         with HeldInterrupts(self.interrupt_others) as interrupts:
-            if options.hosts:
-                entry = self._up_on_hosts(options, store, view, interrupts)
-            else:
-                entry = self._up_here(options, store, view, interrupts)
+            entry = BringUp(options, self.detached, store, interrupts).run()
             # The widget comes before the table: a page would show the table until there is a widget, which hides it.
             text = (
-                "" if view.is_new else mesh_line(entry.mesh.view())
+                "" if entry.view.is_new else mesh_line(entry.mesh.view())
             )  # a terminal can't replace the progress by the table
             entry.widget = self.viewers.widget(entry.options.name, text)
             self._add(entry)  # an interrupt from here on has no effect
         self.attend_to_stops(entry)
-        _print_notes(entry.mesh, options)
+        print_notes(entry.mesh, options)
         entry.draw()
         return entry
 
@@ -267,49 +165,6 @@ class Meshes:
         entry.end_widget(f"The live view of {entry.options.name} has moved to a later cell (%mesh show).")
         entry.new_view()
         entry.widget = self.viewers.widget(entry.options.name)
-
-    def _up_here(self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts) -> MeshEntry:
-        hosts, kept = self.detached.hosts(options.name) if options.detach else (this_host(), None)
-        mesh: ProcMesh | None = None
-        try:
-            mesh = _spawn(hosts, options.axes, options)
-            entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, kept=kept)
-            self._await_start(entry, interrupts)
-            if kept is not None:
-                self.detached.keep(kept, mesh, options)
-        except BaseException:
-            if mesh is not None:
-                mesh.stop("it did not come up", grace_s=0.0)
-            if kept is not None:
-                kept.close()
-            raise
-        return entry
-
-    def _up_on_hosts(
-        self, options: UpOptions, store: GroupStore, view: LiveView, interrupts: HeldInterrupts
-    ) -> MeshEntry:
-        kept = self.detached.session(options.name) if options.detach else None
-        try:
-            allocation = Allocation(options, kept)
-        except BaseException:
-            if kept is not None:
-                kept.close()
-            raise
-        try:
-            allocation.wait(view, interrupts)
-            mesh = _spawn(allocation.hosts, {"gpus": options.per_host}, options)
-            entry = MeshEntry(mesh, options, CellQueue(mesh, store.form), view, allocation=allocation, kept=kept)
-            self._await_start(entry, interrupts)
-            if kept is not None:
-                self.detached.keep(kept, mesh, options)
-        except BaseException:
-            allocation.release()
-            if kept is not None:
-                kept.close()
-            raise
-        for line in allocation.warnings():
-            print(line, file=sys.stderr, flush=True)
-        return entry
 
     def _group_store(self) -> GroupStore:
         if self._store is None:
@@ -341,43 +196,6 @@ class Meshes:
         entry = MeshEntry(attached.mesh, attached.options, CellQueue(attached.mesh, store.form), kept=attached.session)
         self._add(entry)
         return entry, attached
-
-    def _await_start(self, entry: MeshEntry, interrupts: HeldInterrupts) -> None:
-        """Wait until all ranks are up, and show the progress; give up soon after a rank has ended.
-
-        Raises:
-            LaunchError: some ranks did not come up; the text names them and says why.
-            RemoteInterrupt: the wait was interrupted.
-        """
-        mesh, name = entry.mesh, entry.options.name
-        begin = time.monotonic()
-        shown_s = _FIRST_WORD_S - LiveView.EVERY_S
-        lost_s: float | None = None
-        future = mesh.initialized
-        while not future.wait(_PUMP_S):
-            if interrupts.count:
-                raise RemoteInterrupt(f"interrupted while {name} was starting; the ranks that were up have been ended")
-            waited_s = time.monotonic() - begin
-            if lost_s is None and mesh.deaths():
-                lost_s = waited_s
-            if lost_s is not None and waited_s > lost_s + _OTHERS_S:  # do not wait for slow ranks without use
-                raise LaunchError(missing_ranks_text(name, len(mesh), mesh.deaths(), waited_s))
-            if waited_s < shown_s + LiveView.EVERY_S:
-                continue
-            shown_s = waited_s
-            states = [rank.state for rank in mesh.view().ranks]
-            up = sum(state not in ("starting", "dead", "stopped") for state in states)
-            entry.view.show_text(
-                f"{name}: waiting for ranks to start ({up} of {len(states)} are up, {waited_s:.1f} s)",
-                first=entry.view.is_new,
-            )
-            if waited_s > _UP_TIMEOUT_S:
-                raise LaunchError(f"{name}: gave up waiting for ranks to start after {waited_s:.0f} s; {up} are up")
-        try:
-            future.get()
-        except RanksError as error:
-            failures = {point.rank: failure for point, failure in error.reports.items()}
-            raise LaunchError(missing_ranks_text(name, len(mesh), failures, time.monotonic() - begin)) from None
 
     def down(self, name: str) -> int:
         """End a mesh and return the number of its ranks."""

@@ -26,15 +26,15 @@ actor = t.spawn("waits", Waits)
 MOMENT = r"\(as of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+\)"
 
 
-TIMES = "from monarch_kernel.notebook.magics import meshes\n"
+TIMES = "from monarch_kernel.notebook.magics import bring_up\n"
 
 
 @pytest.fixture
 def at_once(notebook: Notebook) -> Iterator[Notebook]:
     """A notebook where meshes show no progress, however long they take to come up."""
-    notebook.ok(f"{TIMES}first_word_s, meshes._FIRST_WORD_S = meshes._FIRST_WORD_S, 1e9")
+    notebook.ok(f"{TIMES}first_word_s, bring_up._FIRST_WORD_S = bring_up._FIRST_WORD_S, 1e9")
     yield notebook
-    notebook.ok("meshes._FIRST_WORD_S = first_word_s")
+    notebook.ok("bring_up._FIRST_WORD_S = first_word_s")
 
 
 def outputs(*cells: Cell) -> list[dict[str, Any]]:
@@ -113,9 +113,11 @@ def test_a_terminal_shows_a_line_for_a_mesh_that_comes_up_and_a_table_when_asked
 
 
 def test_a_terminal_that_showed_the_progress_shows_that_the_mesh_is_up(notebook: Notebook) -> None:
-    notebook.ok(f"{TIMES}times = meshes._FIRST_WORD_S, meshes._PUMP_S\nmeshes._FIRST_WORD_S = meshes._PUMP_S = 0.001")
+    notebook.ok(
+        f"{TIMES}times = bring_up._FIRST_WORD_S, bring_up._PUMP_S\nbring_up._FIRST_WORD_S = bring_up._PUMP_S = 0.001"
+    )
     up = notebook.ok("%mesh up u -n 1 --device cpu")
     first, last = (message["content"]["data"]["text/plain"] for message in up.of_type("display_data"))
     assert first.startswith("u: waiting for ranks to start (0 of 1 are up")
     assert re.fullmatch(LINE, last)
-    notebook.ok("%mesh down u\nmeshes._FIRST_WORD_S, meshes._PUMP_S = times")
+    notebook.ok("%mesh down u\nbring_up._FIRST_WORD_S, bring_up._PUMP_S = times")
