@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,15 +20,11 @@ from monarch_kernel.base.events import MeshView
 from monarch_kernel.errors import Failure, MeshDownError, MeshFailure
 from monarch_kernel.net.transport.base import (
     HostTransport,
-    Peer,
     rank_peer,
 )
 from monarch_kernel.net.transport.driver import Driver, Waiter
-from monarch_kernel.net.wire.codec import Frame, Packed, WireError, pack, split
+from monarch_kernel.net.wire.codec import Packed, pack
 from monarch_kernel.net.wire.messages import (
-    ClockRead,
-    HostHello,
-    Message,
     Ping,
     RankSpec,
 )
@@ -36,7 +32,6 @@ from monarch_kernel.runtime.buffers.transfers import data_paths_of
 from monarch_kernel.runtime.controller.admission import Admission
 from monarch_kernel.runtime.controller.adoption import Resumed
 from monarch_kernel.runtime.controller.attachment import Attachment
-from monarch_kernel.runtime.controller.clocks import note_clock, read_clock
 from monarch_kernel.runtime.controller.effects import (
     Attached,
     Effect,
@@ -52,9 +47,10 @@ from monarch_kernel.runtime.controller.effects import (
 from monarch_kernel.runtime.controller.extensions import ExtensionT
 from monarch_kernel.runtime.controller.healing import Healer
 from monarch_kernel.runtime.controller.host_pool import HostPool, Item
+from monarch_kernel.runtime.controller.intake import Intake
 from monarch_kernel.runtime.controller.interrupt_effects import interrupt_work
 from monarch_kernel.runtime.controller.listeners import Listener, Listeners
-from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
+from monarch_kernel.runtime.controller.local_actors import LocalActorServer
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
 from monarch_kernel.runtime.controller.replacement import Replacement
 from monarch_kernel.runtime.controller.state import State
@@ -107,13 +103,11 @@ class Runtime(ClientBase):
         self.paths = data_paths_of(self)
         self._transport = transport
         self._output_wait_s = output_wait_s
-        self._n_bad_frames = 0
+        self._intake = Intake(self._state, self.perform)
         self._listened_at = time.monotonic()
         self.on_tick: Callable[[float], None] = lambda now: None
         for extension in self._state.extensions.values():
             extension.started(self.meters)
-        self._read_last: list[Frame] = []  # what `_split` has read last, if it was small
-        self._read: Sequence[tuple[Message, Sequence[Frame]]] = ()
         self._lock = threading.Lock()
         self._next_proc = CONTROLLER_PROC + 1
         self._futures: dict[int, Future[object]] = {}
@@ -125,15 +119,15 @@ class Runtime(ClientBase):
         self._over = False
         self._driver: Driver[Item] = Driver(
             transport,
-            self._on_message,
+            self._intake.take,
             lambda item: self.perform(item(time.monotonic())),
             on_tick=self._on_tick,
             name="monarch-controller",
         )
         self.session: Any = None
-        self.actor_server = LocalActorServer(self, self._driver)
+        self.actor_server = self._intake.actor_server = LocalActorServer(self, self._driver)
         supervisor = self.actor_server.supervisor
-        self._admission = Admission(self._state, transport, token, self._driver.catch_up, supervisor.up)
+        self._intake.admission = Admission(self._state, transport, token, self._driver.catch_up, supervisor.up)
         self.host_pool = HostPool(self, self._state, transport)
         healer = Healer(self._state, self._request_for, supervisor.respawned)
         self.replacement = Replacement(self, self._state, self.host_pool, healer)
@@ -288,7 +282,7 @@ class Runtime(ClientBase):
     @property
     def refused(self) -> int:
         """The number of connections and messages from outside the session."""
-        return self._n_bad_frames + self._admission.refused + self._transport.refused
+        return self._intake.refused + self._transport.refused
 
     def deaths(self, procs: Sequence[int]) -> dict[int, Failure]:
         """By number, how those of the processes ended that are dead or stopped."""
@@ -451,33 +445,6 @@ class Runtime(ClientBase):
         self._futures[future.id] = future  # type: ignore[assignment]
         future.add_done_callback(lambda: None if self._over else answered(future.get(0)))
         return future.id
-
-    def _on_message(self, peer: Peer, parts: list[Frame]) -> None:
-        now = time.monotonic()
-        try:
-            for message, frames in self._split(parts):
-                if not self._admission.admits(peer, message):
-                    return
-                if type(message) in FOR_ACTORS:
-                    if self._admission.admits_for_actors(peer, message):
-                        self.actor_server.handle(message, frames, peer)
-                elif type(message) is ClockRead:
-                    note_clock(self._state.hosts.values(), peer, message, time.time())
-                else:
-                    self.perform(self._state.handle(message, frames, peer, now))
-                    if type(message) is HostHello:
-                        self.perform([*read_clock(self._state.hosts.get(message.host), time.time())])
-        except WireError:
-            self._n_bad_frames += 1
-
-    def _split(self, parts: list[Frame]) -> Iterable[tuple[Message, Sequence[Frame]]]:
-        """Decode a batch. A batch that several ranks have sent (`Relay`) arrives once for each of them, and is decoded once."""
-        if len(parts) != 1:
-            return split(parts)
-        if parts is not self._read_last:
-            self._read = tuple(split(parts))
-            self._read_last = parts
-        return self._read
 
     def perform(self, effects: list[Effect]) -> None:
         """Perform effects of the state."""

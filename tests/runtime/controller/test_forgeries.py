@@ -105,7 +105,7 @@ class Lab:
 
     def say(self, peer: Peer, message: Message) -> None:
         """Deliver a message to the loop; raises the loop's exceptions."""
-        self.runtime.run_on_io_thread(lambda: self.runtime._on_message(peer, join([pack(message)])))
+        self.runtime.run_on_io_thread(lambda: self.runtime._intake.take(peer, join([pack(message)])))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
