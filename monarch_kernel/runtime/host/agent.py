@@ -47,7 +47,7 @@ from monarch_kernel.net.hosts.handshakes import free_descriptors
 from monarch_kernel.net.memory.processes import open_pidfd
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
 from monarch_kernel.net.wire.codec import WireError, join, pack, split
-from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, LOOPBACK, AgentConfig
+from monarch_kernel.net.wire.config import DETACHED, KEPT_FILES, LISTENS, LOOPBACK, AgentConfig, ForkReport
 from monarch_kernel.net.wire.messages import (
     Attach,
     Backlog,
@@ -74,6 +74,7 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.net.wire.stream_marks import new_secret
 from monarch_kernel.runtime.host.backlog import OutputBacklog
 from monarch_kernel.runtime.host.connection_holder import FdKeeper
+from monarch_kernel.runtime.host.current_zygote import CurrentZygote
 from monarch_kernel.runtime.host.descendants import Descendants
 from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog
@@ -102,9 +103,6 @@ Connections to other ranks are held if enough descriptors are left (`FdKeeper`).
 FREE_DESCRIPTORS = 16
 """Descriptors reserved for new connections and short-lived files."""
 
-ZYGOTE_WAIT_S, MAX_ZYGOTE_WAIT_S = 0.25, 60.0
-"""Delay before the agent replaces the second zygote in a row that ended without forking a rank, and the maximum delay."""
-
 TIME_OVER_GRACE_S = 2.0
 """How long ranks have to end by themselves when no controller has attached in time."""
 
@@ -125,14 +123,12 @@ class HostAgent:
     def __init__(self, config: AgentConfig, make_zygote: Callable[[], Zygote]) -> None:
         become_subreaper()
         self._config = config
-        self._make_zygote = make_zygote
-        self._zygote = None if config.is_idle else make_zygote()  # first, because it takes the longest
         self._selector = selectors.DefaultSelector()
+        self._zygote = CurrentZygote(make_zygote, self._selector, self._forked, self._zygote_ended)
+        if not config.is_idle:
+            self._zygote.start()  # first, because it takes the longest
         self._ranks: dict[int, RankProcess] = {}
         self._descendants = Descendants(GROUP_GRACE_S)
-        self._zygote_knows_groups = True
-        self._zygote_wait_s = 0.0  # before a dead zygote is replaced: it may be unable to start
-        self._zygote_at = 0.0
         self._logs_of_dead: dict[int, RankLog] = {}  # kept until their mesh ends
         self._over = False
         self._session_over = False
@@ -158,8 +154,6 @@ class HostAgent:
         )
         if not config.addresses:
             print(f"{LISTENS} {self._gateway.port}", flush=True)
-        if self._zygote is not None:
-            self._watch_zygote()
         self._controller_fd = -1
         if config.controller_pid:
             try:
@@ -242,8 +236,7 @@ class HostAgent:
                 elif isinstance(message, UseParent):
                     self._gateway.join(message.parent, message.addresses)
                 elif isinstance(message, Preload):
-                    if self._zygote is not None:
-                        self._zygote.preload(message.modules)
+                    self._zygote.preload(message.modules)
                 elif isinstance(message, ReadClock):
                     self._send(ClockRead(message.sent, time.time()))
                 elif isinstance(message, ReadLog):
@@ -327,11 +320,7 @@ class HostAgent:
         specs = list(self._with_room(specs))
         if not specs:
             return
-        if self._zygote is not None and not self._zygote.is_alive:
-            self._zygote_ended()  # just now: its socket has not been read yet
-        if self._zygote is None:
-            self._zygote = self._make_zygote()
-            self._watch_zygote()
+        self._zygote.be_there()
         theirs = []
         secrets = [new_secret() for _ in specs]
         for spec, secret in zip(specs, secrets):
@@ -346,8 +335,6 @@ class HostAgent:
             theirs.append(ends)
         try:
             self._zygote.fork(specs, theirs, secrets)
-        except OSError:
-            self._zygote_ended()
         finally:
             for pair in theirs:
                 for end in pair:
@@ -372,43 +359,25 @@ class HostAgent:
             self._send(Lost(spec.proc, 0, 0, why, (), 0))
         return specs[:room]
 
-    def _watch_zygote(self) -> None:
-        assert self._zygote is not None
-        self._selector.register(self._zygote.socket, selectors.EVENT_READ, self._handle_zygote_report)
-
-    def _handle_zygote_report(self) -> None:
-        assert self._zygote is not None
-        report = self._zygote.report()
-        if report is None:
-            self._zygote_ended()
-            return
+    def _forked(self, report: ForkReport) -> None:
         rank = self._ranks[report.proc]
         if report.error:
             self._lost(rank, 0, 0, report.error)
             return
         rank.forked(report.pid)
-        self._zygote_wait_s = 0.0
-        self._zygote_knows_groups = False
+        self._zygote.has_forked()
+        self._zygote.groups_changed()
         self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._ended, rank))
         if rank.stopping is not None:  # it was stopped before it was forked
             self._kill([report.proc], rank.stopping, keep_logs=rank.keeps_log)
 
-    def _zygote_ended(self) -> None:
-        if self._zygote is None:
-            return
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(self._zygote.socket)
-        log = self._zygote.close()
-        self._zygote = None
+    def _zygote_ended(self, log: tuple[str, ...]) -> None:
         for rank in [rank for rank in self._ranks.values() if not rank.pid]:
             self._lost(rank, 0, 0, "the process that ranks are forked from (it imports torch) ended", log)
-        self._zygote_at = time.monotonic() + self._zygote_wait_s
-        self._zygote_wait_s = min(MAX_ZYGOTE_WAIT_S, 2 * self._zygote_wait_s + ZYGOTE_WAIT_S)
 
-    def _send_groups(self) -> None:
-        """Tell the zygote which process groups to end if the agent is killed."""
-        groups = {rank.pid for rank in self._ranks.values() if rank.pid} | self._descendants.groups
-        self._zygote_knows_groups = self._zygote is None or self._zygote.send_groups(sorted(groups))
+    def _groups(self) -> set[int]:
+        """The process groups that the zygote ends if the agent is killed."""
+        return {rank.pid for rank in self._ranks.values() if rank.pid} | self._descendants.groups
 
     # -- ending ranks
 
@@ -438,7 +407,7 @@ class HostAgent:
     def _lost(self, rank: RankProcess, exit_code: int, signum: int, reason: str, log: tuple[str, ...] = ()) -> None:
         now = time.monotonic()
         del self._ranks[rank.spec.proc]
-        self._zygote_knows_groups = False
+        self._zygote.groups_changed()
         name = rank_peer(rank.spec.proc, rank.spec.incarnation)
         self._gateway.turn()  # forwards its last messages before its end
         self._gateway.forget(name)
@@ -487,12 +456,8 @@ class HostAgent:
                     silent_s = now - (self._born if heard_at is None else heard_at)
                     print(f"received nothing from the controller for {silent_s:.1f} s: it counts as dead", flush=True)
                 self._controller_ended()
-        if self._zygote is None and (self._ranks or self._descendants.is_ending) and now >= self._zygote_at:
-            self._zygote = self._make_zygote()
-            self._watch_zygote()
-            self._zygote_knows_groups = False
-        if not self._zygote_knows_groups:
-            self._send_groups()
+        is_needed = bool(self._ranks) or self._descendants.is_ending
+        self._zygote.do_what_is_due(now, is_needed=is_needed, groups=self._groups)
         if self._leave_at is not None and (
             now >= self._leave_at or not (self._has_forked or self._descendants.is_ending)
         ):
@@ -517,9 +482,8 @@ class HostAgent:
         self._output.follow_late()
         for rank in self._ranks.values():
             rank.kill_if_due(now)
-        zygote = self._zygote.pid if self._zygote is not None else 0
-        if self._descendants.is_ending and self._descendants.end_left(now, self._ranks.values(), zygote):
-            self._zygote_knows_groups = False
+        if self._descendants.is_ending and self._descendants.end_left(now, self._ranks.values(), self._zygote.pid):
+            self._zygote.groups_changed()
 
     # -- the end
 
@@ -529,8 +493,7 @@ class HostAgent:
                 signal_rank(rank.pid, signal.SIGKILL)
         for pgid in self._descendants.groups:
             signal_rank(pgid, signal.SIGKILL)
-        if self._zygote is not None:
-            self._zygote.close()
+        self._zygote.close()
         while True:  # also kill ranks that the zygote forked meanwhile
             try:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
