@@ -40,6 +40,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
 from monarch_kernel.runtime.rpc.waits import Wait
+from monarch_kernel.runtime.worker.absent_actors import AbsentActors
 from monarch_kernel.runtime.worker.awaited_calls import AwaitedCalls
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.deadlock_detector import DeadlockDetector
@@ -51,7 +52,6 @@ from monarch_kernel.runtime.worker.supervisor import Supervisor
 __all__ = ["NOT_STARTED", "ActorServer", "later"]
 
 NOT_STARTED = "interrupted before it began"
-_MAX_STOPPED = 1 << 16
 _MAX_DEAD = 16
 
 MAKING_S = 5.0
@@ -59,11 +59,7 @@ MAKING_S = 5.0
 
 
 class ActorServer(ABC):
-    """Puts messages into the mailboxes of actors, and answers for actors that are not here.
-
-    A call or a stop may arrive before the `Spawn` of its actor, if another process sends the `Spawn`. The server then keeps the
-    message, and sends a `Barrier` to the process that made the actor's number. When the answer comes, everything that this
-    process had sent before has arrived, and a missing `Spawn` never will.
+    """Puts messages into the mailboxes of actors; `AbsentActors` answers for actors that are not here.
 
     Args:
         proc: The number of this process.
@@ -89,11 +85,10 @@ class ActorServer(ABC):
         self.on_spawn: Callable[[Spawn, Executor], None] | None = None
         self.broken: Failure | None = None
         self.leave_collectives: Callable[[Executor], object] = lambda executor: None
-        self._stopped: dict[int, str | Failure] = {}
+        self._absent = AbsentActors(proc, client, self.send_answer_now)
         self._dead: dict[int, Failure] = {}
         self._stopping: list[Executor] = []
         self.is_retiring = False
-        self._early: dict[int, list[tuple[Call | StopActor, Sequence[Frame]]]] = {}
         self._buffer_server = BufferServer(client.exports, self.send_answer_now, self.send_answer)
         self.deadlock_detector = DeadlockDetector(self)
         self.awaited_calls = AwaitedCalls(client.waiting_for)
@@ -260,7 +255,7 @@ class ActorServer(ABC):
         self.supervisor.hosts(message.actor, _process(peer))
         self.begin(message, executor)
         executor.post(message, frames)
-        for early, parts in self._early.pop(message.actor, ()):
+        for early, parts in self._absent.take(message.actor):
             self.handle(early, parts, peer)
 
     def _handle_stop(self, message: StopActor, frames: Sequence[Frame], peer: Peer) -> None:
@@ -269,7 +264,7 @@ class ActorServer(ABC):
             return
         stopped = self.actors.pop(message.actor, None)
         self._dead.pop(message.actor, None)
-        self._note_stopped(message.actor, message.reason)
+        self._absent.note_stopped(message.actor, message.reason)
         if stopped is not None:
             self._stopping.append(stopped)
             stopped.post(message, frames)
@@ -286,7 +281,7 @@ class ActorServer(ABC):
         for waiting in [item for item in list(executor.mailbox) if isinstance(item[0], Call)]:
             with contextlib.suppress(ValueError):  # the executor has just taken it
                 executor.mailbox.remove(waiting)
-                self.refuse(waiting[0].id, message.reason)
+                self._absent.refuse(waiting[0].id, message.reason)
         self.send_answer_now(message.id, pack(Result(message.id, Payload())))
 
     def _handle_interrupt(self, message: Interrupt, frames: Sequence[Frame], peer: Peer) -> None:
@@ -326,18 +321,11 @@ class ActorServer(ABC):
     def stop_actor(self, actor: int, reason: str) -> Executor | None:
         """End an actor after what it runs and what waits for it; for the I/O thread."""
         stopped = self.actors.pop(actor, None)
-        self._note_stopped(actor, reason)
+        self._absent.note_stopped(actor, reason)
         if stopped is not None:
             self._stopping.append(stopped)
             stopped.post(StopActor(0, actor, reason), ())
         return stopped
-
-    def refuse(self, id: int, why: str | Failure) -> None:
-        """Answer a call because the actor is not here."""
-        if id:
-            if isinstance(why, str):
-                why = Failure("stopped", "ActorStopped", why, host=socket.gethostname(), pid=os.getpid())
-            self.send_answer_now(id, pack(Failed(id, why)))
 
     def note_death(self, actor: int, failure: Failure) -> None:
         """Note the death of an actor. The last ones keep their threads, for a post-mortem; earlier ones only their failure."""
@@ -349,46 +337,13 @@ class ActorServer(ABC):
         while len(self._dead) > _MAX_DEAD:
             oldest = next(iter(self._dead))
             executor = self.actors.pop(oldest)
-            self._note_stopped(oldest, self._dead.pop(oldest))
+            self._absent.note_stopped(oldest, self._dead.pop(oldest))
             self._stopping.append(executor)
             executor.post(StopActor(0, oldest, ""), ())
 
-    def _note_stopped(self, actor: int, reason: str | Failure) -> None:
-        self._stopped[actor] = reason
-        while len(self._stopped) > _MAX_STOPPED:
-            del self._stopped[next(iter(self._stopped))]
-
     def call_unknown(self, message: Call | StopActor, frames: Sequence[Frame]) -> None:
-        """Keep a message for an actor until the actor exists, or can no longer appear."""
-        maker = origin_of(message.actor)
-        if message.actor in self._stopped or maker == self.proc:
-            self._answer_for(message)
-            return
-        early = self._early.get(message.actor)
-        if early is not None:
-            early.append((message, frames))
-            return
-        self._early[message.actor] = [(message, frames)]
-
-        def over(answers: object) -> None:
-            pass
-
-        barrier = self.client.request((maker,), lambda id: pack(Barrier(id)), "", over, quiet=True)
-        barrier.add_done_callback(lambda: self._give_up_early(message.actor))
-
-    def _give_up_early(self, actor: int) -> None:
-        """Answer the kept messages for an actor: everything that its maker has sent has arrived, without its `Spawn`."""
-        for early, _ in self._early.pop(actor, ()):
-            self._answer_for(early)
-
-    def _answer_for(self, message: Call | StopActor) -> None:
-        """Answer for an actor that is not here."""
-        if isinstance(message, Call):
-            self.refuse(message.id, self._stopped.get(message.actor, "the actor is not on this rank"))
-            return
-        self._note_stopped(message.actor, message.reason)
-        if message.id:
-            self.send_answer_now(message.id, pack(Result(message.id, Payload())))
+        """Handle a message for an actor that is not here."""
+        self._absent.handle(message, frames)
 
     # -- the end of the process
 
