@@ -325,7 +325,10 @@ class BoundEndpoint(Endpoint[Any, Any]):
         """
         procs: Any = self._mesh._proc_mesh
         if isinstance(procs, _ReceivedProcs):
-            raise TypeError(f"{self._note}.rref() is only possible where {self._mesh.name!r} was spawned")
+            raise TypeError(
+                f"{self._note}.rref() is only possible in the process that spawned {self._mesh.name!r}: call it there, or use "
+                ".call() here"
+            )
         return procs.with_region(self._mesh._region)
 
 

@@ -251,7 +251,9 @@ class _NextValue(Future[T]):
             raise RemoteInterrupt("the wait was interrupted; the next value goes to the next recv()") from None
         except TimeoutError:
             if not self._receiver._step_aside(self):
-                raise TimeoutError(f"no value arrived within {timeout} s") from None
+                raise TimeoutError(
+                    f"no value arrived within {timeout} s; the port stays open: call recv() again"
+                ) from None
             super().wait()  # a value arrived after the timeout
 
 

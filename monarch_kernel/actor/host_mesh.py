@@ -234,7 +234,10 @@ class HostMesh(Handle, Shaped):
         world = len(self) * per
         extent = Extent(axes if axes is not None else [*self.extent.items(), *local.items()])
         if extent.nelements != world:
-            raise ValueError(f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes")
+            raise ValueError(
+                f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes: name axes whose sizes "
+                f"multiply to {world}"
+            )
         all_starts = starts(bootstrap_command, env, self._python, extent)
         session = self._session
         runtime = session.runtime

@@ -385,7 +385,9 @@ class ActorHost:
                 executor.raise_if_interrupted()
                 self.make(cls, args, kwargs)
                 if inspect.isawaitable(self.restore(message, cls, self.specs)):
-                    raise TypeError(f"{cls.__name__}.__restore__ is async, and its endpoints are not")
+                    raise TypeError(
+                        f"{cls.__name__}.__restore__ is async, and its endpoints are not: make all of them async, or none"
+                    )
             self.actor_server.reply(message.id)
             executor.is_made = True
         except BaseException as error:  # any error in __init__ ends the actor, not the process

@@ -349,7 +349,10 @@ class RankLoop:
         """
         what = f"{alarm.name} was {alarm.value:.4g} in step {alarm.step:,} on rank {alarm.rank}"
         if self._series is None:
-            raise RuntimeError(f"live.loop(on_{alarm.kind}='rollback'): {what}, but this rank takes no snapshots")
+            raise RuntimeError(
+                f"live.loop(on_{alarm.kind}='rollback'): {what}, but this rank takes no snapshots: call live.snapshot(...) "
+                "before the loop on all ranks"
+            )
         try:
             to = self._series.roll_back(alarm.step, step)
         except LookupError as error:

@@ -334,7 +334,7 @@ class Runtime(ClientBase):
         if errors:
             raise errors[0]
         if not given:
-            raise MeshDownError("the session was shut down")
+            raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         return given[0]
 
     def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:

@@ -271,7 +271,9 @@ class State:
         """Return the part of a feature; raises LookupError if the session started before the feature was imported."""
         extension = self.extensions.get(kind)
         if not isinstance(extension, kind):
-            raise LookupError(f"{kind.__module__} was imported after the session began")
+            raise LookupError(
+                f"{kind.__module__} was imported after the session began: import it before the first this_host() or %mesh up"
+            )
         return extension
 
     def handle(self, message: Message, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:

@@ -143,7 +143,7 @@ class Home:
         try:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except FileNotFoundError:  # another process has just removed the directory
-            raise AttachError(f"mesh {self.name!r} is gone") from None
+            raise self._gone() from None
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -155,13 +155,16 @@ class Home:
             ) from None
         if not _is_same(fd, self.path / "lock"):  # another process has just removed the locked file
             os.close(fd)
-            raise AttachError(f"mesh {self.name!r} is gone")
+            raise self._gone()
         try:
             _write(self.path / "holder", f"{os.getpid()} {start_ticks(os.getpid())}".encode())
         except FileNotFoundError:  # the host agent has just ended the mesh
             os.close(fd)
-            raise AttachError(f"mesh {self.name!r} is gone") from None
+            raise self._gone() from None
         self._lock = fd
+
+    def _gone(self) -> AttachError:
+        return AttachError(f"mesh {self.name!r} is gone: its processes have ended; bring up another with %mesh up")
 
     def unlock(self) -> None:
         """Release ownership of the mesh."""

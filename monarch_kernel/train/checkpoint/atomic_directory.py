@@ -280,7 +280,8 @@ def _read(place: Path) -> Contents:
     version = stored["version"]
     if version > VERSION:
         raise CheckpointError(
-            f"{place} was written by a newer monarch_kernel (format {version}; this version reads format {VERSION})"
+            f"{place} was written by a newer monarch_kernel (format {version}; this version reads format {VERSION}): update "
+            "monarch_kernel to read it"
         )
     nbytes = sum(file.stat().st_size for file in place.iterdir())
     if version == VERSION and not seal:

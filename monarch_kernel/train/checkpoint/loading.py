@@ -223,7 +223,8 @@ def verify(path: str | os.PathLike[str]) -> Contents:
     sums = Checksums(contents.path, contents.checksums)
     if not contents.checksums:
         raise CheckpointError(
-            f"{contents.path} was written by an earlier version of monarch_kernel, which stored no checksums"
+            f"{contents.path} was written by an earlier version of monarch_kernel, which stored no checksums: it can be "
+            "loaded, but not verified; save it again"
         )
     names = [INDEX, VALUES, *(values_of(rank) for rank in range(contents.ranks) if contents.by_rank)]
     files = {name: sums.intact(name) for name in names}

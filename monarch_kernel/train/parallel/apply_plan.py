@@ -43,7 +43,9 @@ def apply_plan(
     by_name = {name: module for module, name in names.items()}
     for name in [*plan.units, *plan.checkpoint]:
         if name not in by_name:
-            raise PlanError(f"the plan names {name!r}, but the model has no module of this name")
+            raise PlanError(
+                f"the plan names {name!r}, but the model has no module of this name: make a plan for this model"
+            )
     if plan.tensor:
         if is_meta(model):  # only whole modules can be split
             materialise(names, names, making, {})

@@ -126,7 +126,10 @@ def parallelize(
     resources = Resources(_axes(mesh), _hosts(), min(free for _, free, _ in seen), device)
     plan = strategy if isinstance(strategy, Plan) else make_plan(facts, resources, request)
     if dict(plan.axes) != dict(resources.axes):
-        raise PlanError(f"the plan is for a mesh of {dict(plan.axes)}, but this one is {dict(resources.axes)}")
+        raise PlanError(
+            f"the plan is for a mesh of {dict(plan.axes)}, but this one is {dict(resources.axes)}: make a plan for these axes, "
+            "or start such a mesh"
+        )
     if plan.precision and not plan.shard_axes:
         raise PlanError(f"precision= needs FSDP; with {plan.strategy} use torch.autocast around the forward")
 

@@ -85,7 +85,8 @@ def _check(request: PlanRequest, resources: Resources) -> None:
         )
     if request.strategy == "none" and resources.ranks > 1:
         raise PlanError(
-            f"strategy='none' is for one rank, but there are {resources.ranks}: each would train a separate model"
+            f"strategy='none' is for one rank, but there are {resources.ranks}: each would train a separate model; "
+            "use 'ddp', or leave strategy out"
         )
 
 

@@ -165,7 +165,7 @@ def _given(facts: ModelFacts, units: Sequence[str]) -> set[str]:
             children = ", ".join(child.name for child in facts.children(name)[:4])
             raise PlanError(f"units: {name} is a {module.kind}, which is never called; name its children: {children}")
         if next(facts.below(name), None) is None:
-            raise PlanError(f"units: {name} has no parameters")
+            raise PlanError(f"units: {name} has no parameters to shard; leave it out")
     return set(units)
 
 
