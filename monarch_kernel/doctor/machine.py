@@ -73,14 +73,13 @@ def shared_memory() -> Iterator[Finding]:
         yield Finding("shared memory", Sign.WARNING, f"{found}; {_SHARED_MEMORY}: {error.strerror}", remedy)
         return
     found += f"; {_SHARED_MEMORY} has {format_nbytes(usage.total)}, {format_nbytes(usage.free)} free"
+    remedy = ""
     if usage.free < _LEAST_SHARED:
         remedy = (
             "the kernel does not use it, but DataLoader workers and NCCL do: delete leftover files there, or give the "
             "container more (docker run --shm-size 8g; in Kubernetes an emptyDir with medium: Memory)"
         )
-        yield Finding("shared memory", Sign.WARNING, found, remedy)
-    else:
-        yield Finding("shared memory", Sign.OK, found)
+    yield _rated("shared memory", found, remedy)
 
 
 def temporary_files() -> Iterator[Finding]:
@@ -88,14 +87,12 @@ def temporary_files() -> Iterator[Finding]:
     directory = next((root for root in session_roots() if os.access(root, os.W_OK)), temporary_directory())
     free = shutil.disk_usage(directory).free
     found = f"{directory} has {format_nbytes(free)} free"
+    remedy = ""
     if is_replaceable(directory):
         remedy = "other users can replace your files and sockets there: set TMPDIR to a directory of yours, or chmod +t"
-        yield Finding("temporary files", Sign.WARNING, found, remedy)
     elif free < _LEAST_TEMPORARY:
         remedy = "the output of ranks is stored there, up to 8 MiB per rank: free some space, or set TMPDIR"
-        yield Finding("temporary files", Sign.WARNING, found, remedy)
-    else:
-        yield Finding("temporary files", Sign.OK, found)
+    yield _rated("temporary files", found, remedy)
 
 
 def descriptors() -> Iterator[Finding]:
@@ -124,14 +121,18 @@ def tasks() -> Iterator[Finding]:
     found = f"{_limit(soft)} per user (ulimit -u)"
     if left is not None:
         found += f"; a control group allows {left:,} more"
+    remedy = ""
     if (soft != resource.RLIM_INFINITY and soft < _LEAST_TASKS) or (left is not None and left < _LEAST_TASKS):
         remedy = (
             "each rank is a process with several threads; raise the limit: ulimit -u, nproc in /etc/security/limits.conf, "
             "TasksMax= of a systemd service, docker run --pids-limit"
         )
-        yield Finding("processes", Sign.WARNING, found, remedy)
-    else:
-        yield Finding("processes", Sign.OK, found)
+    yield _rated("processes", found, remedy)
+
+
+def _rated(item: str, found: str, remedy: str) -> Finding:
+    """A finding that is a warning if there is something to do."""
+    return Finding(item, Sign.WARNING if remedy else Sign.OK, found, remedy)
 
 
 def _limit(value: int) -> str:

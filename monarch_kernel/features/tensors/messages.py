@@ -189,18 +189,4 @@ class OpsDone(Message, frozen=True):
     count: int
 
 
-add_messages(
-    AbandonResult,
-    DefineBlock,
-    DefineCall,
-    DefineFunction,
-    DefineOp,
-    DescribeResult,
-    DescribeTensors,
-    FetchTensors,
-    MeasureTensors,
-    OpsDone,
-    PutTensor,
-    RunOps,
-    ShowTensor,
-)
+add_messages(*(globals()[name] for name in __all__))

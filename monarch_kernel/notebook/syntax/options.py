@@ -348,6 +348,13 @@ def parse_doctor(line: str) -> bool:
     return bool(_parse(line, "%mesh doctor").quick)
 
 
+def _count(option: str, example: int, text: str) -> int:
+    """Return the number that an option takes: 1 or more."""
+    if not text.isdecimal() or not int(text):
+        raise UsageProblem(f"{option} takes a whole number, such as {example}, not {text!r}")
+    return int(text)
+
+
 def parse_logs(line: str) -> LogsOptions:
     """Parse the arguments of ``%mesh logs``.
 
@@ -355,9 +362,7 @@ def parse_logs(line: str) -> LogsOptions:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     known = _parse(line, "%mesh logs")
-    if not known.lines.isdecimal() or not int(known.lines):
-        raise UsageProblem(f"%mesh logs: --lines takes a whole number, such as 200, not {known.lines!r}")
-    return LogsOptions(known.selector, int(known.lines), known.stderr, known.raw)
+    return LogsOptions(known.selector, _count("%mesh logs: --lines", 200, known.lines), known.stderr, known.raw)
 
 
 def parse_profile(line: str) -> ProfileOptions:
@@ -367,13 +372,12 @@ def parse_profile(line: str) -> ProfileOptions:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     known = _parse(line, "%mesh profile")
-    if not known.steps.isdecimal() or not int(known.steps):
-        raise UsageProblem(f"%mesh profile: --steps takes a whole number, such as 5, not {known.steps!r}")
+    steps = _count("%mesh profile: --steps", 5, known.steps)
     try:
         seconds = float(known.seconds)
     except ValueError:
         raise UsageProblem(f"%mesh profile: --seconds takes a number, such as 10, not {known.seconds!r}") from None
-    return ProfileOptions(known.selector, int(known.steps), seconds, known.memory, known.to)
+    return ProfileOptions(known.selector, steps, seconds, known.memory, known.to)
 
 
 def parse_loop(line: str, known: Known) -> LoopOptions:
