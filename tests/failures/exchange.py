@@ -16,7 +16,7 @@ from monarch_kernel.rdma import Buffer
 from tests.failures.harm import Injuries
 from tests.failures.parties import Outcome, Party
 from tests.failures.things import Content, Sketch, some_near, some_sketch
-from tests.failures.traffic import CALL_S, Judge, ReplayLog, Stream
+from tests.failures.traffic import CALL_S, Judge, ReplayLog, Stream, end_streams
 
 __all__ = ["Doom", "Exchange", "Place"]
 
@@ -362,12 +362,7 @@ class Exchange:
 
     def end(self) -> None:
         """Stop the streams, wait for open requests, and drop all memory; no process may be harmed at this moment."""
-        for stream in self._streams:
-            stream.end()
-        for stream in self._streams:
-            stream.join(CALL_S + 30.0)
-            if stream.is_alive():
-                self.ledger.wrong.append(f"{stream.name} did not end")
+        end_streams(self._streams, self.ledger)
         for trader in self._traders:
             trader.finish()
 

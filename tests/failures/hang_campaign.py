@@ -132,6 +132,20 @@ class _OnNotebook:
         self.notebook.ok(UP, 60)
         self.notebook.ok(IMPORTS, 120)
 
+    def _interrupt(self, cell: Cell, title: str) -> tuple[bool, float]:
+        """Interrupt a cell once; return whether that freed the ranks in time, and after how many seconds it has ended."""
+        started = time.monotonic()
+        self.notebook.interrupt()
+        ended = cell.has_ended(GIVE_UP_S)
+        took_s = time.monotonic() - started
+        self.report.freed_s.append(took_s)
+        is_freed = ended and took_s <= self._free_within_s and "did not stop" not in cell.evalue
+        if not is_freed:
+            self.report.not_freed.append(f"{title}: after {took_s:.1f} s: {cell.evalue}")
+            if not ended:
+                self._stop(cell)
+        return is_freed, took_s
+
     def _stop(self, cell: Cell) -> float:
         """Interrupt a cell until it ends; return how long that took, in seconds."""
         started = time.monotonic()
@@ -160,16 +174,7 @@ class HangCampaign(_OnNotebook):
             self._say(f"{hang.title}: it has ended by itself\n{hang.code}\n{cell.text}")
             report.wrong.append(f"{hang.title}: it has ended by itself: {cell.text[-1500:]}")
             return
-        started = time.monotonic()
-        notebook.interrupt()
-        ended = cell.has_ended(GIVE_UP_S)
-        took_s = time.monotonic() - started
-        report.freed_s.append(took_s)
-        is_freed = ended and took_s <= self._free_within_s and "did not stop" not in cell.evalue
-        if not is_freed:
-            report.not_freed.append(f"{hang.title}: after {took_s:.1f} s: {cell.evalue}")
-            if not ended:
-                self._stop(cell)
+        is_freed, took_s = self._interrupt(cell, hang.title)
         asked = judge(hang, cell.evalue)
         is_right = self._file(hang, unasked, asked, cell)
         is_next_right = self.next(hang.title)
@@ -243,16 +248,7 @@ class InterruptCampaign(_OnNotebook):
         moment = time.monotonic() + after_s
         while (left_s := moment - time.monotonic()) > 0:
             notebook.pump(min(left_s, 0.02))
-        started = time.monotonic()
-        notebook.interrupt()
-        ended = cell.has_ended(GIVE_UP_S)
-        took_s = time.monotonic() - started
-        report.freed_s.append(took_s)
-        is_freed = ended and took_s <= self._free_within_s and "did not stop" not in cell.evalue
-        if not is_freed:
-            report.not_freed.append(f"{title}: after {took_s:.1f} s: {cell.evalue}")
-            if not ended:
-                self._stop(cell)
+        is_freed, took_s = self._interrupt(cell, title)
         is_right = self.next(title)
         report.right += is_freed and is_right
         self._say(f"{title}: {'' if is_freed else 'NOT FREED, '}{'' if is_right else 'NEXT WRONG, '}{took_s:.2f} s")

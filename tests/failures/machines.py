@@ -35,7 +35,9 @@ __all__ = [
     "Stream",
     "can_be_apart",
     "family",
+    "host_of",
     "hosts_on",
+    "pairs_on",
     "wait_until",
 ]
 
@@ -182,6 +184,19 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
     numbers = session.add_hosts(machines, count, **options)
     machines.meshes.append(HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers))
     return machines.meshes[-1]
+
+
+def pairs_on(machines: Machines, count: int, lost_after_s: float) -> ProcMesh:
+    """Launch this many agents, with two ranks on each."""
+    mesh = hosts_on(machines, count, lost_after_s=lost_after_s, is_light=True).spawn_procs({"gpus": 2}, device="cpu")
+    mesh.initialized.get(LONG_S)
+    return mesh
+
+
+def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
+    """Find the agent that has the two ranks of a host of the mesh now."""
+    ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
+    return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
 
 
 def family(pid: int) -> list[psutil.Process]:

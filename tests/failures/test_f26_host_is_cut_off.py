@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from monarch_kernel.actor import ProcMesh, SupervisionError
-from tests.failures.machines import LONG_S, Machines, ReplayLog, family, hosts_on, wait_until
+from tests.failures.machines import LONG_S, Machines, ReplayLog, family, host_of, pairs_on, wait_until
 from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
@@ -24,20 +25,7 @@ BringUp = Callable[..., ProcMesh]
 @pytest.fixture
 def bring_up(cabled: Machines) -> BringUp:
     """Makes meshes with two ranks on each host."""
-
-    def bring_up(count: int, lost_after_s: float = LOST_AFTER_S) -> ProcMesh:
-        hosts = hosts_on(cabled, count, lost_after_s=lost_after_s, is_light=True)
-        mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
-        mesh.initialized.get(LONG_S)
-        return mesh
-
-    return bring_up
-
-
-def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
-    """Find the agent that has the ranks of a host of the mesh now."""
-    ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
-    return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
+    return partial(pairs_on, cabled, lost_after_s=LOST_AFTER_S)
 
 
 def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:

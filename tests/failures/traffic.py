@@ -8,12 +8,12 @@ import subprocess
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monarch_kernel.actor import Actor, Future, ProcMesh, SupervisionError, current_rank, endpoint
 
-__all__ = ["CALL_S", "Traffic", "Worker", "answer"]
+__all__ = ["CALL_S", "Traffic", "Worker", "answer", "end_streams"]
 
 CALL_S = 60.0
 """Deadline for a future, in seconds."""
@@ -196,12 +196,7 @@ class Traffic:
 
     def end(self) -> None:
         """Stop making requests, and wait for the open ones."""
-        for stream in self._streams:
-            stream.end()
-        for stream in self._streams:
-            stream.join(CALL_S + 30.0)
-            if stream.is_alive():
-                self.ledger.wrong.append(f"{stream.name} did not end")
+        end_streams(self._streams, self.ledger)
 
     def check_outputs(self) -> None:
         """Check that finished cells have all their output; call this before marking injuries as healed."""
@@ -312,6 +307,16 @@ class Traffic:
 
         code = f"for _ in range({LINES}): print('cell', {number}, 'on', rank)\nrank * 1_000_003 + {number}"
         return self.mesh.slice(hosts=host).run_cell(code, cell=number + 1, want_value=True, listen=listen), judge
+
+
+def end_streams(streams: Sequence[Stream], ledger: ReplayLog) -> None:
+    """Stop making requests, and wait for the open ones."""
+    for stream in streams:
+        stream.end()
+    for stream in streams:
+        stream.join(CALL_S + 30.0)
+        if stream.is_alive():
+            ledger.wrong.append(f"{stream.name} did not end")
 
 
 def _difference(done: list[int], answered: list[int]) -> str:

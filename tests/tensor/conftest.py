@@ -1,11 +1,13 @@
-"""Ranks in this process, for tests of tensors."""
+"""Ranks in this process, and checks that ranks drop tensors, for tests of tensors."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.tensor.on_mesh import activated
 from tests.tensor.in_process import InProcess
 
@@ -27,3 +29,21 @@ def active(one: InProcess) -> Iterator[InProcess]:
     """One rank in this process, on which new tensors are made."""
     with activated(one.device):
         yield one
+
+
+@pytest.fixture
+def mesh(ranks: InProcess) -> Iterator[InProcess]:
+    """Two ranks in this process, on which new tensors are made; they have no tensors after a test."""
+    with activated(ranks.device):
+        yield ranks
+    gc.collect()
+    ranks.stream.free_dropped()
+    assert [len(each.tensors) for each in ranks.interpreters.values()] == [0, 0]
+
+
+@pytest.fixture
+def nothing_left(procs: ProcMesh) -> Iterator[None]:
+    """The ranks drop all tensors of a test after it."""
+    yield
+    gc.collect()
+    assert [use.tensors for use in procs.memory().values()] == [0] * len(procs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,7 @@ from monarch_kernel.tensor import (
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"dp": 2, "tp": 2}
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(procs: ProcMesh) -> Iterator[None]:
-    """The ranks drop all tensors of a test after it."""
-    yield
-    gc.collect()
-    assert [use.tensors for use in procs.memory().values()] == [0] * 4
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def flat_rank(procs: ProcMesh) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,14 +16,7 @@ from monarch_kernel.tensor import TensorError, fetch_shard, get_active_mesh, ins
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"dp": 2, "tp": 2}
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(procs: ProcMesh) -> Iterator[None]:
-    """The ranks drop all tensors of a test after it."""
-    yield
-    gc.collect()
-    assert [use.tensors for use in procs.memory().values()] == [0] * 4
+pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def listed(values: ValueMesh[torch.Tensor]) -> list[float]:

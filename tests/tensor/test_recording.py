@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,18 +13,7 @@ from torch import nn
 
 from monarch_kernel.features.tensors.messages import DefineBlock, RunOps
 from monarch_kernel.tensor import TensorError, inspect, record, remote
-from monarch_kernel.tensor.on_mesh import activated
 from tests.tensor.in_process import InProcess
-
-
-@pytest.fixture
-def mesh(ranks: InProcess) -> Iterator[InProcess]:
-    """Two ranks in this process, on which new tensors are made; they have no tensors after a test."""
-    with activated(ranks.device):
-        yield ranks
-    gc.collect()
-    ranks.stream.free_dropped()
-    assert [len(each.tensors) for each in ranks.interpreters.values()] == [0, 0]
 
 
 def blocks(mesh: InProcess) -> int:

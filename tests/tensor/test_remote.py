@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,19 +10,8 @@ import torch
 from monarch_kernel.features.tensors.messages import DefineCall, DescribeResult
 from monarch_kernel.features.tensors.records import Poison
 from monarch_kernel.tensor import TensorError, call_on_shard_and_fetch, inspect, no_mesh, remote
-from monarch_kernel.tensor.on_mesh import activated
 from monarch_kernel.tensor.reading import values
 from tests.tensor.in_process import InProcess
-
-
-@pytest.fixture
-def mesh(ranks: InProcess) -> Iterator[InProcess]:
-    """Two ranks in this process, on which new tensors are made; they have no tensors afterwards."""
-    with activated(ranks.device):
-        yield ranks
-    gc.collect()
-    ranks.stream.free_dropped()
-    assert [len(each.tensors) for each in ranks.interpreters.values()] == [0, 0]
 
 
 def sent(mesh: InProcess, kind: type) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,15 +15,8 @@ from monarch_kernel.tensor import Partial, Replicate, Shard, TensorError, fetch_
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
-pytestmark = pytest.mark.slow  # four ranks import torch.distributed.tensor, which takes seconds
-
-
-@pytest.fixture(autouse=True)
-def nothing_left(procs: ProcMesh) -> Iterator[None]:
-    """The ranks drop all tensors of a test after it."""
-    yield
-    gc.collect()
-    assert [use.tensors for use in procs.memory().values()] == [0] * 4
+# Four ranks import torch.distributed.tensor, which takes seconds.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
 
 
 def numbers(*shape: int) -> torch.Tensor:
