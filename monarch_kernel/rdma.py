@@ -25,7 +25,7 @@ from monarch_kernel.net.memory.leases import Lease, Lent
 from monarch_kernel.net.memory.paths import Transfer
 from monarch_kernel.net.transport.shared_frames import for_all
 from monarch_kernel.net.wire.codec import load, pack
-from monarch_kernel.net.wire.messages import EndLoan
+from monarch_kernel.net.wire.messages import EndExport
 from monarch_kernel.net.wire.tensor_frames import tensor_in
 from monarch_kernel.runtime.buffers.transfers import carry, together
 from monarch_kernel.runtime.rpc.answers import Answer
@@ -202,7 +202,7 @@ class Buffer(Handle):
 
         return client.request(
             (loan.proc,),
-            lambda id: pack(EndLoan(id, loan.lent.cookie, *loan.lease)),
+            lambda id: pack(EndExport(id, loan.lent.cookie, *loan.lease)),
             "dropping a buffer",
             finish,
         )

@@ -45,7 +45,7 @@ from monarch_kernel.features.resharding.reading import Held, Tally, kind_of
 from monarch_kernel.features.resharding.worker import Leaves, describe, lend, read_state, take, take_box
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import EndLoans
+from monarch_kernel.net.wire.messages import EndExports
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
@@ -158,7 +158,7 @@ class _Loans:
     def abandon(self) -> list[Future[Answer]]:
         """End the loans, and return the answer of each rank."""
         client = self._source.client
-        make = partial(EndLoans, owner=self._owner)
+        make = partial(EndExports, owner=self._owner)
         return [
             client.ask((proc,), lambda id: pack(make(id)), lambda answers: answers[0]) for proc in self._source.procs
         ]

@@ -16,7 +16,7 @@ from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, ProcessBlock, matched, paired, runs_of
 from monarch_kernel.net.memory.paths import LARGE_SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.wire.codec import load, pack
-from monarch_kernel.net.wire.messages import CloseLoan, OpenBuffer
+from monarch_kernel.net.wire.messages import CloseBuffer, OpenBuffer
 from monarch_kernel.runtime.buffers import nixl
 from monarch_kernel.runtime.buffers.idle_cache import IdleCache
 from monarch_kernel.runtime.buffers.local_paths import Tables
@@ -87,7 +87,7 @@ class _Opened:
 
     def close(self, loan: BufferHandle, opened: int) -> None:
         """Tell the owner that the memory is not used any more."""
-        self._client.tell((loan.proc,), pack(CloseLoan(opened)))
+        self._client.tell((loan.proc,), pack(CloseBuffer(opened)))
 
 
 class CudaPath:

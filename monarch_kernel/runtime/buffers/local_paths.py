@@ -73,7 +73,7 @@ class ProcessPath:
 
     def __init__(self, tables: Tables, exports: ExportTable) -> None:
         self._tables = tables
-        self._lendings = exports
+        self._exports = exports
 
     def leads_to(self, loan: BufferHandle) -> bool:
         return loan.lent.pid == os.getpid() and self._tables.is_local(loan.lent)
@@ -82,7 +82,7 @@ class ProcessPath:
         near, far = _matched(loan, here)
         with self._tables.held(loan):
             if loan.device or here.device:
-                theirs = self._lendings.block(loan.lent.cookie, loan.lease, loan.address - loan.base, far.layout)
+                theirs = self._exports.block(loan.lent.cookie, loan.lease, loan.address - loan.base, far.layout)
                 ours = here._replace(layout=near.layout)
                 devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
             else:

@@ -11,7 +11,7 @@ from monarch_kernel.net.memory.exports import BufferHandle
 from monarch_kernel.net.memory.layout import Layout, Memory, ProcessBlock, boxes, copy, matched, memory_of
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
-from monarch_kernel.net.wire.messages import Payload, ReadLoan, WriteLoan
+from monarch_kernel.net.wire.messages import Payload, ReadBuffer, WriteBuffer
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
@@ -64,10 +64,10 @@ class MessagesPath:
 
         def make(id: int) -> Packed:
             if not is_write:
-                return pack(ReadLoan(id, *described))
+                return pack(ReadBuffer(id, *described))
             block = Piece(here.layout.nbytes)
             copy(_packed(block, here.layout), here)
-            return pack(WriteLoan(id, *described, Payload(b"", 1)), (memoryview(block),))
+            return pack(WriteBuffer(id, *described, Payload(b"", 1)), (memoryview(block),))
 
         def finish(answers: Sequence[Answer]) -> None:
             (answer,) = answers

@@ -14,18 +14,18 @@ from monarch_kernel.net.memory.leases import Lease
 from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import Frame, Packed, WireError, dump, join, pack, split
 from monarch_kernel.net.wire.messages import (
-    CloseLoan,
-    EndLoan,
-    EndLoans,
+    CloseBuffer,
+    EndExport,
+    EndExports,
     EndStream,
     Failed,
     Message,
     OpenBuffer,
     OpenStreams,
     Payload,
-    ReadLoan,
+    ReadBuffer,
     Result,
-    WriteLoan,
+    WriteBuffer,
 )
 from monarch_kernel.runtime.buffers import nixl
 from monarch_kernel.runtime.buffers.idle_cache import IdleCache
@@ -34,14 +34,14 @@ from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.host.network import address_of, own_addresses
 from monarch_kernel.runtime.rpc.ids import origin_of
 
-__all__ = ["OF_LOANS", "BufferServer"]
+__all__ = ["OF_BUFFERS", "BufferServer"]
 
 KEPT_S = 10.0
 """How long memory stays registered for RDMA after the last process has closed it."""
 CLOSE_S = 5.0
 """How long `BufferServer.close` waits for work in progress, such as the registration of memory."""
 
-OF_LOANS = (CloseLoan, EndLoan, EndLoans, EndStream, OpenBuffer, OpenStreams, ReadLoan, WriteLoan)
+OF_BUFFERS = (CloseBuffer, EndExport, EndExports, EndStream, OpenBuffer, OpenStreams, ReadBuffer, WriteBuffer)
 """The messages that concern loans."""
 
 
@@ -57,7 +57,7 @@ class BufferServer:
     def __init__(
         self, exports: ExportTable, answer: Callable[[int, Packed], None], answer_later: Callable[[int, Packed], None]
     ) -> None:
-        self._lendings = exports
+        self._exports = exports
         self._answer = answer
         self._answer_later = answer_later
         self._listener = StreamListener(self._serve, _addresses)
@@ -69,18 +69,18 @@ class BufferServer:
         self._opened: dict[int, tuple[Lease, nixl.Registration]] = {}
 
     def handle(self, message: Message, frames: Sequence[Frame]) -> None:
-        """Handle one of `OF_LOANS`."""
+        """Handle one of `OF_BUFFERS`."""
         if isinstance(message, OpenStreams):
             self._answer_soon(message.id, lambda: self._invite(message))
         elif isinstance(message, OpenBuffer):
             self._has_opened = True
             self._answer_soon(message.id, lambda: self._open(message))
-        elif isinstance(message, CloseLoan):
+        elif isinstance(message, CloseBuffer):
             self._threads.submit(lambda: self._close(message.opened))
         elif isinstance(message, EndStream):
             self._answer_soon(message.id, lambda: self._end(message))
         else:
-            assert isinstance(message, (ReadLoan, WriteLoan, EndLoan, EndLoans))
+            assert isinstance(message, (ReadBuffer, WriteBuffer, EndExport, EndExports))
             self._answer(message.id, _answer_of(message.id, self._do, message, frames))
 
     def _answer_soon(self, id: int, do: Callable[[], Packed]) -> None:
@@ -101,16 +101,16 @@ class BufferServer:
         self._opened.clear()
         self._registrations.close()
 
-    def _do(self, message: ReadLoan | WriteLoan | EndLoan | EndLoans, frames: Sequence[Frame]) -> Packed:
-        if isinstance(message, EndLoans):
-            payload, parts = dump([tuple(lease) for lease in self._lendings.end_all_of(message.owner)])
+    def _do(self, message: ReadBuffer | WriteBuffer | EndExport | EndExports, frames: Sequence[Frame]) -> Packed:
+        if isinstance(message, EndExports):
+            payload, parts = dump([tuple(lease) for lease in self._exports.end_all_of(message.owner)])
             return pack(Result(message.id, payload), parts)
-        if isinstance(message, EndLoan):
-            was_lent = self._lendings.owns(message.table) and self._lendings.end(Lease(message.entry, message.turn))
+        if isinstance(message, EndExport):
+            was_lent = self._exports.owns(message.table) and self._exports.end(Lease(message.entry, message.turn))
             payload, parts = dump(was_lent)
             return pack(Result(message.id, payload), parts)
         ours = self._block(message)
-        if isinstance(message, ReadLoan):
+        if isinstance(message, ReadBuffer):
             block = Piece(ours.layout.nbytes)
             copy(_packed(block, ours.layout), ours.place)
             return pack(Result(message.id, Payload(b"", 1)), (memoryview(block),))
@@ -120,10 +120,10 @@ class BufferServer:
             copy(to.place, _packed(frames[0], ours.layout))
         return pack(Result(message.id, Payload()))
 
-    def _block(self, message: ReadLoan | WriteLoan) -> Memory:
+    def _block(self, message: ReadBuffer | WriteBuffer) -> Memory:
         lease, layout = Lease(message.entry, message.turn), _layout_of(message)
-        memory = self._lendings.block(message.table, lease, message.offset, layout)
-        if isinstance(message, ReadLoan):
+        memory = self._exports.block(message.table, lease, message.offset, layout)
+        if isinstance(message, ReadBuffer):
             return devices.fetch(memory) if memory.device else memory
         if memory.is_readonly:
             raise TypeError("the memory can only be read")
@@ -133,7 +133,7 @@ class BufferServer:
 
     def _open(self, message: OpenBuffer) -> Packed:
         lease = Lease(message.entry, message.turn)
-        memory = self._lendings.whole(message.table, lease)
+        memory = self._exports.whole(message.table, lease)
         if message.way == "cuda":
             how = devices.export(memory)
         elif message.way == "rdma":
@@ -170,12 +170,12 @@ class BufferServer:
                 ((message, _),) = split([stream.receive_header(IDLE_S)])
             except (WireError, ValueError):
                 raise StreamError("the stream received data that is no message") from None
-            if not isinstance(message, (ReadLoan, WriteLoan)):
+            if not isinstance(message, (ReadBuffer, WriteBuffer)):
                 raise StreamError(f"the stream received an unexpected {type(message).__name__}")
             self._carry(stream, message)
 
-    def _carry(self, stream: Stream, message: ReadLoan | WriteLoan) -> None:
-        is_write = isinstance(message, WriteLoan)
+    def _carry(self, stream: Stream, message: ReadBuffer | WriteBuffer) -> None:
+        is_write = isinstance(message, WriteBuffer)
         try:
             memory = self._block(message)  # which keeps the memory in place
         except Exception as error:
@@ -218,7 +218,7 @@ def _header(message: Message) -> bytes:
     return bytes(join([pack(message)])[0])
 
 
-def _layout_of(message: ReadLoan | WriteLoan) -> Layout:
+def _layout_of(message: ReadBuffer | WriteBuffer) -> Layout:
     return Layout("", message.itemsize, message.shape, message.strides)
 
 

@@ -20,7 +20,7 @@ from monarch_kernel.net.memory.layout import Memory, ProcessBlock, boxes, matche
 from monarch_kernel.net.memory.paths import SLAB_NBYTES, OwnerGone, PathUnavailable
 from monarch_kernel.net.memory.threads import IdleThreads
 from monarch_kernel.net.wire.codec import join, load, pack, split
-from monarch_kernel.net.wire.messages import EndStream, Failed, OpenStreams, Payload, ReadLoan, WriteLoan
+from monarch_kernel.net.wire.messages import EndStream, Failed, OpenStreams, Payload, ReadBuffer, WriteBuffer
 from monarch_kernel.runtime.buffers.local_paths import Tables
 from monarch_kernel.runtime.buffers.message_path import error_of
 from monarch_kernel.runtime.buffers.streams import INVITED_S, Invitation, Stream, StreamError, reach
@@ -267,7 +267,7 @@ class _Piece(NamedTuple):
 
 def _request_piece(stream: Stream, loan: BufferHandle, piece: _Piece, is_write: bool) -> None:
     described = (0, loan.lent.cookie, *loan.lease, piece.there.address, *piece.there.layout[1:])
-    message = WriteLoan(*described, Payload()) if is_write else ReadLoan(*described)
+    message = WriteBuffer(*described, Payload()) if is_write else ReadBuffer(*described)
     stream.send_header(bytes(join([pack(message)])[0]))
     if is_write:
         stream.send_block(piece.here)

@@ -17,9 +17,9 @@ from monarch_kernel.net.wire.messages import (
     Apply,
     Barrier,
     Call,
-    CloseLoan,
+    CloseBuffer,
     Conclude,
-    EndLoan,
+    EndExport,
     EndStream,
     Failed,
     GetStacks,
@@ -35,7 +35,7 @@ from monarch_kernel.net.wire.messages import (
     Probe,
     Pull,
     Push,
-    ReadLoan,
+    ReadBuffer,
     Reload,
     Result,
     Run,
@@ -44,7 +44,7 @@ from monarch_kernel.net.wire.messages import (
     StoreCall,
     Sync,
     Unhandled,
-    WriteLoan,
+    WriteBuffer,
 )
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.unhandled import FailureReporter
@@ -64,8 +64,8 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
     {
         ActorEnded,
         Call,
-        CloseLoan,
-        EndLoan,
+        CloseBuffer,
+        EndExport,
         EndStream,
         Barrier,
         Interrupt,
@@ -76,12 +76,12 @@ FOR_ACTORS: frozenset[type[Message]] = frozenset(
         PortSend,
         PostMortem,
         Probe,
-        ReadLoan,
+        ReadBuffer,
         Spawn,
         StopActor,
         StoreCall,
         Unhandled,
-        WriteLoan,
+        WriteBuffer,
         *_FOR_RANKS,
     }
 )

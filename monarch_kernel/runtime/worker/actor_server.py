@@ -33,7 +33,7 @@ from monarch_kernel.net.wire.messages import (
     StopActor,
     StoreCall,
 )
-from monarch_kernel.runtime.buffers.server import OF_LOANS, BufferServer
+from monarch_kernel.runtime.buffers.server import OF_BUFFERS, BufferServer
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
 from monarch_kernel.runtime.rpc.client import Client
@@ -104,7 +104,7 @@ class ActorServer(ABC):
             Spawn: self._handle_spawn,
             StopActor: self._handle_stop,
             StoreCall: self._handle_store_call,
-            **dict.fromkeys(OF_LOANS, self._handle_loans),
+            **dict.fromkeys(OF_BUFFERS, self._handle_buffers),
         }
 
     # -- for subclasses
@@ -292,7 +292,7 @@ class ActorServer(ABC):
         for id, packed in self.client.stores.handle(message):
             self.send_answer_now(id, packed)
 
-    def _handle_loans(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
+    def _handle_buffers(self, message: Message, frames: Sequence[Frame], peer: Peer) -> None:
         self._buffer_server.handle(message, frames)
         if isinstance(message, OpenBuffer):  # memory that is opened for a process stays open until the process ends
             self.watch(_process(peer))

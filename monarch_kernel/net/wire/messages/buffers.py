@@ -5,21 +5,21 @@ from __future__ import annotations
 from monarch_kernel.net.wire.messages.base import Message, Payload
 
 __all__ = [
-    "CloseLoan",
-    "EndLoan",
-    "EndLoans",
+    "CloseBuffer",
+    "EndExport",
+    "EndExports",
     "EndStream",
     "OpenBuffer",
     "OpenStreams",
-    "ReadLoan",
-    "WriteLoan",
+    "ReadBuffer",
+    "WriteBuffer",
 ]
 
 
 # any -> any
 
 
-class ReadLoan(Message, frozen=True):
+class ReadBuffer(Message, frozen=True):
     """Read a block of lent memory. The answer comes at once; its only frame has the elements of the block without gaps.
 
     ``table``, ``entry`` and ``turn`` identify the loan (`net.memory.leases`). ``offset`` is the distance of the block from the
@@ -36,8 +36,8 @@ class ReadLoan(Message, frozen=True):
     strides: tuple[int, ...]
 
 
-class WriteLoan(Message, frozen=True):
-    """Write the elements in the only frame into a block of lent memory. The other fields are those of `ReadLoan`."""
+class WriteBuffer(Message, frozen=True):
+    """Write the elements in the only frame into a block of lent memory. The other fields are those of `ReadBuffer`."""
 
     id: int
     table: bytes
@@ -53,7 +53,7 @@ class WriteLoan(Message, frozen=True):
 class OpenStreams(Message, frozen=True):
     """Listen for ``count`` streams; answered with the fields of an invitation (`runtime.buffers.streams`).
 
-    On a stream, the bytes that are read or written follow each `ReadLoan` or `WriteLoan`.
+    On a stream, the bytes that are read or written follow each `ReadBuffer` or `WriteBuffer`.
     """
 
     id: int
@@ -70,7 +70,7 @@ class EndStream(Message, frozen=True):
 class OpenBuffer(Message, frozen=True):
     """Open lent memory for a ``way`` in which the receiver takes no part, "cuda" or "rdma"; answered with what that needs.
 
-    Memory opened for "rdma" stays where it is until `CloseLoan`, or until the process that sent this ends.
+    Memory opened for "rdma" stays where it is until `CloseBuffer`, or until the process that sent this ends.
     """
 
     id: int
@@ -80,13 +80,13 @@ class OpenBuffer(Message, frozen=True):
     way: str
 
 
-class CloseLoan(Message, frozen=True):
+class CloseBuffer(Message, frozen=True):
     """Report that the sender no longer uses what its `OpenBuffer` request ``opened`` has opened. Not answered."""
 
     opened: int
 
 
-class EndLoan(Message, frozen=True):
+class EndExport(Message, frozen=True):
     """End a loan, because the memory is no longer needed; answered with whether the memory was still lent."""
 
     id: int
@@ -95,7 +95,7 @@ class EndLoan(Message, frozen=True):
     turn: int
 
 
-class EndLoans(Message, frozen=True):
+class EndExports(Message, frozen=True):
     """End all loans of an owner; answered with the loans of tensors that the receiver has written to since it lent them."""
 
     id: int
