@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from monarch_kernel.base.volatile import steady_message
+from monarch_kernel.base.steady_text import steady_message
 
 __all__ = ["ORDER", "Cause", "Failure", "FailureKind", "Frame", "with_consequences"]
 

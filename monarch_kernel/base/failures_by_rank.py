@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monarch_kernel.base.failure_reports import ORDER, Cause, Failure, Frame
+from monarch_kernel.base.steady_text import steady_message, without_gloo_place
 from monarch_kernel.base.text import format_ranks
-from monarch_kernel.base.volatile import steady_message, without_gloo_place
 
 __all__ = ["causes_by_rank", "details", "grouped", "last_lines", "python_note"]
 

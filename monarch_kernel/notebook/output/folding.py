@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from monarch_kernel.base.steady_text import may_vary, steady_line
 from monarch_kernel.base.text import printable
-from monarch_kernel.base.volatile import may_vary, steady_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
 from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream

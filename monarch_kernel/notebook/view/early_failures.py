@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from monarch_kernel.base.steady_text import steady_message
 from monarch_kernel.base.text import plain
-from monarch_kernel.base.volatile import steady_message
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 

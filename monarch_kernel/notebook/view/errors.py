@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
+from monarch_kernel.base.steady_text import without_gloo_place
 from monarch_kernel.base.text import one_line, plain, printable
-from monarch_kernel.base.volatile import without_gloo_place
 from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
 from monarch_kernel.notebook.view.messages import condensed, narrow
 from monarch_kernel.runtime.diagnostics.source_names import short_file

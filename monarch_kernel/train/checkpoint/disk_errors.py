@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from monarch_kernel.base.volatile import without_gloo_place
+from monarch_kernel.base.steady_text import without_gloo_place
 
 __all__ = ["Why", "why"]
 
