@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
 
-from monarch_kernel.actor.accepted import Accepted
 from monarch_kernel.actor.actor import Actor, endpoints_of
 from monarch_kernel.actor.actor_mesh import RESERVED
 from monarch_kernel.actor.channels import client_here
+from monarch_kernel.actor.done_awaitable import DoneAwaitable
 from monarch_kernel.actor.hosting.enable_hosting import host_actors
 from monarch_kernel.actor.per_rank import cells_of
 from monarch_kernel.actor.proc_mesh import ProcMesh, check_constructor
@@ -113,7 +113,7 @@ class HostMesh(Handle, Shaped):
         check_type("python", python, str)
         return HostMesh(self._client, self._region, self._hosts, python)
 
-    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> Accepted:
+    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> DoneAwaitable:
         """Do nothing: processes on this machine use the files of this program. Hosts elsewhere need a shared file system.
 
         Raises:
@@ -125,7 +125,7 @@ class HostMesh(Handle, Shaped):
                 "files are not copied to other machines: use a shared file system, or send changed modules to the processes of "
                 "a mesh with procs.sync() or %mesh sync"
             )
-        return Accepted()
+        return DoneAwaitable()
 
     async def __aenter__(self) -> HostMesh:
         return self

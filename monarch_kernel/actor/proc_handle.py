@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from monarch_kernel.actor.accepted import Accepted
+from monarch_kernel.actor.done_awaitable import DoneAwaitable
 from monarch_kernel.actor.fault_hook import call_fault_hook
 from monarch_kernel.base.mesh import Extent, Region, Shaped
 from monarch_kernel.errors import Failure
@@ -63,14 +63,14 @@ class ProcHandle(Handle, Shaped):
             raise RuntimeError(f"mesh {self.name!r} was not spawned on hosts; call this_host()")
         return self._hosts
 
-    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> Accepted:
+    def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> DoneAwaitable:
         """Do what `HostMesh.sync_workspace` does."""
-        done: Accepted = self.host_mesh.sync_workspace(workspace, conda, auto_reload)
+        done: DoneAwaitable = self.host_mesh.sync_workspace(workspace, conda, auto_reload)
         return done
 
     def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: int | None = 3, level: int = logging.INFO
-    ) -> Accepted:
+    ) -> DoneAwaitable:
         """Accept options of PyTorch Monarch. Output of the processes always reaches the program, and equal lines are folded.
 
         Raises:
@@ -78,7 +78,7 @@ class ProcHandle(Handle, Shaped):
         """
         if not stream_to_client and aggregate_window_sec:
             raise ValueError("output can't be aggregated without streaming: pass aggregate_window_sec=None")
-        return Accepted()
+        return DoneAwaitable()
 
     @property
     def runtime(self) -> Runtime:

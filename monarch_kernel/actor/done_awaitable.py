@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import Any, NoReturn
 
-__all__ = ["Accepted"]
+__all__ = ["DoneAwaitable"]
 
 
-class Accepted(Coroutine[Any, Any, None]):
+class DoneAwaitable(Coroutine[Any, Any, None]):
     """Can be awaited, passed to ``asyncio.run`` as Monarch's examples do, read with ``get()``, or left alone."""
 
     def __await__(self) -> Generator[Any, None, None]:
