@@ -29,7 +29,7 @@ from monarch_kernel.net.wire.config import LEAST_SILENCE_S, SAME
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.controller.environment import read_at_start
 from monarch_kernel.runtime.controller.host_compatibility import Comparison
-from monarch_kernel.runtime.controller.restarts import Restart, RestartPolicy
+from monarch_kernel.runtime.controller.restart_policy import Restart, RestartPolicy
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.session import Session, close_session, current_session
 from monarch_kernel.runtime.host.gpus import gpu_ids

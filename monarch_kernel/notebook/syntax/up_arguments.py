@@ -12,7 +12,7 @@ from typing import Any, get_args
 from monarch_kernel.launch.registry import ENGINES, Engine, EngineOption
 from monarch_kernel.net.wire.config import LEAST_SILENCE_S
 from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
-from monarch_kernel.runtime.controller.restarts import Restart
+from monarch_kernel.runtime.controller.restart_policy import Restart
 from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 
 __all__ = ["WARN_AFTER_S", "UpOptions", "engine_of", "parse_up", "parse_warn_after", "up_parser"]

@@ -11,8 +11,8 @@ the message to the new process before anything else, with the places where the a
 ``__restore__``), and drops it when the actor is stopped. No request is sent twice: the death of the former process has
 answered its pending requests.
 
-`runtime.controller.restarts` decides when ranks are replaced automatically (`RestartDue`). Then the death is no failure to the
-owners of what was in the process (`ProcessStatus.is_replaced`). A controller that attaches learns from `HostHello` which
+`runtime.controller.restart_policy` decides when ranks are replaced automatically (`RestartDue`). Then the death is no failure
+to the owners of what was in the process (`ProcessStatus.is_replaced`). A controller that attaches learns from `HostHello` which
 incarnations there are.
 """
 

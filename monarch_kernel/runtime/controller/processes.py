@@ -39,7 +39,7 @@ from monarch_kernel.runtime.controller.host_tree import Hosts
 from monarch_kernel.runtime.controller.output_router import OutputRouter
 from monarch_kernel.runtime.controller.process_records import HostRecord, RankRecord
 from monarch_kernel.runtime.controller.process_status import Introductions
-from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
+from monarch_kernel.runtime.controller.restart_policy import RestartPolicy, Restarts
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 from monarch_kernel.runtime.rpc.requests import Requests, Send
 

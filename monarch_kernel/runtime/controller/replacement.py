@@ -12,7 +12,7 @@ from monarch_kernel.errors import LaunchError, MeshDownError
 from monarch_kernel.runtime.controller.effects import Effect, RestartDue
 from monarch_kernel.runtime.controller.healing import Healer, Healing
 from monarch_kernel.runtime.controller.host_pool import HostPool, Loop
-from monarch_kernel.runtime.controller.restarts import RestartPolicy
+from monarch_kernel.runtime.controller.restart_policy import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.requests import Resolve

@@ -32,7 +32,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.controller.effects import Effect, Expired, HostGone, LostEvent, RestartDue, Tell
 from monarch_kernel.runtime.controller.processes import RANK_DEADLINE_S
-from monarch_kernel.runtime.controller.restarts import RestartPolicy
+from monarch_kernel.runtime.controller.restart_policy import RestartPolicy
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.runtime.controller.restarts import RestartPolicy, Restarts
+from monarch_kernel.runtime.controller.restart_policy import RestartPolicy, Restarts
 
 RANKS = (0, 1, 2, 3)
 
