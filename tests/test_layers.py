@@ -369,3 +369,21 @@ def test_no_class_is_long() -> None:
                 if lines > 450 or count > 40:
                     long.append(f"{module}.{node.name}: {lines} lines, {count} methods")
     assert not long, "\n".join(long)
+
+
+def test_no_module_is_long() -> None:
+    long = {module: lines for module, text in read_package()[0].items() if (lines := text.count("\n")) > 800}
+    assert not long
+
+
+def test_no_private_name_is_imported() -> None:
+    """What another module needs has a public name."""
+    found = [
+        f"{module}:{node.lineno}: {alias.name}"
+        for module, source in read_package()[0].items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE)
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert not found, "\n".join(found)
