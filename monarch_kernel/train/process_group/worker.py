@@ -50,11 +50,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
-from math import prod
 from typing import Any
 
 from monarch_kernel import live
@@ -82,14 +81,14 @@ from monarch_kernel.runtime.worker.store_client import (
     torch_store,
     values_set,
 )
-from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, operators, strangers
+from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.collective_purposes import Purposes
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
-from monarch_kernel.train.process_group.flight_recorder import FlightRecorder, numbers_of
 from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
+from monarch_kernel.train.process_group.pending_calls import PendingCalls
 from monarch_kernel.train.process_group.sockets import (
     Socket,
     close,
@@ -234,7 +233,6 @@ class RankGroup:
         self.has_aborted = False
         self._rounds = 0
         self._formed_ns = 0
-        self._recorder = FlightRecorder()
         self._hosted = ""  # the store that this rank serves
         self._client = StoreClient(rank.peers, rank.spec.proc, "")
         self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
@@ -243,6 +241,7 @@ class RankGroup:
         span_hosts = partial(_span_hosts, rank.spec.local_world_size)
         self._check = CallCheck(os.path.dirname(agent), label_of, self._give_up, span_hosts)
         self._meter = CollectiveMeter(rank.peers.meters, label_of, self._check)
+        self._calls = PendingCalls(rank.spec.world_size, self._meter, self._waits, self._purposes)
         rank.group = self
         rank.extend(
             {HostStore: self._host_store, FormGroup: self._form, SkipGroupNames: self._skip_names}, on_main=True
@@ -273,25 +272,14 @@ class RankGroup:
         """
         if self._sockets_before is not None:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
-        pending = (entry for entry in self._recorder.entries() if not entry["retired"])
-        oldest = min(
-            (each["time_created_ns"] for each in pending if int(each["thread_id"]) not in others), default=None
-        )
-        return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+        return self._calls.oldest_s(others)
 
     def waits_s(self, thread: int) -> float:
         """For how long a thread, given by its `threading.get_ident`, has been in a call of torch.distributed; 0 if in none.
 
         The flight recorder has no entries for gloo's point-to-point calls, for ``monitored_barrier``, and for stores.
         """
-        if "torch.distributed" not in sys.modules:
-            return 0.0
-        if (waited_s := self._waits.waits_s(thread)) > 0:
-            return waited_s
-        frame = sys._current_frames().get(thread)
-        ours = (collective_counts.__file__, operators.__file__, call_check.__file__, native_waits.__file__)  # they wait
-        calls = (_dist().distributed_c10d.__file__, *ours)
-        return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
+        return self._calls.waits_s(thread)
 
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
@@ -304,35 +292,7 @@ class RankGroup:
             brief: whether collectives that torch has recorded may be left out in groups where more were started since the last
                 call, so that none of them has been pending since then.
         """
-        if "torch.distributed" not in sys.modules:  # none was started
-            return (), {}
-        world = _dist().distributed_c10d._world
-        names = dict(world.pg_names)  # without NON_GROUP_MEMBER, the placeholder of groups that this rank is not in
-        members = {
-            names[group]: tuple(sorted(it)) for group, it in dict(world.pg_group_ranks).items() if group in names
-        }
-        counts, now = numbers_of(list(world.pg_map)), time.monotonic()
-        recorded: list[dict[str, Any]] = []
-        if not brief or self._recorder.may_pend(counts, now):
-            recorded = self._recorder.entries()
-            self._recorder.note(counts, recorded, now)
-        labels = _Labels()
-        reached = labels.reached(recorded)
-        found = [
-            _recorded_collective(entry, labels.of(entry), members.get(entry["process_group"][0], ()), self._purposes)
-            for entry in recorded
-            if not entry["retired"]
-        ]
-        for thread, (since, call) in self._meter.blocked().items():
-            numbers = world.pg_group_ranks.get(_group_named(world, call.group), {})
-            found.append(_blocked_collective(call, {number: rank for rank, number in numbers.items()}, since, thread))
-        everyone, blocked = tuple(range(self._spec.world_size)), {each.thread for each in found}
-        found += [  # any rank may be the one that sets the keys
-            Collective(what, 0, members=everyone, age_s=time.monotonic() - since, thread=thread)
-            for thread, (since, what) in self._waits.for_keys().items()
-            if thread not in blocked
-        ]
-        return tuple(sorted(found, key=lambda each: -each.age_s)), reached
+        return self._calls.listed(brief)
 
     def collectives(self) -> int:
         """Number of collectives started in the default group; -1 without a group, -2 if it is unusable."""
@@ -483,7 +443,8 @@ class RankGroup:
         serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
         self._aborted = self.has_aborted = False
         self._rounds = 0
-        self._formed_ns = self._recorder.since_ns = time.time_ns()
+        self._formed_ns = time.time_ns()
+        self._calls.begin_at(self._formed_ns)
         self._formed = False
         self._sockets_before = open_sockets()
         try:
@@ -717,65 +678,3 @@ def _call_that_makes(dist: Any, members: tuple[int, ...], size: int, world_size:
 
 def _run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
-
-
-class _Labels:
-    """The labels of the groups in one content of the flight recorder, which names a group in each entry."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], str] = {}
-
-    def of(self, entry: dict[str, Any]) -> str:
-        """Return the label of the group of an entry."""
-        name, about = entry["process_group"]
-        label = self._known.get((name, about))
-        if label is None:
-            label = self._known[name, about] = label_of(name, about)
-        return label
-
-    def reached(self, entries: Sequence[dict[str, Any]]) -> dict[str, int]:
-        """Return for each group the number of the last collective started."""
-        found: dict[str, int] = {}
-        for entry in entries:
-            label = self.of(entry)
-            found[label] = max(found.get(label, 0), int(entry["collective_seq_id"]))
-        return found
-
-
-def _recorded_collective(entry: dict[str, Any], label: str, members: tuple[int, ...], purposes: Purposes) -> Collective:
-    """Describe a collective that the flight recorder has."""
-    operation, thread = str(entry["profiling_name"]).partition(":")[2], int(entry["thread_id"])
-    return Collective(
-        operation=operation,
-        number=int(entry["collective_seq_id"]),
-        group=label,
-        members=members,
-        shapes=_shapes_text(entry["input_sizes"]),
-        age_s=max(0.0, (time.time_ns() - entry["time_created_ns"]) / 1e9),
-        thread=thread,
-        purpose=purposes.of(operation, sum(map(prod, entry["input_sizes"])), thread),
-    )
-
-
-def _shapes_text(shapes: Iterable[Sequence[int]]) -> str:
-    return ", ".join("x".join(map(str, shape)) or "()" for shape in shapes)
-
-
-def _blocked_collective(call: BlockedCall, ranks: dict[int, int], since: float, thread: int) -> Collective:
-    """Describe a call that blocks a thread; ``ranks`` has the rank in the mesh of each rank in the group."""
-    return Collective(
-        operation=call.operation,
-        number=0,
-        group=call.label,
-        members=call.members or tuple(sorted(ranks.values())),
-        shapes=_shapes_text(call.shapes),
-        age_s=time.monotonic() - since,
-        thread=thread,
-        peer=None if call.peer is None else ranks.get(call.peer),
-        tag=call.tag,
-    )
-
-
-def _group_named(world: Any, name: str) -> Any:
-    """The group with torch's name; the default group for an empty name."""
-    return next((group for group, each in dict(world.pg_names).items() if each == name), world.default_pg)
