@@ -79,7 +79,7 @@ BEHIND = {
     "safetensors": ("train.checkpoint.exporting",),
     "tensorboard": ("features.live.tensorboard",),
     "torch": (
-        "features.live.worker",
+        "features.live.logged_values",
         "features.profiling.worker",
         "features.record.worker",
         "features.replicas",

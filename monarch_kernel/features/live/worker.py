@@ -24,12 +24,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 from monarch_kernel.features.live.device_flops import device_peak
 from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem
+from monarch_kernel.features.live.logged_values import MAX_VALUES, kept_value, numbers_of, summed
 from monarch_kernel.features.live.pace import ROLLBACK, Grant, StepGrant
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.features.watch.loader import rows_read, waited_s
@@ -64,9 +63,6 @@ from monarch_kernel.runtime.worker.rank import Rank
 __all__ = ["Loops", "RankLoop"]
 
 _log = logging.getLogger(__name__)
-
-_MAX_VALUES = 64
-"""Values of a metric in one report. If there are more, each 2, 4, 8 ... steps become one value, the same steps on all ranks."""
 
 _REPORT_S = 1.0
 """A rank reports at the first step after this time, so that a rank that is far slower than others reports, too."""
@@ -411,7 +407,7 @@ class RankLoop:
                     raise ValueError(f"live.log: {problem}")
                 self._names.add(name)
             if type(value) is not float:
-                value = _kept(name, value)
+                value = kept_value(name, value)
             logged = self._logged.setdefault(name, [])
             logged.append((self.step, value))
             if len(logged) > _MAX_KEPT:
@@ -475,8 +471,8 @@ class RankLoop:
         reported: dict[str, tuple[Logged, ...]] = {}
         is_recorded = self._recorder is not None and self._recorder.is_on
         for name, kept in logged.items():
-            numbers = _numbers(kept)
-            reported[name] = tuple(_summed(numbers, _MAX_KEPT if is_recorded else _MAX_VALUES))
+            numbers = numbers_of(kept)
+            reported[name] = tuple(summed(numbers, _MAX_KEPT if is_recorded else MAX_VALUES))
             if name not in PER_SECOND:
                 alarms += self._watch.take(name, numbers)
         if alarms or self._look is not None:
@@ -685,73 +681,6 @@ class Loops:
 def _with(alarm: LoopAlarm, about: str, module: str = "") -> LoopAlarm:
     """The same alarm with what is known of it."""
     return LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, about, module)
-
-
-def _kept(name: str, value: Any) -> Any:
-    """Convert a value to what a loop keeps: a float, or a detached tensor with one element.
-
-    Raises:
-        TypeError: the value is something else.
-        ValueError: the value is too large for a float.
-    """
-    if isinstance(value, (int, float)):
-        try:
-            return float(value)
-        except OverflowError:
-            raise ValueError(f"live.log({name}=...): the integer is too large for a float") from None
-    if callable(getattr(value, "full_tensor", None)):  # a DTensor; a collective, so all ranks must log it
-        value = value.full_tensor()
-    detach: Callable[[], Any] | None = getattr(value, "detach", None)
-    if detach is not None and (kind := _unread(value)):
-        raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not a tensor {kind}")
-    if detach is not None and value.numel() == 1:
-        return detach()
-    if detach is None and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        with suppress(TypeError, ValueError):  # an array of texts or objects
-            return float(value.item())
-    what = f"a tensor of shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-    raise TypeError(f"live.log({name}=...) takes a number or a tensor with one element, not {what}")
-
-
-def _unread(tensor: Any) -> str:
-    """Say what kind of tensor has no number that the report could read later; empty for others."""
-    if tensor.is_meta:
-        return "on the meta device, which has no value"
-    if tensor.is_complex():
-        return "of complex numbers"
-    if tensor.is_quantized or str(tensor.layout) != "torch.strided":
-        return "that is sparse or quantized"
-    return ""
-
-
-def _numbers(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
-    """Convert tensors to numbers, with one read per device."""
-    at = [i for i, (_, value) in enumerate(values) if type(value) is not float]
-    if not at:
-        return values
-    import torch
-
-    tensors = [values[i][1].reshape(()).to(torch.float64) for i in at]
-    by_device: dict[Any, list[int]] = {}
-    for i, tensor in zip(at, tensors):
-        by_device.setdefault(tensor.device, []).append(i)
-    read = list(values)
-    by_place = dict(zip(at, tensors))
-    for places in by_device.values():
-        for i, number in zip(places, torch.stack([by_place[i] for i in places]).tolist()):
-            read[i] = read[i][0], number
-    return read
-
-
-def _summed(values: list[tuple[int, float]], most: int = _MAX_VALUES) -> Iterator[Logged]:
-    """Combine values of neighbouring steps until there are at most ``most``; keeps their order."""
-    size = 1
-    while len(values) > most and values[-1][0] // size - values[0][0] // size >= most:
-        size *= 2
-    for _, some in groupby(values, lambda each: each[0] // size):
-        group = list(some)
-        finite = [value for _, value in group if math.isfinite(value)]
-        yield Logged(group[-1][0], math.fsum(finite), len(finite), group[-1][1], size)
 
 
 @register
