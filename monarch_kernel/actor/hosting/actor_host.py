@@ -28,15 +28,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_among, endpoints_of
-from monarch_kernel.actor.actor_mesh import living_actors
 from monarch_kernel.actor.context import ActorInstance, Context, belongs_to, running
 from monarch_kernel.actor.hosting.event_loop import run_loop
 from monarch_kernel.actor.hosting.responses import Responses
+from monarch_kernel.actor.hosting.restoring import restore
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import Extent, Point, Region
 from monarch_kernel.errors import Failure, MeshFailure, SupervisionError, format_ranks
@@ -406,41 +406,8 @@ class ActorHost:
             self.executor.look = self._supervise
 
     def restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
-        """Call ``__restore__`` of an actor that replaces another, which takes its state from the surviving actors.
-
-        If ``__restore__`` fails because some of these die, it is called again with the others.
-        """
-        restore = getattr(self.instance, "__restore__", None)
-        if message.living is None or restore is None:
-            return None
-        client, living = self.actor_server.client, message.living
-
-        def attempt() -> Any:
-            return restore(living_actors(client, message, living, cls, specs))
-
-        def fewer_live() -> bool:
-            nonlocal living
-            before, deaths = living, client.deaths([proc for _, proc in living])
-            living = tuple(place for place in living if place[1] not in deaths)
-            return len(living) < len(before)
-
-        async def finish(work: Awaitable[Any]) -> None:
-            while True:
-                try:
-                    await work
-                    return
-                except SupervisionError:
-                    if not fewer_live():
-                        raise
-                    work = attempt()
-
-        while True:
-            try:
-                work = attempt()
-                return finish(work) if inspect.isawaitable(work) else None
-            except SupervisionError:
-                if not fewer_live():
-                    raise
+        """Call ``__restore__`` of an actor that replaces another; returns what it must await, if it is async."""
+        return restore(self.instance, self.actor_server.client, message, cls, specs)
 
     def _call(self, message: Call, frames: Sequence[Frame]) -> None:
         executor, id = self.executor, message.id
