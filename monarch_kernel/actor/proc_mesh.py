@@ -32,7 +32,15 @@ from monarch_kernel.runtime.controller.healing import Healing
 from monarch_kernel.runtime.controller.runtime import Listener, Runtime
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.gather import CellResult, check_name, check_title, check_type, gather, read_value
+from monarch_kernel.runtime.rpc.gather import (
+    CellResult,
+    check_name,
+    check_new_name,
+    check_title,
+    check_type,
+    gather,
+    read_value,
+)
 from monarch_kernel.runtime.rpc.handles import client_for_unpickling
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
@@ -174,10 +182,10 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         If the value is a `ValueMesh`, each rank gets its own value; `per_rank` makes a `ValueMesh` of a list.
 
         Raises:
-            ValueError: a `ValueMesh` has another extent.
+            ValueError: a `ValueMesh` has another extent, or the name is a keyword, or has a meaning to Python or the ranks.
             PayloadError: the value can't be sent.
         """
-        check_name(key)
+        check_new_name(key)
         make: Callable[[int], Packed | Sequence[Packed]]
         if isinstance(value, ValueMesh):
             make = push_messages(key, by_rank(self._region, value, f"{self.name}[{key!r}]"), self.ranks)

@@ -50,7 +50,7 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.gather import check_name, gather, read_value
+from monarch_kernel.runtime.rpc.gather import check_name, check_new_name, gather, read_value
 
 __all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "gather_parts", "move_parts", "scatter"]
 
@@ -229,7 +229,7 @@ def copy_state(
 def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> Moved:
     """Implement `ProcMesh.scatter`."""
     started = time.perf_counter()
-    check_name(name)
+    check_new_name(name)
     memory = memory_of(thing)
     layout, client = memory.layout, here.client
     boxes = _boxes(here, layout.shape, axis, dim, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -322,10 +323,43 @@ def test_variables_are_pushed_and_pulled(procs: ProcMesh) -> None:
     assert procs.slice(tp=0)["x"].values() == ({"a": [1]}, "other")
     with pytest.raises(ValueError, match="is no variable name"):
         procs["not a name"]
+    with pytest.raises(ValueError, match="'class' is a keyword of Python"):
+        procs["class"]
+    assert procs["__name__"].values() == ("__main__",) * 4
     with pytest.raises(TypeError, match=r"the value for 'x' \(a lock\)"):
         procs["x"] = threading.Lock()
     with pytest.raises(RemoteError, match="name 'y_' is not defined on this rank"):
         procs["y_"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("class", "'class' is a keyword of Python, and no variable name; choose another one, such as class_"),
+        ("None", "'None' is a keyword of Python"),
+        ("x.y", "'x.y' is no variable name"),
+        ("", "'' is no variable name"),
+        (b"x", "b'x' is no variable name"),
+        (None, "None is no variable name"),
+        ("__builtins__", "'__builtins__' belongs to Python, and can't be pushed"),
+        ("rank", "'rank' has a meaning on each rank, which other cells use, and can't be pushed"),
+        ("mesh", "choose another name, such as my_mesh, or assign it in a cell on the ranks"),
+    ],
+)
+def test_a_name_that_has_a_meaning_is_not_pushed(procs: ProcMesh, name: Any, says: str) -> None:
+    ranks = procs.run("rank").get().values()
+    with pytest.raises(ValueError, match=re.escape(says)):
+        procs[name] = 1
+    with pytest.raises(ValueError, match=re.escape(says)):
+        procs[name] = procs.per_rank([1, 2, 3, 4])
+    assert procs.run("rank").get().values() == ranks
+
+
+def test_names_of_builtins_and_soft_keywords_are_pushed(procs: ProcMesh) -> None:
+    for name in ("len", "match", "type", "rank_"):
+        procs[name] = name
+        assert procs[name].values() == (name,) * 4
+    procs.run("del len, match, type, rank_").get()
 
 
 def test_a_failed_cell_keeps_the_values_of_other_ranks(procs: ProcMesh) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import functools
+import io
 import logging
 import operator
 import pickle
+import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -248,8 +250,21 @@ class _Pickler(pickle.Pickler):
     dispatch_table = ChainMap(REDUCERS, cast(dict[type, Any], copyreg.dispatch_table))  # noqa: RUF012
 
 
+def _reduce_file(file: Any) -> Any:
+    """Refuse an open file, of which cloudpickle would silently make a text in memory; standard streams travel by name.
+
+    Raises:
+        TypeError: it is another file, as Python's own pickler raises it.
+    """
+    if file is sys.stdout or file is sys.stderr:
+        return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
+    raise TypeError(f"cannot pickle '{type(file).__module__}.{type(file).__qualname__}' object")
+
+
 class _ByValuePickler(ByValuePickler):
-    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(REDUCERS, cloudpickle.Pickler.dispatch_table)
+    dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+        REDUCERS, {io.TextIOWrapper: _reduce_file}, cloudpickle.Pickler.dispatch_table
+    )
 
 
 class _File:
@@ -290,6 +305,14 @@ def trace(value: Any) -> tuple[Exception | None, list[Any]]:
     return traced(_ByValuePickler)(value)
 
 
+_INSTEAD: tuple[tuple[tuple[type, ...], str], ...] = (
+    ((types.GeneratorType, types.AsyncGeneratorType), "send a list of its items, or each item through a Channel"),
+    ((types.CoroutineType,), "await it, and send its result"),
+    ((io.IOBase,), "send its path or its content, and open it there"),
+)
+"""What to send in place of values that can't be pickled, by their kinds."""
+
+
 def _where(roots: Mapping[str, Any]) -> str:
     """Describe which part of some values can't be pickled, and what to send instead; empty if there is nothing to add."""
     try:
@@ -300,9 +323,7 @@ def _where(roots: Mapping[str, Any]) -> str:
     if culprit is None:
         return ""
     place = "" if culprit.is_root and len(roots) == 1 else f", at {culprit.path}"
-    if isinstance(culprit.value, (types.GeneratorType, types.AsyncGeneratorType)):
-        place += "; send a list of its items, or each item through a Channel"
-    return place
+    return place + next((f"; {instead}" for kinds, instead in _INSTEAD if isinstance(culprit.value, kinds)), "")
 
 
 def dump(

@@ -29,22 +29,13 @@ from monarch_kernel.notebook.magics.meshes import Meshes
 from monarch_kernel.notebook.syntax.cell_kind import IsMesh, code_at
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.syntax.options import parse_remote
+from monarch_kernel.runtime.rpc.gather import PREDEFINED
 
 __all__ = ["Completions", "RemoteCode", "RemoteNames", "kinds_on", "remote_code"]
 
 CAP_S = 0.18
 SECOND_AFTER_S = 0.09
 _KEPT_ANSWERS = 200
-_PREDEFINED = {
-    "device": "device",
-    "live": "module",
-    "local_rank": "int",
-    "mesh": "DeviceMesh",
-    "rank": "int",
-    "world_size": "int",
-}
-"""Names that the first cell will find; used until the ranks have reported their names."""
-
 _BRACKETS = r"\[(?:[^\[\]\n]|\[[^\[\]\n]*\])*\]"
 _CHAIN = rf"(?:[^\W\d]\w*|\"[^\"\n]*\"|'[^'\n]*')(?:\.[^\W\d]\w*|{_BRACKETS})*"
 _ATTRIBUTE = re.compile(rf"(?<![\w.])({_CHAIN})\.((?:[^\W\d]\w*)?)$")
@@ -176,7 +167,7 @@ class RemoteNames:
         if name := _NAME.search(code.before):
             known = _merged(
                 self._arguments(mesh, code, imports),
-                (kinds_on(mesh) or _PREDEFINED).items(),
+                (kinds_on(mesh) or PREDEFINED).items(),
                 self._of_running_cell(mesh),
                 _bound(code.code, imports),
                 _builtin_names(),

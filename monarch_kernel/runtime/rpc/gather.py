@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -10,9 +11,29 @@ from monarch_kernel.errors import ActorDiedError, ActorError, Failure, RanksErro
 from monarch_kernel.net.wire.codec import load
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 
-__all__ = ["CellResult", "check_name", "check_title", "check_type", "error_for", "gather", "read_value"]
+__all__ = [
+    "PREDEFINED",
+    "CellResult",
+    "check_name",
+    "check_new_name",
+    "check_title",
+    "check_type",
+    "error_for",
+    "gather",
+    "read_value",
+]
 
 T = TypeVar("T")
+
+PREDEFINED = {
+    "device": "device",
+    "live": "module",
+    "local_rank": "int",
+    "mesh": "DeviceMesh",
+    "rank": "int",
+    "world_size": "int",
+}
+"""The names that cells find on each rank, with the kinds of their values."""
 
 _MAX_TITLE = 200
 
@@ -98,6 +119,28 @@ def check_title(what: str, text: object) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that can't be a variable of a rank."""
+    """Refuse a name that can't be a variable of a rank.
+
+    Raises:
+        ValueError: it is no variable name; the text says what a mesh takes.
+    """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name!r} is no variable name; a mesh takes mesh['x'] for a variable, mesh[0:2] for a slice")
+    if keyword.iskeyword(name):
+        raise ValueError(f"{name!r} is a keyword of Python, and no variable name; choose another one, such as {name}_")
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name to which no value can be pushed.
+
+    Raises:
+        ValueError: it is no variable name, or Python or the ranks have given it a meaning.
+    """
+    check_name(name)
+    if name.startswith("__") and name.endswith("__"):
+        raise ValueError(f"{name!r} belongs to Python, and can't be pushed; choose a name without two underscores around it")
+    if name in PREDEFINED:
+        raise ValueError(
+            f"{name!r} has a meaning on each rank, which other cells use, and can't be pushed; choose another name, such as "
+            f"my_{name}, or assign it in a cell on the ranks"
+        )

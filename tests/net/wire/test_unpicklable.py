@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from monarch_kernel.errors import PayloadError
-from monarch_kernel.net.wire.codec import dump, dump_call, trace
+from monarch_kernel.net.wire.codec import dump, dump_call, load, trace
 from monarch_kernel.net.wire.unpicklable import find_culprit, traced
 
 LOCK = threading.Lock()
@@ -119,6 +123,33 @@ def test_an_argument_is_named_with_its_path() -> None:
 def test_a_generator_says_what_to_send_instead() -> None:
     with pytest.raises(PayloadError, match="; send a list of its items, or each item through a Channel$"):
         dump({"rows": (x for x in "ab")}, "the result")
+
+
+async def _later() -> None: ...
+
+
+@pytest.mark.parametrize("mode", ["r", "w", "rb", "r+b", "ab"])
+def test_an_open_file_is_refused_with_its_path_and_says_what_to_send_instead(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("1,2")
+    with (tmp_path / "rows.csv").open(mode) as file:
+        with pytest.raises(PayloadError) as caught:
+            dump({"rows": [file]}, "the value", roots={"data": {"rows": [file]}})
+        assert str(caught.value) == (
+            f"the value can't be pickled: TypeError: cannot pickle '_io.{type(file).__name__}' object, "
+            "at data['rows'][0]; send its path or its content, and open it there"
+        )
+
+
+def test_text_in_memory_and_standard_streams_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.__stdout__)  # pytest puts a stream of another kind in its place
+    text, out = load(*dump((io.StringIO("a"), sys.stdout)))
+    assert text.read() == "a"
+    assert out is sys.stdout
+
+
+def test_a_coroutine_says_what_to_send_instead() -> None:
+    with contextlib.closing(_later()) as coroutine, pytest.raises(PayloadError, match="; await it, and send its result$"):
+        dump(coroutine, "the result")
 
 
 def test_the_path_for_a_plain_pickler_leads_to_a_lambda() -> None:
