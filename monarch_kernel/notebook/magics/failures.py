@@ -13,12 +13,13 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.base.location import PACKAGE
 from monarch_kernel.errors import MonarchError, RanksError
-from monarch_kernel.notebook.cells.cell_names import with_cell_names
+from monarch_kernel.notebook.cells.cell_names import located, with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.magics.meshes import Meshes
-from monarch_kernel.notebook.magics.name_hints import gpu_hint, heal_hint, local_hint, remote_hints
+from monarch_kernel.notebook.magics.name_hints import gpu_hint, heal_hint, local_hint, remote_hints, without_heal
 from monarch_kernel.notebook.magics.unhandled import UnhandledFailures
 from monarch_kernel.notebook.view.errors import error_block
+from monarch_kernel.runtime.worker.slow_requests import PLACES, Places
 
 __all__ = ["Failures"]
 
@@ -42,10 +43,12 @@ class Failures:
 
     def install(self) -> None:
         """Start to show our errors, refused calls, missing names and interrupts."""
+        PLACES.located = located
         self._shell.set_custom_exc((MonarchError, *_MISUSE, KeyboardInterrupt), self._show_raised)
 
     def remove(self) -> None:
         """Let IPython show all errors again."""
+        PLACES.located = Places().located
         self._shell.set_custom_exc((), None)
 
     def show_late(self, error: BaseException, sink: Sink) -> None:
@@ -105,9 +108,7 @@ class Failures:
                 self._unhandled.note_shown(report)
             healing = heal_hint(error.reports.values(), self._meshes)
             lines = error_block(
-                _with_cell_names(
-                    error, error.what.removesuffix(", or heal the mesh (.heal())") if healing else error.what
-                ),
+                _with_cell_names(error, without_heal(error.what) if healing else error.what),
                 color=getattr(self._shell, "colors", "nocolor").lower() != "nocolor",
                 verbose=self._shell.InteractiveTB.mode == "Verbose",
             )

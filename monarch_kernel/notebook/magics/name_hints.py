@@ -12,12 +12,13 @@ from monarch_kernel.notebook.view.interrupts import selector_of
 from monarch_kernel.notebook.view.names import elsewhere_hint, pull_hint, push_hint
 from monarch_kernel.runtime.diagnostics.inspection import kind_of
 
-__all__ = ["gpu_hint", "heal_hint", "local_hint", "remote_hints"]
+__all__ = ["gpu_hint", "heal_hint", "local_hint", "remote_hints", "without_heal"]
 
 _CONTEXT_LOST = re.compile(
     r"CUDA error: (device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
     r"|an illegal instruction was encountered|misaligned address|invalid program counter|hardware stack error)"
 )
+_METHOD = re.compile(r", or heal the mesh \(\.heal\(\)\)| with \.heal\(\)")
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -80,6 +81,11 @@ def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
             )
             return f"%mesh heal {name} puts {new} in place of {format_ranks(deaths)}{others}"
     return ""
+
+
+def without_heal(what: str) -> str:
+    """Drop the method ``.heal()`` from the text of an error that has a `heal_hint` below it: one way out has one spelling."""
+    return _METHOD.sub("", what)
 
 
 def local_hint(error: NameError, meshes: Meshes) -> str:

@@ -84,10 +84,20 @@ def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: Waiti
         future.add_done_callback(waiter.set)
         client.wait(waiter, max(0.0, deadline - time.monotonic()))
     left = [future for future in futures if not future.done()]
+    head = f"the wait{_for(futures)} was interrupted"
     if not left:
-        return "the wait was interrupted, and so is what the ranks run for it"
+        return f"{head}, and so is what the ranks run for it"
     parts = [_goes_on(client, future, procs) for future in left if (procs := waiting_for(future))]
-    return "; ".join(["the wait was interrupted", *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
+    return "; ".join([head, *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
+
+
+def _for(futures: Sequence[PendingFuture]) -> str:
+    """Name the calls that were waited for: `` for trainer.step``; empty if they have no name."""
+    notes = list(dict.fromkeys(future.note for future in futures if future.note))
+    if not notes:
+        return ""
+    more = f" and {len(notes) - _MAX_EFFECTS} more" if len(notes) > _MAX_EFFECTS else ""
+    return f" for {', '.join(notes[:_MAX_EFFECTS])}{more}"
 
 
 def _goes_on(client: Client, future: PendingFuture, procs: Sequence[int]) -> str:

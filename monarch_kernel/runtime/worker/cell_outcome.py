@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 from monarch_kernel.errors import Failure
@@ -66,10 +67,20 @@ def _advice(error: SystemExit) -> str:
     while trace is not None:
         parser = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if parser in _PARSERS:
-            given = "parse_args([...])" if parser in ("argparse", "optparse") else "its arguments as a list"
-            return f"{parser} parses the command line of a program, and a cell has none: pass {given}"
+            return _advice_about(parser, trace.tb_frame, error.code)
         trace = trace.tb_next
     return "a cell cannot end its rank; use %mesh down"
+
+
+def _advice_about(parser: str, called: FrameType, code: object) -> str:
+    """Say why a parser of arguments ends its program, and what to pass to the function of it that the cell has called."""
+    is_list = parser in ("argparse", "optparse")
+    if code in (None, 0):
+        return f"{parser} ends a program after it has printed its help or version; leave that option out"
+    if is_list and called.f_locals.get("args") is not None and called.f_code.co_name == "parse_args":
+        return f"{parser} refuses the arguments that the cell passes to parse_args; its text above says why"
+    given = "parse_args([...])" if is_list else "its arguments as a list"
+    return f"{parser} parses the command line of a program, and a cell has none: pass {given}"
 
 
 def _set_last_error(error: BaseException) -> None:

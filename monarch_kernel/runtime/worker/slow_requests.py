@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.wire.codec import load, pack
@@ -16,7 +16,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 
-__all__ = ["ask_doing", "by_rank", "collective_waits", "goes_on_text", "slow_text", "warn_if_slow"]
+__all__ = ["PLACES", "Places", "ask_doing", "by_rank", "collective_waits", "goes_on_text", "slow_text", "warn_if_slow"]
 
 LOOK_S = 1.0
 COLLECTIVES_AFTER_S = 10.0
@@ -24,6 +24,21 @@ COLLECTIVES_AFTER_S = 10.0
 
 _MAX_LINES = 8
 _MAX_WAITS = 4
+
+
+class Places:
+    """How places in code are named; ranks do not know the numbers and the source of the notebook's own cells.
+
+    Attributes:
+        located: adds the names and the source that this process knows to what a rank does.
+    """
+
+    def __init__(self) -> None:
+        self.located: Callable[[Doing], Doing] = lambda doing: doing
+
+
+PLACES = Places()
+"""Set by a notebook while its magics are loaded."""
 
 
 def warn_if_slow(client: Client, wait: Wait) -> float | None:
@@ -110,7 +125,7 @@ def _read(answer: Answer) -> Doing | Failure:
     if not isinstance(answer, Value):
         return answer
     doing: Doing = load(answer.payload, answer.frames)
-    return doing
+    return PLACES.located(doing)
 
 
 def slow_text(future: PendingFuture, lasts_s: float, doing: Mapping[int, Doing | Failure]) -> str:

@@ -299,7 +299,7 @@ def test_an_async_endpoint_that_blocks_its_thread_goes_on(notebook: Notebook, tm
     cell.wait_for(lambda cell: cell.stdout.count("go") == 2 or "[0-1]" in cell.stdout)
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
-    assert cell.evalue.startswith("the wait was interrupted; [0"), cell.evalue
+    assert cell.evalue.startswith("the wait for holder.hold was interrupted; [0"), cell.evalue
     assert "with holder.hold until " in cell.evalue
     gate.touch()
     assert notebook.value(f"holder.hold.call({str(gate)!r}).get().values()") == (5, 5)

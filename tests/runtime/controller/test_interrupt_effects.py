@@ -14,7 +14,7 @@ from monarch_kernel.runtime.rpc.future import Future
 
 PROCS = (11, 12, 13)
 LINE = Frame("<remote cell [2]>", 9, "step", ("dist.all_reduce(x)",), 9, user=True)
-STOPPED = "the wait was interrupted, and so is what the ranks run for it"
+STOPPED = "the wait for a.step was interrupted, and so is what the ranks run for it"
 WAITED = (
     "  [0-1] waited for 9.5 s in all_reduce #3 (shape 4), actor a: cell [2], line 9; [2] had finished the call; "
     "[3] was not in the call"
@@ -74,7 +74,7 @@ def test_the_collective_in_which_a_call_waited_is_named_with_the_ranks_that_were
 def test_a_call_that_goes_on_is_named_before_what_it_waited_in() -> None:
     ranks = Ranks(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2), stops=False)
     going_on = "[0-1] go on with a.step until dist.all_reduce(x) returns (cell [2], line 9)"
-    assert ranks.effect() == f"the wait was interrupted; {going_on}\n{WAITED}"
+    assert ranks.effect() == f"the wait for a.step was interrupted; {going_on}\n{WAITED}"
 
 
 def test_short_waits_and_ranks_that_do_not_say_where_they_are_are_left_out() -> None:

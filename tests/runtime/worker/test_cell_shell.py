@@ -183,6 +183,14 @@ def test_a_syntax_error_is_reported_with_its_line(rank: Script, code: str, headl
             "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()",
             "SystemExit: 2 (argparse parses the command line of a program, and a cell has none: pass parse_args([...]))",
         ),
+        (
+            "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args([])",
+            "SystemExit: 2 (argparse refuses the arguments that the cell passes to parse_args; its text above says why)",
+        ),
+        (
+            "import argparse\nargparse.ArgumentParser().parse_args(['--help'])",
+            "SystemExit: 0 (argparse ends a program after it has printed its help or version; leave that option out)",
+        ),
     ],
 )
 def test_a_cell_does_not_end_its_rank(rank: Script, code: str, headline: str) -> None:
