@@ -12,7 +12,11 @@ __all__ = ["Verdict", "judge", "ranks_of"]
 
 _RANKS = r"(?P<ranks>\[[\d,-]+\])"
 _PLACE = r"(?:actor \w+: )?(?:notebook )?cell \[\d+\], line (?P<line>\d+)(?:, \w+ = \d+)?"
-_HEAD = re.compile(rf"{_RANKS} wait(?:s|ed)? for (?P<age>[\d.]+ \w+) in (?P<call>.*?)(?:, {_PLACE})?(?:, in step \d+)?")
+_PAIRS = r"(?:: \[\d[\d,-]*\] (?:from|to) \[.*)?"
+_HEAD = re.compile(
+    rf"{_RANKS} wait(?:s|ed)? for (?P<age>[\d.]+ \w+) in (?P<call>.*?)(?:, {_PLACE})?(?:, in step \d+)?{_PAIRS}"
+)
+_CIRCLE = re.compile(rf"{_RANKS} wait(?:ed)? for each other in a circle")
 _IN = re.compile(rf"{_RANKS} (?:wait(?:s|ed)? )?in (?P<call>.*?)(?:, {_PLACE})?(?: instead)?")
 _AT_SAME = re.compile(rf"{_RANKS} at {_PLACE}")
 _NOT_STARTED = re.compile(rf"{_RANKS} (?:has|have|had) not started it: {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
@@ -96,6 +100,8 @@ def _read(text: str, hang: Hang, verdict: Verdict) -> _Line:
         if part == _ALL:
             if any(stall.missing for stall in hang.stalls if _name(line.call) in stall.operations):
                 verdict.wrong.append(part)
+        elif (found := _CIRCLE.fullmatch(part)) is not None:
+            line.others.update(ranks_of(found["ranks"]))
         elif (found := _AT_SAME.fullmatch(part)) is not None:
             for rank in ranks_of(found["ranks"]):
                 line.waiting.add(rank)

@@ -7,7 +7,7 @@ A wait is one collective of one group, or one send or receive, that has not comp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.base.text import format_seconds, plain
@@ -90,6 +90,11 @@ class _Wait:
     def first(self) -> Collective:
         return max(self.calls.values(), key=lambda each: each.age_s)
 
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or receive of one rank, whose peer has no call in it."""
+        return self.first.peer is not None and len(self.calls) == 1
+
 
 def stalls(
     view: MeshView | None,
@@ -121,9 +126,12 @@ def stalls(
         if wait.first.age_s >= min_age_s:
             together.setdefault(describer.circumstances(wait) or key, []).append((key, wait))
     found = []
-    for some in together.values():
+    for common, some in together.items():
         some.sort(key=lambda item: item[1].first.number)
         key, wait = some[0]
+        if wait.is_message:
+            found.append(describer.messages(common, [each for _, message in some for each in message.calls.items()]))
+            continue
         calls = _calls_text([each.first for _, each in some])
         age_s = max(each.first.age_s for _, each in some)
         ranks = tuple(sorted(wait.calls))
@@ -169,11 +177,69 @@ class _Describer:
     def circumstances(self, wait: _Wait) -> tuple[object, ...]:
         """Return what waits have in common that are one to the user: group, ranks, lines; empty if ranks call differently."""
         first = wait.first
+        if wait.is_message:
+            ((rank, call),) = wait.calls.items()
+            return (call.group, call.members, call.operation, call.caller, call.shapes, self._place(rank, call))
         if not first.number or any(differs(call, first) for call in wait.calls.values()):
             return ()
         places = tuple((rank, call.thread, self._place(rank, call)) for rank, call in sorted(wait.calls.items()))
         missing = tuple((why, tuple(ranks)) for why, ranks in self.missing(wait).items())
         return (first.group, first.members, places, missing)
+
+    def messages(self, key: tuple[object, ...], calls: Sequence[tuple[int, Collective]]) -> Stall:
+        """Describe sends or receives that are alike but for the ranks, such as those of a ring or a pipeline, as one wait.
+
+        Args:
+            key: identifies the wait.
+            calls: the calls, each with the rank that waits in it.
+        """
+        first = max((call for _, call in calls), key=lambda call: call.age_s)
+        ranks = tuple(sorted({rank for rank, _ in calls}))
+        if len(calls) == 1:
+            wait = _Wait(dict(calls))
+            what, missing = collective_text(first, with_group=True), self.missing(wait)
+            text = self.text(wait, what, first.age_s)
+        else:
+            what, missing = collective_text(replace(first, peer=None), with_group=True), self._missing_peers(calls)
+            text = self._text_of_messages(calls, what, first, missing)
+        absent = tuple(sorted(rank for each in missing.values() for rank in each))
+        return Stall(key, what, ranks, first.age_s, text, absent)
+
+    def _missing_peers(self, calls: Sequence[tuple[int, Collective]]) -> dict[tuple[str, str], list[int]]:
+        """Describe the peers of messages that are elsewhere, as `missing` does."""
+        waiting = {rank for rank, _ in calls}
+        missing: dict[tuple[str, str], list[int]] = {}
+        peers = {call.peer: call for _, call in calls if call.peer is not None and call.peer not in waiting}
+        for peer, call in sorted(peers.items(), key=lambda item: item[0] or 0):
+            missing.setdefault(self._instead(peer or 0, call), []).append(peer or 0)
+        return missing
+
+    def _text_of_messages(
+        self,
+        calls: Sequence[tuple[int, Collective]],
+        what: str,
+        first: Collective,
+        missing: Mapping[tuple[str, str], Sequence[int]],
+    ) -> str:
+        ends: dict[str, list[int]] = {}
+        for rank, call in sorted(calls, key=lambda item: item[0]):
+            ends.setdefault(_peer_text(call), []).append(rank)
+        pairs = [f"{format_ranks(ranks)} {end}" for end, ranks in list(ends.items())[:_MAX_PLACES]]
+        more = f" and {len(ends) - _MAX_PLACES} more" if len(ends) > _MAX_PLACES else ""
+        place = self._place(*calls[0])
+        where = f"in {what}{place and f', {place}'}: {', '.join(pairs)}{more}"
+        waiting = sorted({rank for rank, _ in calls})
+        parts = [self._sentence(waiting, "waits", f"for {format_seconds(first.age_s)} {where}")]
+        parts += self._missing_parts(missing)
+        if circle := _circle({rank: call.peer for rank, call in calls}):
+            parts.append(self._sentence(circle, "waits", "for each other in a circle"))
+        return plain("; ".join(parts))
+
+    def _missing_parts(self, missing: Mapping[tuple[str, str], Sequence[int]]) -> list[str]:
+        parts = [self._sentence(ranks, *why) for why, ranks in list(missing.items())[:_MAX_PLACES]]
+        if hidden := list(missing.values())[_MAX_PLACES:]:
+            parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} elsewhere")
+        return parts
 
     def text(self, wait: _Wait, calls: str, age_s: float) -> str:
         """Describe a wait in one line.
@@ -206,10 +272,7 @@ class _Describer:
             parts.append(f"{format_ranks(ranks)} {where}")
         if hidden := list(places.values())[_MAX_PLACES:]:
             parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} at other lines")
-        missing = self.missing(wait)
-        parts += [self._sentence(ranks, *why) for why, ranks in list(missing.items())[:_MAX_PLACES]]
-        if hidden := list(missing.values())[_MAX_PLACES:]:
-            parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} elsewhere")
+        parts += self._missing_parts(self.missing(wait))
         if len(parts) == 1 and first.members and len(wait.calls) == len(first.members) and first.peer is None:
             parts.append("all ranks of the group have started it")
         return plain("; ".join(parts))
@@ -344,8 +407,7 @@ def collective_text(wait: Collective, *, with_group: bool = False) -> str:
     """Format a collective: ``all_reduce #17 (shape 16x8)``; ``recv from [1]``; ``all_gather_object: all_gather #3``."""
     number = f" #{wait.number}" if wait.number else ""
     if wait.peer is not None:
-        number = f" {'to' if wait.operation == 'send' else 'from'} {format_ranks([wait.peer])}"
-        number += f" with tag {wait.tag}" if wait.tag else ""
+        number = f" {_peer_text(wait)}"
     ranks = format_ranks(wait.members)
     label = (
         wait.group if wait.group.startswith(ranks) else f"{wait.group} {ranks}"
@@ -354,3 +416,22 @@ def collective_text(wait: Collective, *, with_group: bool = False) -> str:
     notes = ", ".join(filter(None, (wait.shapes and f"shape {wait.shapes}", wait.purpose)))
     caller = f"{wait.caller}: " if wait.caller else ""
     return f"{caller}{wait.operation}{number}{group}" + (f" ({notes})" if notes else "")
+
+
+def _peer_text(message: Collective) -> str:
+    """Format the peer of a send or receive: ``from [1] with tag 2``."""
+    tag = f" with tag {message.tag}" if message.tag else ""
+    return f"{'to' if message.operation == 'send' else 'from'} {format_ranks([message.peer or 0])}{tag}"
+
+
+def _circle(peers: Mapping[int, int | None]) -> list[int]:
+    """Return ranks of which each waits for the next one, and the last one for the first; empty if there are none."""
+    for start in sorted(peers):
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at in peers and at not in path:
+            path.append(at)
+            at = peers[at]
+        if at in path:
+            return sorted(path[path.index(at) :])
+    return []

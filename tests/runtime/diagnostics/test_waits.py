@@ -109,6 +109,39 @@ def test_a_send_and_a_receive_with_different_tags_are_one_wait() -> None:
     assert "instead" not in text({0: peer(3, "recv", 1), 1: peer(4, "send", 0, age_s=11.0)})
 
 
+def test_receives_in_a_circle_are_one_wait_with_all_pairs() -> None:
+    ring = {rank: peer(3, "recv", (rank - 1) % 4) for rank in range(4)}
+    (stall,) = found(ring)
+    assert stall.text == (
+        "[0-3] wait for 12 s in recv (shape 4), cell [5], line 3: [0] from [3], [1] from [0], [2] from [1], [3] from [2]; "
+        "[0-3] wait for each other in a circle"
+    )
+    assert (stall.call, stall.ranks, stall.missing) == ("recv (shape 4)", (0, 1, 2, 3), ())
+
+
+def test_stages_of_a_pipeline_are_one_wait_for_the_stage_that_is_missing() -> None:
+    idle = Doing((at(9, "load()"),))
+    (stall,) = found({0: idle, 1: peer(3, "recv", 0), 2: peer(3, "recv", 1), 3: peer(3, "recv", 2, age_s=14.0)})
+    assert stall.text == (
+        "[1-3] wait for 14 s in recv (shape 4), cell [5], line 3: [1] from [0], [2] from [1], [3] from [2]; "
+        "[0] is at cell [5], line 9: load()"
+    )
+    assert stall.missing == (0,)
+
+
+def test_a_wait_for_one_rank_keeps_its_key_when_others_join_it() -> None:
+    alone = {0: Doing((at(9),)), 1: peer(3, "recv", 0), 2: Doing((at(9),)), 3: Doing((at(9),))}
+    (first,) = found(alone)
+    (second,) = found({**alone, 2: peer(3, "recv", 0), 3: peer(3, "recv", 0, tag=2)})
+    assert first.key == second.key
+    assert "in recv (shape 4), cell [5], line 3: [1-2] from [0], [3] from [0] with tag 2; [0] is at" in second.text
+
+
+def test_messages_at_other_lines_and_sends_are_other_waits() -> None:
+    doing = {0: peer(3, "recv", 3), 1: peer(4, "recv", 3), 2: peer(3, "send", 3), 3: Doing((at(9),))}
+    assert len(found(doing)) == 3
+
+
 def test_groups_that_are_not_made_in_the_same_order() -> None:
     def making(number: int) -> Doing:
         return Doing((at(5),), (Collective(f"new_group #{number}", 0, "", (0, 1, 2, 3), "", 12.0, 1),), {})
