@@ -341,8 +341,14 @@ class Rank(ActorServer):
             with contextlib.suppress(Exception):
                 stream.flush()
         ends_cell = ends_request and threading.current_thread() is threading.main_thread()
-        group, marks = self.group, self._output_marks.set(ends_cell=ends_cell)
+        is_last = lambda: ends_request and self._runs_one_request()  # noqa: E731
+        group, marks = self.group, self._output_marks.set(ends_cell=ends_cell, is_last=is_last)
         return (marks, -1, -1, 0) if group is None else (marks, group.collectives(), group.groups(), group.size())
+
+    def _runs_one_request(self) -> bool:
+        """Whether only one request runs, such as the call of an actor that asks this."""
+        busy = [each for each in self.executors() if each.is_busy]
+        return len(busy) <= 1 and all(len(each.calls) <= 1 for each in busy)
 
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))

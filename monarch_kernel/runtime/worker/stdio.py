@@ -29,6 +29,7 @@ import itertools
 import os
 import sys
 import termios
+from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.net.wire.stream_marks import (
@@ -72,12 +73,15 @@ class OutputMarks:
             self._set(ORDER)
         self._written = fd
 
-    def set(self, *, display: bool = False, ends_cell: bool = False) -> tuple[int, int]:
+    def set(
+        self, *, display: bool = False, ends_cell: bool = False, is_last: Callable[[], bool] = lambda: False
+    ) -> tuple[int, int]:
         """Write a mark to both streams, when a request ends or a display is sent; the last one serves again if it can.
 
         Args:
             display: whether a display is sent.
             ends_cell: whether a cell ends: the report of a later death shows only what was written since then.
+            is_last: called before a new mark; returns whether nothing else runs, so that the mark counts as the end of a cell.
 
         Returns:
             The numbers of the marks in stdout and stderr, which only grow. They are 0 in a fork, which writes no marks because
@@ -85,7 +89,7 @@ class OutputMarks:
         """
         if not display and self._is_silent(ends_cell):
             return self._last, self._last
-        return self._set(DISPLAY if display else END_OF_CELL if ends_cell else 0)
+        return self._set(DISPLAY if display else END_OF_CELL if ends_cell or is_last() else 0)
 
     def _is_silent(self, ends_cell: bool) -> bool:
         """Whether nothing was written since the last mark, which means what is needed now."""

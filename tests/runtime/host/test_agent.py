@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ProcMesh, SupervisionError, this_host
+from monarch_kernel.actor import Actor, ProcMesh, SupervisionError, endpoint, this_host
 from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.net.wire.stream_marks import FIRST_MARK, mark_bytes, new_secret, switch_mark
 from monarch_kernel.runtime.controller.session import current_session
@@ -125,6 +125,32 @@ grandchild = int(family.stdout.readline())
 """Starts processes in separate sessions, and returns their pids; the last one has another environment than its rank."""
 
 # -- the end of a rank
+
+
+class Speaker(Actor):
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text)
+
+    @endpoint
+    def die(self) -> None:
+        os._exit(3)
+
+
+def test_the_last_lines_are_not_those_of_earlier_calls_and_of_children_of_earlier_cells(
+    procs: ProcMesh, written: list[OutputEvent], tmp_path: Path
+) -> None:
+    speaker = procs.spawn("speaker", Speaker)
+    speaker.say.call("words of an earlier call").get(LONG_S)
+    gate = tmp_path / "gate"
+    waits = f"while [ ! -e {gate} ]; do sleep 0.01; done; echo words of a child; exec sleep 1000"
+    procs.run(f"child = subprocess.Popen(['sh', '-c', {waits!r}])").get(LONG_S)
+    procs.run("print('words of an earlier cell')").get(LONG_S)
+    gate.touch()
+    wait_until(lambda: text_of(written).count("words of a child") == 3, "the words of the children")
+    with pytest.raises(SupervisionError) as caught:
+        speaker.die.call().get(LONG_S)
+    assert caught.value.primary.last_lines == ()
 
 
 @pytest.mark.parametrize(
