@@ -30,6 +30,7 @@ from monarch_kernel.notebook.magics.autoremote import CellTransformer, share_cla
 from monarch_kernel.notebook.magics.commands import MeshCommands
 from monarch_kernel.notebook.magics.compat_spellings import CompatMagics
 from monarch_kernel.notebook.magics.complete import make_matcher
+from monarch_kernel.notebook.magics.earlier_instances import EarlierInstances
 from monarch_kernel.notebook.magics.failures import Failures
 from monarch_kernel.notebook.magics.integrations import integrations
 from monarch_kernel.notebook.magics.mesh_entry import MeshEntry
@@ -67,6 +68,7 @@ class MeshMagics(Magics):
         self.transformer = CellTransformer(shell)
         self.view_formats = MeshViewFormats(shell)
         self.tables_at_rest = TablesAtRest(shell, self.meshes)
+        self.earlier_instances = EarlierInstances(shell, self.meshes)
         self.compat = CompatMagics(shell, self.meshes)
         self.unhandled = UnhandledFailures(shell, self.meshes)
         self.failures = Failures(shell, self.meshes, self.unhandled)
@@ -330,6 +332,7 @@ def load(shell: InteractiveShell) -> MeshMagics:
     magics.transformer.install()
     magics.view_formats.install()
     magics.tables_at_rest.install()
+    magics.earlier_instances.install()
     magics.compat.register()
     for integration in integrations():
         integration.install(magics.meshes)
@@ -354,6 +357,7 @@ def unload(shell: InteractiveShell) -> None:
     magics.transformer.remove()
     magics.view_formats.remove()
     magics.tables_at_rest.remove()
+    magics.earlier_instances.remove()
     magics.compat.remove()
     for integration in integrations():
         integration.remove(magics.meshes)

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["classes_to_be_redefined", "instances_text", "notes_about_instances"]
+__all__ = [
+    "classes_named",
+    "classes_to_be_redefined",
+    "instances_of",
+    "instances_text",
+    "notes_about_instances",
+    "text_about",
+]
 
 _MAX_NAMES = 4
 _MAX_LOOKED_AT = 10_000
@@ -24,8 +31,24 @@ def classes_to_be_redefined(units: Iterable[CodeType], namespace: Mapping[str, A
         namespace: the variables before it runs.
     """
     names = {const.co_name for unit in units for const in unit.co_consts if isinstance(const, CodeType)}
+    return classes_named(names, namespace)
+
+
+def classes_named(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, type]:
+    """Return those of some variables that are classes which cells have defined."""
     known = ((name, namespace.get(name)) for name in names)
-    return {name: kind for name, kind in known if isinstance(kind, type) and _is_of_cell(kind)}
+    return {name: kind for name, kind in known if issubclass(type(kind), type) and _is_of_cell(kind)}
+
+
+def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the variables that are instances of some classes, by the name of the class."""
+    ids = {id(kind) for kind in earlier}
+    found: dict[str, list[str]] = {}
+    if ids and len(namespace) <= _MAX_LOOKED_AT:
+        for key, value in list(namespace.items()):
+            if id(type(value)) in ids and not key.startswith("_"):
+                found.setdefault(type(value).__name__, []).append(key)
+    return found
 
 
 def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> str:
@@ -38,11 +61,10 @@ def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> 
     lines = []
     for name, earlier in before.items():
         new = namespace.get(name)
-        if new is earlier or not issubclass(type(new), type) or len(namespace) > _MAX_LOOKED_AT:
+        if new is earlier or not issubclass(type(new), type):
             continue
-        found = [key for key, value in list(namespace.items()) if type(value) is earlier and not key.startswith("_")]
-        if found:
-            lines.append(_text(found, name))
+        if found := instances_of([earlier], namespace):
+            lines.append(text_about(*found.values(), name))
     return "\n".join(lines)
 
 
@@ -60,7 +82,7 @@ def notes_about_instances(frames: Iterable[FrameType]) -> tuple[str, ...]:
             new = vars(sys.modules.get("__main__", sys)).get(kind.__qualname__)
             if new is not kind and issubclass(type(new), type):
                 found.setdefault(kind.__qualname__, []).append(key)
-    return tuple(_text(names, kind) for kind, names in found.items())
+    return tuple(text_about(names, kind) for kind, names in found.items())
 
 
 def _variables(frames: Iterable[FrameType]) -> Iterator[tuple[str, Any]]:
@@ -84,7 +106,8 @@ def _is_of_package(kind: type) -> bool:
     return any(each.__module__.partition(".")[0] == package for each in kind.__mro__)
 
 
-def _text(names: list[str], kind: str) -> str:
+def text_about(names: list[str], kind: str) -> str:
+    """Say that variables are instances of an earlier class, what follows from it, and what to do."""
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     shown = ", ".join(names[:_MAX_NAMES]) + more
     are = f"{shown} is an instance" if len(names) == 1 else f"{shown} are instances"

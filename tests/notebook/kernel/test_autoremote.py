@@ -214,6 +214,20 @@ def test_a_class_that_a_cell_defines_on_both_sides_is_one_class(two: Notebook) -
     assert two.ok(f"%%remote t\n{there}").plain == "[0] (True, True, True, 0)\n[1] (True, True, True, 1)"
 
 
+def test_an_instance_of_an_earlier_class_says_so_on_both_sides(two: Notebook) -> None:
+    define = "%%remote t --local\nclass Plan:\n    def __init__(self, lr): self.lr = lr"
+    two.ok(define)
+    two.ok("plan = Plan(1); t['plan'] = plan")
+    said = "plan is an instance of an earlier class Plan, which a cell has defined again: isinstance(plan, Plan) is False"
+    lines = two.ok(f"{define}  # again").stderr.splitlines()
+    assert any(line.startswith(f"[0-1] {said}") for line in lines), lines
+    assert any(line.startswith(said) for line in lines), lines
+    two.ok("%%remote t --out got\nplan")
+    assert two.ok("came = got.item(gpus=1)").stderr.startswith("came is an instance of an earlier class Plan")
+    two.ok("%%remote t --local\ndel plan, Plan")
+    assert two.ok("1").stderr == ""
+
+
 def test_a_class_of_a_remote_cell_is_one_class_in_the_values_of_all_ranks(two: Notebook) -> None:
     two.ok("%%remote t --out got\nfrom enum import Enum\nclass Mode(Enum):\n    FAST = 1\nMode.FAST")
     assert two.value("got.item(gpus=0) is got.item(gpus=1)") is True
