@@ -13,7 +13,8 @@ from monarch_kernel.runtime.diagnostics.stacks import Doing
 
 __all__ = ["in_notebook", "located", "with_cell_names"]
 
-_FILE = re.compile(r"(?<=\()[^\s()]*ipykernel_\d+[/\\]\d+\.py(?=, line \d+\))|(?<=\()<ipython-input-[^>]*>")
+_FILE = re.compile(r"(?<![^\s(])(?:[^\s()]*ipykernel_\d+[/\\]\d+\.py|<ipython-input-[^\s>]*>)(?=, line \d)")
+"""Matches the file of a local cell in a message: ``ValueError: below (/tmp/ipykernel_1/2.py, line 3)``."""
 
 
 def with_cell_names(failure: Failure) -> Failure:

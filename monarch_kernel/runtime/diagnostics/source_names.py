@@ -7,16 +7,21 @@ import re
 from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import Frame
 
-__all__ = ["describe_line", "short_cell", "short_file"]
+__all__ = ["describe_line", "is_of_notebook", "short_cell", "short_file"]
 
 _MAX_WIDTH = 120
 _CELL = re.compile(r"<remote cell \[(\d+)\]>")
 _NOTEBOOK = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-")  # files of the kernel's own cells
 
 
+def is_of_notebook(file: str) -> bool:
+    """Whether code of this file is a cell that the kernel runs itself, whose number only the notebook knows."""
+    return _NOTEBOOK.search(file) is not None
+
+
 def short_file(file: str) -> str:
     """Shorten a file name: a cell without its angle brackets, a library's file from its package on, others unchanged."""
-    if _NOTEBOOK.search(file):
+    if is_of_notebook(file):
         return "a cell of the notebook"
     if file == "<remote cell [0]>":  # not a cell of the notebook, but code that a program runs with `ProcMesh.run`
         return "code"

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
-from monarch_kernel.runtime.diagnostics.source_names import short_cell
+from monarch_kernel.runtime.diagnostics.source_names import is_of_notebook, short_cell
 from monarch_kernel.train.process_group.collective_calls import Arguments, Tensor
 
 __all__ = [
@@ -174,5 +174,8 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """File and line of a frame, for users; empty for None."""
-    return "" if frame is None else f"{short_cell(frame.f_code.co_filename)}, line {frame.f_lineno}"
+    """Name the line of a call. A file of the notebook stays as it is: the notebook puts the number of its cell there."""
+    if frame is None:
+        return ""
+    file = frame.f_code.co_filename
+    return f"{file if is_of_notebook(file) else short_cell(file)}, line {frame.f_lineno}"

@@ -28,6 +28,10 @@ class Trainer(Actor):
         while current_rank().rank == 1: pass
         dist.all_reduce(torch.ones(4))
 
+    @endpoint
+    def mix(self):
+        dist.all_reduce(torch.ones(4, dtype=(torch.float32, torch.int32)[current_rank().rank]))
+
 trainer = t.spawn("trainer", Trainer)
 trainer.initialized.get()
 """
@@ -59,3 +63,13 @@ def test_a_call_of_an_actor_is_interrupted_in_a_collective(notebook: Notebook) -
     assert cell.wait().ename == "RemoteInterrupt"
     assert cell.evalue.startswith("the wait for trainer.step was interrupted, and so is what the ranks run for it")
     assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
+
+
+def test_a_collective_of_an_actor_that_is_refused_has_the_number_of_its_cell(notebook: Notebook) -> None:
+    notebook.ok(SUM)
+    notebook.ok(TRAINER)
+    cell = notebook.run("trainer.mix.call().get()")
+    for rank, dtype in enumerate(("float32", "int32")):
+        line = rf"\[{rank}\] all_reduce of {dtype} \(4\), sum: notebook cell \[\d+\], line 12\n"
+        assert re.search(line, cell.error), cell.error
+    assert "ipykernel_" not in cell.error
