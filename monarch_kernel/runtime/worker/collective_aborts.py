@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
@@ -10,7 +12,7 @@ from typing import Protocol
 from monarch_kernel.net.wire.codec import Frame, Packed, dump, pack
 from monarch_kernel.net.wire.messages import GetStacks, RankSpec, Release, Result
 from monarch_kernel.runtime.diagnostics.loop_positions import LoopEnds
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, with_callers
+from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing, describe_thread, with_callers
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.awaited_calls import AwaitedCalls
 from monarch_kernel.runtime.worker.executor import Executor
@@ -23,6 +25,8 @@ COLLECTIVE_GRACE_S = 0.3
 ABORT_GRACE_S = 0.1
 RELEASE_AFTER_S = 1.0
 _LEAVE_EVERY_S = 0.05
+_THREAD_NAME = re.compile(r"(.*?)-\d+(?:_\d+)?(?: \((.*)\))?")
+"""Matches a name that Python gives: ``Thread-3 (load)``, ``ThreadPoolExecutor-0_1``. Ranks count their threads differently."""
 TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"})
 """Names of the exceptions that a collective raises when it is aborted, or when a peer is gone."""
 
@@ -173,6 +177,7 @@ class CollectiveAborts:
             self._unknown = unknown
         aborted = self._rank.group is not None and self._rank.group.has_aborted
         activities = self._rank.activities()
+        activities = (*_of_threads(collectives, activities), *activities)
         collectives = with_callers(collectives, activities)
         loops = () if PROCESS.loops is None else PROCESS.loops.places()
         calls = self._rank.awaited_calls.describe()
@@ -215,3 +220,25 @@ class CollectiveAborts:
         except Exception:  # torch does not promise the interface of its recorder
             _log.exception("could not determine whether a collective is pending")
             return waited_s
+
+
+def _of_threads(collectives: Sequence[Collective], activities: Sequence[Activity]) -> list[Activity]:
+    """Describe threads that wait in collectives and that the user's code has started: no executor runs them."""
+    known = {each.thread for each in activities}
+    waiting = dict.fromkeys(each.thread for each in collectives if each.thread not in known)
+    if not waiting:
+        return []
+    names = {each.ident: each.name for each in threading.enumerate()}
+    request = activities[0].request if activities else 0
+    found = (
+        activity
+        for thread in waiting
+        if thread in names
+        for activity in describe_thread(thread, request, f"thread {_plain_name(names[thread])}")
+    )
+    return [each for each in found if each.user_frame is not None]
+
+
+def _plain_name(name: str) -> str:
+    found = _THREAD_NAME.fullmatch(name)
+    return (found[2] or found[1]) if found is not None else name

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monarch_kernel.net.wire.codec import Packed, join, load, split
+from monarch_kernel.net.wire.messages import GetStacks, Result
+from monarch_kernel.runtime.diagnostics.stacks import Collective, Doing
 from monarch_kernel.runtime.worker.collective_aborts import ABORT_GRACE_S, COLLECTIVE_GRACE_S, CollectiveAborts
 from monarch_kernel.runtime.worker.executor import Executor
 
@@ -180,3 +184,47 @@ def test_an_actor_counts_as_interrupted_as_soon_as_its_thread_moves_on() -> None
     executor._place = lambda: next(places)  # type: ignore[method-assign]
     executor.interrupt_thread()
     assert [executor.was_raised(REQUEST) for _ in range(2)] == [False, True]
+
+
+def told(*collectives: Collective) -> Doing:
+    """What a rank without running requests says that it does."""
+    sent: list[Packed] = []
+    group = SimpleNamespace(pending=lambda brief: (collectives, {}), groups=lambda: 0, has_aborted=False)
+    rank: Any = SimpleNamespace(
+        group=group,
+        spec=SimpleNamespace(rank=2),
+        activities=lambda: (),
+        awaited_calls=SimpleNamespace(describe=lambda: ()),
+        loop_ends=SimpleNamespace(values=dict),
+        send_answer_now=lambda id, packed: sent.append(packed),
+    )
+    CollectiveAborts(rank, lambda *args: None).get_stacks(GetStacks(5), ())
+    ((message, frames),) = split(join(sent))
+    assert isinstance(message, Result)
+    doing: Doing = load(message.payload, frames)
+    return doing
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [(None, "thread meet"), ("loader-0_3", "thread loader"), ("mine", "thread mine")]
+)
+def test_a_thread_of_the_user_that_waits_has_its_line(name: str | None, shown: str) -> None:
+    ready, over = threading.Event(), threading.Event()
+
+    def meet() -> None:
+        ready.set()
+        over.wait()
+
+    thread = threading.Thread(target=meet, name=name)
+    thread.start()
+    try:
+        assert ready.wait(30)
+        barrier = Collective("barrier", 1, thread=thread.ident or 0)
+        (found,) = told(barrier, Collective("all_reduce", 2, thread=1)).activities  # there is no thread 1
+        assert (found.executor, found.thread) == (shown, thread.ident)
+        assert found.user_frame is not None
+        assert found.user_frame.function == "meet"
+    finally:
+        over.set()
+        thread.join()
+    assert told(barrier).activities == ()
