@@ -11,7 +11,7 @@ from tests.failures.hangs import At, Finished, Hang, Stalled, Waits
 __all__ = ["Verdict", "judge", "ranks_of"]
 
 _RANKS = r"(?P<ranks>\[[\d,-]+\])"
-_PLACE = r"(?:actor \w+: )?(?:notebook )?cell \[\d+\], line (?P<line>\d+)(?:, \w+ = \d+)?"
+_PLACE = r"(?:(?:actor|thread) [\w<>]+: )?(?:notebook )?cell \[\d+\], line (?P<line>\d+)(?:, \w+ = \d+)?"
 _PAIRS = r"(?:: \[\d[\d,-]*\] (?:from|to) \[.*)?"
 _HEAD = re.compile(
     rf"{_RANKS} wait(?:s|ed)? for (?P<age>[\d.]+ \w+) in (?P<call>.*?)(?:, {_PLACE})?(?:, in step \d+)?{_PAIRS}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_kernel.base.text import format_ranks
+from tests.failures.hang_calls import LIBRARIES
 
 __all__ = ["KINDS", "REASONS", "At", "Finished", "Hang", "N", "Stalled", "Waits", "draw"]
 
@@ -155,6 +156,7 @@ KINDS = (
     "tags",
     "batch_isend_irecv",
     *OTHERS,
+    *LIBRARIES,
     "group of some",
     "recv_object_list",
     "irecv",
@@ -162,6 +164,7 @@ KINDS = (
     "live.loop",
     "uneven steps",
     "pipeline",
+    "pipeline step",
 )
 
 
@@ -186,6 +189,7 @@ def draw(seed: int, kind: str = "") -> Hang:
         "live.loop": _uneven,
         "uneven steps": _uneven,
         "pipeline": _pipeline,
+        "pipeline step": _pipeline,
     }
     hang = maker.get(kind, _collective)(dice, kind)
     hang.seed = seed
@@ -246,7 +250,7 @@ def _elsewhere(reason: str, missing: Sequence[int]) -> list[Stalled]:
 def _collective(dice: random.Random, kind: str) -> Hang:
     reason = dice.choice(REASONS)
     where = dice.choice(("default", "user", "mesh", "other axis"))
-    if kind in MAKING or kind in OTHERS:
+    if kind in MAKING or kind in OTHERS or kind in LIBRARIES:
         where = "default"
     if kind == "init_process_group" and reason == "waits elsewhere":
         reason = "loops"  # the other group goes with the default one
@@ -292,7 +296,7 @@ def _collective(dice: random.Random, kind: str) -> Hang:
     cell.add(f"{indent}if rank in {missing}:")
     cell.add(f"{indent}    {_WHAT[reason]}", "missing")
     cell.add(f"{indent}else:")
-    cell.add(f"{indent}    {call}", "waits")
+    cell.add(f"{indent}    {call}", "" if "waits" in cell.names else "waits")
     operations, words = _names_of(kind, steps)
     truth: dict[int, Waits | At | Finished] = {rank: Finished() for rank in range(N)}
     stalls = []
@@ -318,6 +322,10 @@ def _call_of(kind: str, cell: _Cell) -> str:
     """The call that ranks wait in, after lines that it needs."""
     if kind in MAKING:
         return MAKING[kind]
+    if (library := LIBRARIES.get(kind)) is not None:
+        for number, line in enumerate(library.setup, 1):
+            cell.add(line, "waits" if number == library.where else "")
+        return library.call
     if kind == "store":
         cell.add("server = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False) if rank == 0 else None")
         cell.add("port = [server.port if rank == 0 else 0]")
@@ -360,6 +368,8 @@ def _call_of(kind: str, cell: _Cell) -> str:
 
 def _names_of(kind: str, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the call in texts, and what else must be there."""
+    if (library := LIBRARIES.get(kind)) is not None:
+        return library.operations, library.words
     if kind == "store":
         return ("wait",), ("vocabulary",)
     if kind == "ddp":  # the second forward pass agrees on new buckets
@@ -459,22 +469,23 @@ def _tags(dice: random.Random, kind: str) -> Hang:
 
 
 def _pipeline(dice: random.Random, kind: str) -> Hang:
-    """A pipeline of four stages, of which one never runs."""
+    """A pipeline of four stages, of which one never runs, or not again after some steps."""
     reason = dice.choice([each for each in REASONS if each != "waits elsewhere"])
     missing = dice.randrange(N)
+    schedule = "ScheduleGPipe" if kind == "pipeline" else dice.choice(("ScheduleGPipe", "Schedule1F1B"))
     cell = _begin()
-    cell.add("from torch.distributed.pipelining import PipelineStage, ScheduleGPipe")
+    cell.add(f"from torch.distributed.pipelining import PipelineStage, {schedule}")
     cell.add("stage = PipelineStage(torch.nn.Linear(4, 4), rank, 4, torch.device('cpu'))")
-    cell.add("schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=torch.nn.functional.mse_loss)")
+    cell.add(f"schedule = {schedule}(stage, n_microbatches=4, loss_fn=torch.nn.functional.mse_loss)")
     cell.add("batch = torch.ones(4, 4)")
     _functions(cell)
+    step = "schedule.step(*(batch,) if rank == 0 else (), **dict(target=batch) if rank == 3 else {})"
+    if kind == "pipeline step":
+        cell.add(f"for _ in range({dice.randrange(1, 4)}): {step}")
     cell.add(f"if rank == {missing}:")
     cell.add(f"    {_WHAT[reason]}", "missing")
     cell.add("else:")
-    cell.add(
-        "    schedule.step(*(batch,) if rank == 0 else (), **dict(target=batch) if rank == 3 else {})",
-        "waits",
-    )
+    cell.add(f"    {step}", "waits")
     operations = ("recv", "send", "recv_object_list", "send_object_list", "batch_isend_irecv")
     truth: dict[int, Waits | At | Finished] = {rank: Waits(operations, cell.names["waits"]) for rank in range(N)}
     truth[missing] = _of_reason(reason, cell)

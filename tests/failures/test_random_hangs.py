@@ -43,7 +43,7 @@ def test_interrupts_at_random_moments_leave_a_mesh_that_works(notebook: Notebook
     assert campaign.report.is_good, campaign.report.text()
 
 
-SEEDS = range(300)
+SEEDS = range(600)
 
 
 def test_draws_are_repeatable_and_name_each_rank() -> None:
