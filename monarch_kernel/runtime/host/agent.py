@@ -416,7 +416,9 @@ class HostAgent:
         chunks = list(take_output(rank.streams, now, last=True))
         if chunks:
             self._send(Output(tuple(chunks)))
-        own = [stream for stream in rank.streams if not stream.request]  # the others are those of children of earlier cells
+        own = [
+            stream for stream in rank.streams if not stream.request
+        ]  # the others are those of children of earlier cells
         last_lines = log or tuple(line for stream in own for line in stream.tail()[-12:])
         killed = signum == signal.SIGKILL and rank.stopping is None
         evidence = (self._meters.oom.kills(), self._meters.oom.low_memory()) if killed else ("", "")

@@ -138,7 +138,9 @@ def check_new_name(name: str) -> None:
     """
     check_name(name)
     if name.startswith("__") and name.endswith("__"):
-        raise ValueError(f"{name!r} belongs to Python, and can't be pushed; choose a name without two underscores around it")
+        raise ValueError(
+            f"{name!r} belongs to Python, and can't be pushed; choose a name without two underscores around it"
+        )
     if name in PREDEFINED:
         raise ValueError(
             f"{name!r} has a meaning on each rank, which other cells use, and can't be pushed; choose another name, such as "

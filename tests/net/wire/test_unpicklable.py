@@ -148,7 +148,10 @@ def test_text_in_memory_and_standard_streams_can_be_sent(monkeypatch: pytest.Mon
 
 
 def test_a_coroutine_says_what_to_send_instead() -> None:
-    with contextlib.closing(_later()) as coroutine, pytest.raises(PayloadError, match="; await it, and send its result$"):
+    with (
+        contextlib.closing(_later()) as coroutine,
+        pytest.raises(PayloadError, match="; await it, and send its result$"),
+    ):
         dump(coroutine, "the result")
 
 

@@ -218,7 +218,9 @@ def test_an_instance_of_an_earlier_class_says_so_on_both_sides(two: Notebook) ->
     define = "%%remote t --local\nclass Plan:\n    def __init__(self, lr): self.lr = lr"
     two.ok(define)
     two.ok("plan = Plan(1); t['plan'] = plan")
-    said = "plan is an instance of an earlier class Plan, which a cell has defined again: isinstance(plan, Plan) is False"
+    said = (
+        "plan is an instance of an earlier class Plan, which a cell has defined again: isinstance(plan, Plan) is False"
+    )
     lines = two.ok(f"{define}  # again").stderr.splitlines()
     assert any(line.startswith(f"[0-1] {said}") for line in lines), lines
     assert any(line.startswith(said) for line in lines), lines

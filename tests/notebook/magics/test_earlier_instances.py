@@ -56,7 +56,9 @@ def test_an_instance_that_comes_later_is_named(shell: Shell, capsys: pytest.Capt
     assert capsys.readouterr().err == f"came {TEXT.format('came')}\n"
 
 
-@pytest.mark.parametrize("code", ["x = 'class Cfg: pass'", "class Cfg: pass\nold = Cfg()", "Cfg = None", "class New: pass"])
+@pytest.mark.parametrize(
+    "code", ["x = 'class Cfg: pass'", "class Cfg: pass\nold = Cfg()", "Cfg = None", "class New: pass"]
+)
 def test_nothing_is_said_without_a_cause(shell: Shell, code: str, capsys: pytest.CaptureFixture[str]) -> None:
     shell.run(code)
     assert capsys.readouterr().err == ""
