@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 
-__all__ = ["Purposes", "bucket_text"]
+__all__ = ["Purposes", "bucket_text", "reducer_text"]
 
 _FSDP_FILE = "/_fully_shard/_fsdp_param_group.py"
 _BACKWARD_FILE = "/torch/autograd/graph.py"
@@ -64,8 +64,24 @@ class Purposes:
         is_of_reducer = operation == "all_reduce" and any(file.endswith(_BACKWARD_FILE) for file in files[:3])
         if not is_of_reducer or any(file.endswith(_GROUP_FILE) for file in files):
             return ""
-        known = {bucket_text(_sizes(model), numel) for model in list(self._models)} - {""}
-        return known.pop() if len(known) == 1 else "DDP's gradients" if self._models else ""
+        return reducer_text(list(self._models), numel)
+
+
+def reducer_text(models: Sequence[Any], numel: int) -> str:
+    """Say which gradients an all_reduce may sum that is pending in a backward pass.
+
+    Args:
+        models: the models that are wrapped by DistributedDataParallel.
+        numel: number of elements of the all_reduce.
+
+    Returns:
+        The text of `bucket_text`. Empty for one element if a model was used in ``Join``, whose forward pass starts an all_reduce
+        of one element and does not wait for it.
+    """
+    if numel == 1 and any(getattr(getattr(model, "_join_config", None), "enable", False) for model in models):
+        return ""
+    known = {bucket_text(_sizes(model), numel) for model in models} - {""}
+    return known.pop() if len(known) == 1 else "DDP's gradients" if models else ""
 
 
 def bucket_text(sizes: Sequence[tuple[str, int]], numel: int) -> str:
