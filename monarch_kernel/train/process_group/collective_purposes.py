@@ -75,8 +75,8 @@ def reducer_text(models: Sequence[Any], numel: int) -> str:
         numel: number of elements of the all_reduce.
 
     Returns:
-        The text of `bucket_text`. Empty for one element if a model was used in ``Join``: its forward pass starts an all_reduce of
-        one element, and does not wait for it.
+        The text of `bucket_text`. Empty for one element if a model was used in ``Join``: its forward pass starts an
+        all_reduce of one element, and does not wait for it.
     """
     if numel == 1 and any(getattr(getattr(model, "_join_config", None), "enable", False) for model in models):
         return ""
