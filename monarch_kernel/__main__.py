@@ -21,7 +21,9 @@ def main() -> int:
 
     from monarch_kernel.notebook.kernel.app import main as run_kernel
 
-    sys.argv[0] = "notebook"  # the name of the program in the texts of argparse in cells, where the kernel's own says nothing
+    sys.argv[0] = (
+        "notebook"  # the name of the program in the texts of argparse in cells, where the kernel's own says nothing
+    )
     run_kernel()
     return 0
 

@@ -98,13 +98,5 @@ LIBRARIES = {
         "dist.all_reduce(x, group=dist.new_subgroups(4)[0])",
         ("all_reduce", "new_group", "new_subgroups"),
     ),
-    "averager": LibraryCall(
-        "averager.average_parameters(model.parameters())",
-        ("all_reduce",),
-        (
-            "from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager",
-            "model, averager = torch.nn.Linear(4, 4), PeriodicModelAverager(period=1)",
-        ),
-    ),
 }
 """The calls by the kind of hang."""

@@ -30,3 +30,10 @@ def test_a_collective_after_the_end_of_the_group_says_what_to_leave_out(cells: C
         in text
     )
     assert cells.ok("dist.init_process_group('gloo'); x = torch.ones(1); dist.all_reduce(x); x.item()") == (2.0, 2.0)
+
+
+def test_functions_of_torch_have_the_group_that_was_formed_again(cells: Cells) -> None:
+    code = "import torch.distributed.nn.functional as own; own.all_reduce(torch.ones(1)).item()"
+    assert cells.ok(code) == (2.0, 2.0)
+    cells.form()
+    assert cells.ok(code) == (2.0, 2.0)

@@ -69,8 +69,12 @@ def _cause(failure: Failure, number: int) -> str:
         return (
             f"{verb} (exit code {failure.exit_code})" if failure.exit_code is not None else f"{verb}: {_end(failure)}"
         )
-    first, *more = plain(failure.headline()).strip().split("\n")
-    headline = _narrow(f"{first} …" if more else first)
+    first, *more = [line for line in plain(failure.headline()).strip().split("\n") if line.strip()]
+    quotes = any(line.lstrip().startswith("Traceback (most recent call last)") for line in more)
+    last = (
+        f" {more[-1].strip()}" if more and (quotes or first.rstrip().endswith(":")) else ""
+    )  # the error of a child process
+    headline = _narrow(f"{first.rstrip()} …{last}" if more else first)
     where = failure.user_frame
     return f"failed with {headline}" + (f" ({_place(where, number)})" if where is not None else "")
 

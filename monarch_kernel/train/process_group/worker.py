@@ -85,6 +85,7 @@ from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.collective_purposes import Purposes
+from monarch_kernel.train.process_group.default_arguments import renew_default_groups
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
 from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
@@ -453,6 +454,7 @@ class RankGroup:
                 self._add_device_mesh()
                 if self._aborted:  # after gloo had all its connections, which are closed now
                     raise RuntimeError("the process group was aborted while it was formed: a peer has died")
+                renew_default_groups(dist)
                 self._formed = True
                 with self._lock:
                     closing, self._closing = self._closing, []

@@ -10,6 +10,7 @@ from monarch_kernel.notebook.view.early_failures import early_failure_text
 HERE = Frame("<remote cell [5]>", 3, "<module>", user=True)
 IN_STEP = Frame("/home/me/train.py", 12, "step", user=True)
 LIBRARY = Frame("/usr/lib/python3/site-packages/torch/nn.py", 9, "forward")
+OF_CHILD = "\n\n-- Process 0 terminated:\nTraceback (most recent call last):\n  work(i)\nValueError: row 7 is corrupt\n"
 EARLY = Failure("exception", "ValueError", "early", (HERE,))
 KILLED = Failure(
     "lost", "RankDied", "killed by SIGKILL (likely); it held 12 MiB at the last reading; it was running cell [5]"
@@ -39,6 +40,12 @@ KILLED = Failure(
             {0: Failure("exception", "KeyError", "'a'\nb", (HERE, IN_STEP, LIBRARY))},
             [1],
             "[0] failed with KeyError: 'a' … (/home/me/train.py, line 12); [1] goes on; Kernel > Interrupt ends it",
+        ),
+        (
+            {1: Failure("exception", "ProcessRaisedException", OF_CHILD, (HERE,))},
+            [0],
+            "[1] failed with ProcessRaisedException: … ValueError: row 7 is corrupt (line 3); [0] goes on; "
+            "Kernel > Interrupt ends it",
         ),
     ],
 )
