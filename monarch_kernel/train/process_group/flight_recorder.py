@@ -23,7 +23,7 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -49,7 +49,7 @@ class FlightRecorder:
 
     def entries(self) -> list[dict[str, Any]]:
         """Read the collectives of the current groups, oldest first; those with a false ``retired`` are pending."""
-        return [each for each in _READER.read() if each["time_created_ns"] >= self.since_ns]
+        return _of_current_groups(_READER.read(), self.since_ns)
 
     def may_pend(self, numbers: Mapping[str, int], now: float) -> bool:
         """Say whether a collective may have been pending since the last look.
@@ -75,6 +75,12 @@ class FlightRecorder:
         busy = {each["process_group"][0] for each in entries if not each["retired"]}
         self._looked = dict(numbers)
         self._quiet = {name: number for name, number in numbers.items() if name not in busy}
+
+
+def _of_current_groups(entries: Sequence[dict[str, Any]], since_ns: int) -> list[dict[str, Any]]:
+    """Leave out what is older, and what code has started since then in a former group, which has the name of a current one."""
+    former = {each.get("pg_id") for each in entries if each["time_created_ns"] < since_ns} - {None}
+    return [each for each in entries if each["time_created_ns"] >= since_ns and each.get("pg_id") not in former]
 
 
 def numbers_of(groups: Iterable[Any]) -> dict[str, int]:

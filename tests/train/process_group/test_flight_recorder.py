@@ -85,3 +85,22 @@ def test_one_thread_reads_for_all_others(reader: flight_recorder._Reader, monkey
     assert FlightRecorder().entries() == found[0]
     assert len(set(readers)) == 1
     assert readers[0] != threading.get_ident()
+
+
+def test_what_code_starts_in_a_former_group_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(number: int, group_id: int, at_ns: int) -> dict[str, Any]:
+        about = {"collective_seq_id": number, "pg_id": group_id, "time_created_ns": at_ns}
+        return {**entry("0", retired=True), **about}
+
+    former, again, current = started(4, 0, 10), started(5, 0, 30), started(1, 1, 40)
+    recorder = FlightRecorder()
+    recorder.since_ns = 20
+    reader = ModuleType("reader")
+    reader.read = lambda: [former, again, current]  # type: ignore[attr-defined]
+    monkeypatch.setattr(flight_recorder, "_READER", reader)
+    assert recorder.entries() == [current]
+    reader.read = lambda: [  # type: ignore[attr-defined]
+        {"time_created_ns": 10, "process_group": ("0", "")},
+        {"time_created_ns": 30, "process_group": ("0", "")},
+    ]
+    assert len(recorder.entries()) == 1  # a torch whose entries have no such number
