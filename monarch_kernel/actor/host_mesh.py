@@ -300,6 +300,12 @@ class HostMesh(Handle, Shaped):
 
         return self._session.runtime.host_pool.wait_for(numbers, up)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the agent of a host has ended, or ends because something has asked it to: it starts no more processes."""
+        session = self._session
+        return not all(map(session.runtime.host_pool.starts_ranks, self._numbers))
+
     def view(self) -> HostsView:
         """Return the current state of the hosts, for display."""
         session, numbers = self._session, self._numbers

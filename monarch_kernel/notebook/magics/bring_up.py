@@ -57,7 +57,15 @@ class BringUp:
             LaunchError: the mesh did not come up; processes that had started were ended.
             RemoteInterrupt: the user has interrupted the start.
         """
-        return self._on_hosts() if self._options.hosts else self._here()
+        if self._options.hosts:
+            return self._on_hosts()
+        agent = None if self._options.detach else this_host()
+        try:
+            return self._here()
+        except LaunchError:
+            if agent is None or not agent.is_ending:
+                raise
+        return self._here()  # something has ended the machine's agent just before, or meanwhile: with another one
 
     def _here(self) -> MeshEntry:
         options = self._options

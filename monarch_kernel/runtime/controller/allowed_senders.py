@@ -11,6 +11,7 @@ from monarch_kernel.net.wire.messages import (
     Detached,
     Failed,
     Hello,
+    HostEnding,
     HostHello,
     LogRead,
     Lost,
@@ -87,6 +88,8 @@ class Senders:
             procs = [reading.proc for reading in message.ranks]
         elif isinstance(message, Lost):
             procs = [message.proc]
+        elif isinstance(message, HostEnding):
+            return host in self._hosts
         elif isinstance(message, LogRead | Detached):
             return self._host_requests.may_answer(message.id, host)
         else:

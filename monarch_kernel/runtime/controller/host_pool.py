@@ -198,6 +198,11 @@ class HostPool:
         record = self._state.hosts.get(host)
         return record is not None and record.gone
 
+    def starts_ranks(self, host: int) -> bool:
+        """Whether a host agent can start ranks, now or when it is up: it has not ended, and nothing has asked it to end."""
+        record = self._state.hosts.get(host)
+        return record is None or not (record.gone or record.is_ending)
+
     def gone(self, procs: Sequence[int]) -> tuple[int, ...]:
         """The host agents of these processes that have ended."""
         records = [self._state.ranks.get(proc) for proc in procs]

@@ -38,6 +38,7 @@ class HostRecord:
         cpus: CPU slots.
         gpus: GPUs.
         up: Whether it has said hello.
+        is_ending: Whether something has asked it to end, so that it starts no more ranks.
         gone: Whether it has ended, or the controller has given it up.
         end: How it ended.
         deadline: When it must be up.
@@ -59,6 +60,7 @@ class HostRecord:
     cpus: int = 0
     gpus: int = 0
     up: bool = False
+    is_ending: bool = False
     gone: bool = False
     end: Failure | None = None
     deadline: float = 0.0

@@ -101,12 +101,12 @@ class Session:
         self._lock = threading.Lock()
 
     def local_host(self, *, is_idle: bool = False) -> int:
-        """Number of this machine's agent; launches one if there is none, or it has ended.
+        """Number of this machine's agent; launches one if there is none, or it has ended, or is about to.
 
         An agent that is launched ``is_idle`` prepares nothing for ranks: it cleans up if this process is killed.
         """
         with self._lock:
-            if self._local_host is None or self.runtime.host_pool.is_gone(self._local_host):
+            if self._local_host is None or not self.runtime.host_pool.starts_ranks(self._local_host):
                 if self._launcher.environment is None:
                     self._launcher.environment = dict(os.environ)
                 (self._local_host,) = self.runtime.host_pool.add(

@@ -34,6 +34,7 @@ from monarch_kernel.net.wire.messages import (
     Failed,
     Goodbye,
     Hello,
+    HostEnding,
     HostHello,
     Interrupt,
     LogRead,
@@ -136,6 +137,7 @@ class State:
             CleansUp: self._handle_cleans_up,
             Failed: self._handle_in_order,
             Hello: self._handle_hello,
+            HostEnding: self._handle_host_ending,
             HostHello: self._handle_host_hello,
             LogRead: lambda message, frames, peer, now: self.host_requests.answered(message.id, message.data),
             Lost: lambda message, frames, peer, now: self.processes.ended(message, now),
@@ -434,6 +436,10 @@ class State:
         if (join := self.hosts.place(host)) is not None:
             held.insert(0, pack(join))
         return [*effects, *(Send(peer, packed) for packed in held), *self.host_requests.resolve_awaited()]
+
+    def _handle_host_ending(self, message: HostEnding, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
+        self.hosts[int(peer[1:])].is_ending = True
+        return []
 
     def _handle_readings(self, message: Readings, frames: Sequence[Frame], peer: Peer, now: float) -> list[Effect]:
         for reading in message.ranks:

@@ -57,6 +57,7 @@ from monarch_kernel.net.wire.messages import (
     Detached,
     ForgetHost,
     Goodbye,
+    HostEnding,
     HostHello,
     KillRanks,
     LogRead,
@@ -79,7 +80,7 @@ from monarch_kernel.runtime.host.descendants import Descendants
 from monarch_kernel.runtime.host.gpus import gpu_ids
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.network import interface_to, listening_addresses
-from monarch_kernel.runtime.host.preemption import Preemption
+from monarch_kernel.runtime.host.preemption import ENDING, Preemption
 from monarch_kernel.runtime.host.processes import (
     become_subreaper,
     children_of,
@@ -161,7 +162,7 @@ class HostAgent:
                 self._selector.register(self._controller_fd, selectors.EVENT_READ, self._controller_ended)
             except ProcessLookupError:
                 self._end_session()
-        self.preemption = Preemption(self._ranks, self._end)
+        self.preemption = Preemption(self._ranks, self._refuse, self._end)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def run(self) -> None:
@@ -223,8 +224,8 @@ class HostAgent:
                 print(f"dropped a bad message: {error}", file=sys.stderr, flush=True)
                 continue
             for message in messages:
-                if isinstance(message, StartRanks) and not self.preemption.has_started:  # they would end with the agent
-                    self._start(message.specs)
+                if isinstance(message, StartRanks):
+                    (self._refuse if self.preemption.has_started else self._start)(message.specs)
                 elif isinstance(message, KillRanks):
                     self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
                 elif isinstance(message, Goodbye):
@@ -339,6 +340,12 @@ class HostAgent:
             for pair in theirs:
                 for end in pair:
                     os.close(end)
+
+    def _refuse(self, specs: Sequence[RankSpec] = ()) -> None:
+        """Say that no more ranks are started, as they would end with the agent; first, so that other ranks go elsewhere."""
+        self._send(HostEnding())
+        for spec in specs:
+            self._send(Lost(spec.proc, 0, 0, ENDING, (), 0))
 
     def _assign_resources(self, spec: RankSpec) -> RankSpec | None:
         """Give a rank its share of this host; report the rank as lost and return None if there are too few GPUs."""

@@ -13,7 +13,22 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-__all__ = ["INTERRUPT_SIGNAL", "MOST_S", "STOP_SIGNAL", "Preemption", "block_stop_signal", "note_stop", "nudge"]
+__all__ = [
+    "ENDING",
+    "INTERRUPT_SIGNAL",
+    "MOST_S",
+    "STOP_SIGNAL",
+    "Preemption",
+    "block_stop_signal",
+    "note_stop",
+    "nudge",
+]
+
+ENDING = (
+    "something has asked the host agent to end (SIGTERM), likely a scheduler that preempts the job or its machine; it starts "
+    "no more ranks; start them again, and another agent does"
+)
+"""Why an agent that ends does not start a rank."""
 
 MOST_S = 600.0
 """How long an agent waits for ranks that save their work: longer than schedulers do, so that only hung ranks are cut off."""
@@ -69,15 +84,18 @@ class Preemption:
 
     Args:
         ranks: the ranks of the host.
+        tell: tells the controller that the agent starts no more ranks.
         end: ends the agent.
 
     Attributes:
         has_started: whether a SIGTERM has come.
     """
 
-    def __init__(self, ranks: Mapping[int, _Rank], end: Callable[[], object]) -> None:
+    def __init__(self, ranks: Mapping[int, _Rank], tell: Callable[[], object], end: Callable[[], object]) -> None:
         self.has_started = False
+        self._is_told = False
         self._ranks = ranks
+        self._tell = tell
         self._end = end
         self._saving: set[tuple[int, int]] = set()
         self._until = 0.0
@@ -95,7 +113,10 @@ class Preemption:
                     os.kill(rank.pid, signal.SIGTERM)  # not its group: workers of a loader are needed until the end
 
     def do_what_is_due(self, now: float) -> None:
-        """End the agent once the ranks that got the signal have ended, or have had `MOST_S`."""
+        """Tell the controller; end the agent once the ranks that got the signal have ended, or have had `MOST_S`."""
+        if self.has_started and not self._is_told:
+            self._is_told = True
+            self._tell()
         if self.has_started and (now >= self._until or self._saving.isdisjoint(self._keys())):
             self._end()
 

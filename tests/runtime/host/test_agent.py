@@ -23,7 +23,7 @@ from monarch_kernel.runtime.host.processes import rss_nbytes
 from tests.support.processes import children, is_gone, wait_gone
 from tests.support.ranks import warm_up
 from tests.support.timing import Bar
-from tests.support.waiting import LONG_S, wait_until
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -535,6 +535,41 @@ def test_ranks_end_with_the_agent_and_the_next_host_works(
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     assert mesh.run("rank").get(LONG_S).values() == (0, 1)
     assert agent_pid() != agent
+    mesh.stop(grace_s=0).get()
+
+
+SAVES = """
+import pathlib, time
+from monarch_kernel import live
+folder = pathlib.Path({folder!r})
+def save():
+    (folder / f"saves{{rank}}").touch()
+    while not (folder / "go").exists(): time.sleep(0.01)
+for step in live.loop(on_preempt=save):
+    (folder / f"in{{rank}}").touch()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow  # another agent, which imports torch
+def test_an_agent_that_ends_starts_no_rank_and_the_next_host_is_another(mortal: ProcMesh, tmp_path: Path) -> None:
+    """Ranks that save their work delay its end."""
+    pids, agent, hosts = pids_of(mortal), agent_pid(), this_host()
+    saving = mortal.run(SAVES.format(folder=str(tmp_path)))
+    wait_for_files(tmp_path, *(f"in{rank}" for rank in range(3)))
+    os.kill(agent, signal.SIGTERM)
+    wait_for_files(tmp_path, *(f"saves{rank}" for rank in range(3)))
+    wait_until(lambda: hosts.is_ending, "the agent to say that it ends")
+    refused = hosts.spawn_procs({"r": 1}, device="cpu")
+    with pytest.raises(SupervisionError, match="no more ranks; start them again"):
+        refused.initialized.get(LONG_S)
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
+    (tmp_path / "go").touch()
+    assert saving.exception(LONG_S) is not None
+    wait_gone(*pids, agent)
+    assert agent_pid() != agent
+    assert mesh.run("rank").get(LONG_S).values() == (0, 1)
     mesh.stop(grace_s=0).get()
 
 

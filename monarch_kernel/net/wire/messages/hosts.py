@@ -20,6 +20,7 @@ __all__ = [
     "ForgetHost",
     "Goodbye",
     "Hello",
+    "HostEnding",
     "HostHello",
     "KillRanks",
     "LogRead",
@@ -294,6 +295,10 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
     gpu_nbytes: int = 0
     gpu_total_nbytes: int = 0
     gpu_percent: float = 0.0
+
+
+class HostEnding(Message, frozen=True):
+    """Report that something has asked the host agent to end: it starts no more ranks, and ends after those that it has."""
 
 
 class Readings(Message, frozen=True):
