@@ -70,6 +70,11 @@ class UserThread:
             else:
                 self.note()
 
+    @property
+    def is_noted(self) -> bool:
+        """Whether an interrupt has come that applies to the code that the thread runs next."""
+        return self._is_noted
+
     def note(self) -> None:
         """Make the user's code that the thread runs next raise KeyboardInterrupt, or cancel what it waits for."""
         with self._lock:

@@ -36,11 +36,14 @@ class LiveComms(RemoteTab):
         if not self._handle_view_message(msg):
             await super().shell_channel_thread_main(msg)
 
-    def cell_arrived(self, id: str, content: dict[str, Any]) -> None:
-        """Called with each cell for the main shell, on the thread that serves the channel, before the main thread gets it."""
+    def cell_arrived(self, id: str, subshell: str | None, content: dict[str, Any]) -> None:
+        """Called with each cell for a subshell, or for the main shell (None), before the thread of the shell gets it.
 
-    def message_arrived(self, id: str) -> None:
-        """Called with each message of a comm for the main shell, as `cell_arrived`."""
+        The caller is the thread that serves the channel.
+        """
+
+    def message_arrived(self, id: str, subshell: str | None) -> None:
+        """Called with each message of a comm, as `cell_arrived`."""
 
     def _handle_view_message(self, msg: Any) -> bool:
         """Handle a message if it comes from a view; False if it does not."""
@@ -49,9 +52,9 @@ class LiveComms(RemoteTab):
             ident, parts = session.feed_identities(msg, copy=False)
             message = session.deserialize(parts, content=False, copy=False)  # see RemoteTab
             kind = message["header"]["msg_type"]
-            is_for_main = message["header"].get("subshell_id") is None
-            if kind == "execute_request" and is_for_main:
-                self.cell_arrived(message["header"]["msg_id"], session.unpack(message["content"]))
+            id, subshell = message["header"]["msg_id"], message["header"].get("subshell_id")
+            if kind == "execute_request":
+                self.cell_arrived(id, subshell, session.unpack(message["content"]))
             if kind not in ("comm_open", "comm_msg", "comm_close"):
                 return False
             message["content"] = content = session.unpack(message["content"])
@@ -59,8 +62,7 @@ class LiveComms(RemoteTab):
             data = content["data"] if kind == "comm_msg" else {}
             is_of_view = content.get("target_name") == TARGET if kind == "comm_open" else viewer is not None
             if not is_of_view or ("method" in data and data["method"] != "custom"):  # for ipywidgets
-                if is_for_main:
-                    self.message_arrived(message["header"]["msg_id"])
+                self.message_arrived(id, subshell)
                 return False
         except Exception:  # ipykernel reports malformed messages
             return False

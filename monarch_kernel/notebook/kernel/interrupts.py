@@ -14,17 +14,17 @@ interrupt of the code of a user that rewrites cells is also noted: IPython would
 
 An interrupt that comes after the last statement of a cell, or between two cells, applies to the cell that waits for the main
 shell, if one does: "Run All" sends all cells at once, and an interrupt ends the run. It never hits a cell that arrives later.
-The thread of the shell channel records which cells wait (`KernelInterrupts.cell_arrived`). A cell that arrives while the main
-thread is idle does not count: the signal may have been sent before that cell. A message of a comm that waits is interrupted in
-the same way, when its callback begins. It does not use up the interrupt of the cells that wait: with widgets on the page,
-messages come between the cells of a run.
+The thread of the shell channel records which cells wait (`WaitingCells`). A cell that arrives while the main thread is idle
+does not count: the signal may have been sent before that cell. A message of a comm that waits is interrupted in the same way,
+when its callback begins. It does not use up the interrupt of the cells that wait: with widgets on the page, messages come
+between the cells of a run. All this holds for the cells that wait for a subshell, too.
 
 A cell that awaits has left the stack. The handler cancels its task, and the cell sees the cancellation as a KeyboardInterrupt
 (`_steps`). ipykernel's own handler cancels without waking the event loop, so that nothing happens until the next message. If
 the event loop is about to resume the cell, and the cell never awaits again, a cancellation would come too late; then the cell
 is interrupted as it resumes.
 
-Subshells run their cells on other threads, which no signal reaches; the handler interrupts these threads (`UserThread`).
+Subshells run their cells on other threads, which no signal reaches; the handler interrupts these threads (`Subshells`).
 
 The handler must also run while the main thread waits in a system call; the module `wakeup` ensures that.
 """
@@ -52,6 +52,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_kernel.net.transport.forks import Forking, in_forks
 from monarch_kernel.net.transport.thread_interrupts import USER_THREAD, UserThread
+from monarch_kernel.notebook.kernel.waiting_cells import Subshells, WaitingCells
 from monarch_kernel.notebook.kernel.wakeup import Wakeup
 
 __all__ = ["KernelInterrupts"]
@@ -95,6 +96,11 @@ class _Request:
         self.in_user_code = False
         self.next_ids: frozenset[str] = frozenset()
         self._is_interrupted = False
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether an interrupt was noted that no code of the user has raised."""
+        return self._is_interrupted
 
     def note(self, next_ids: frozenset[str] = frozenset()) -> None:
         """Make the user's code that runs next raise KeyboardInterrupt: that of this request, or of the first of these."""
@@ -153,12 +159,10 @@ class KernelInterrupts:
         self._call_later = call_later
         self._wakeup: Wakeup | None = None
         self._forking = Forking()
-        self._threads: dict[int, UserThread] = {}
+        self._subshells = Subshells()
         self._awaited: dict[int, _Awaited] = {}
         self._request: _Request | None = None  # the request that the main thread handles
-        self._arrived: dict[str, bool] = {}  # what the main shell has not handled -> whether it had to wait
-        self._messages: set[str] = set()  # those of them that are messages of comms, and not cells
-        self._next_ids: frozenset[str] = frozenset()  # the first of these that starts is interrupted
+        self._waiting = WaitingCells()  # for the main shell
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Make an event loop of another thread ensure that the main thread handles SIGINT soon."""
@@ -180,7 +184,7 @@ class KernelInterrupts:
         self.interrupt_subshells()
         caller = _caller_of(frame or sys._getframe(1))  # a repeated interrupt has no frame
         request, awaited = self._request, self._awaited.get(threading.get_ident())
-        waiting = frozenset(id for id, waits in list(self._arrived.items()) if waits)
+        waiting = self._waiting.waiting
         if caller in _CONTINUING and request is not None:
             request.note(waiting)
         if caller is not None or any(each is not None and each.in_user_code for each in (request, awaited)):
@@ -190,7 +194,7 @@ class KernelInterrupts:
         elif request is not None:
             request.note(waiting)
         else:
-            self._next_ids = waiting
+            self._waiting.next_ids = waiting
 
     def _interrupt_again(self, request: _Request | None) -> None:
         if self._request is request:
@@ -198,54 +202,50 @@ class KernelInterrupts:
 
     def interrupt_subshells(self) -> None:
         """Interrupt what runs in other threads than the main one."""
-        for thread in list(self._threads.values()):
-            thread.interrupt()
+        self._subshells.interrupt()
 
-    def cell_arrived(self, id: str) -> None:
-        """Note a cell for the main shell, on the thread of the shell channel, before the main thread gets it."""
-        self._arrived[id] = self._request is not None or bool(self._arrived)
+    def cell_arrived(self, id: str, subshell: str | None, *, is_message: bool = False) -> None:
+        """Note a cell or a message of a comm, on the thread of the shell channel, before its shell gets it.
 
-    def message_arrived(self, id: str) -> None:
-        """Note a message of a comm for the main shell, as `cell_arrived` does."""
-        self._messages.add(id)
-        self.cell_arrived(id)
+        Args:
+            id: of the cell or the message.
+            subshell: for which it waits; None for the main shell.
+            is_message: whether it is a message of a comm.
+        """
+        if subshell is None:
+            self._waiting.arrive(id, is_busy=self._request is not None, is_message=is_message)
+        else:
+            self._subshells.cell_arrived(subshell, id, is_message=is_message)
 
     def cell_starts(self, id: str) -> None:
-        """Interrupt the cell or the message that starts, in the main thread, if an interrupt came while it waited.
+        """Interrupt the cell or the message that starts, in the thread that handles it, if an interrupt came while it waited.
 
         A cell that arrived before those that waited starts first, and is not interrupted; the interrupt still applies to them.
         It also applies to the others if a message calls no code of the user.
         """
-        if id in self._next_ids and self._request is not None:
-            applies_to = self._next_ids & self._messages if id in self._messages else self._next_ids
-            self._next_ids -= applies_to
+        if threading.current_thread() is not threading.main_thread():
+            self._subshells.cell_starts(id)
+        elif self._request is not None and (applies_to := self._waiting.start(id)):
             self._request.note(applies_to)
 
     def cell_ended(self, id: str) -> None:
-        """Forget a cell or a message of the main shell; a cell may have been aborted before it started."""
-        self._arrived.pop(id, None)
-        self._messages.discard(id)
+        """Forget a cell or a message; a cell may have been aborted before it started."""
+        self._waiting.end(id)
+        self._subshells.cell_ended(id)
 
     @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, subshell: str | None) -> Iterator[None]:
         """Enclose the handling of a request by a thread of the kernel, from before the kernel reports that it is busy."""
-        if threading.current_thread() is threading.main_thread():
-            outer, self._request = self._request, (request := _Request())
-            try:
+        if threading.current_thread() is not threading.main_thread():
+            with self._subshells.request(subshell):
                 yield
-            finally:
-                self._request = outer
-                self._next_ids |= request.next_ids
             return
-        ident = threading.get_ident()
-        thread = self._threads[ident] = UserThread()
-        token = USER_THREAD.set(thread)
+        outer, self._request = self._request, (request := _Request())
         try:
             yield
         finally:
-            del self._threads[ident]
-            thread.leave_user_code()
-            USER_THREAD.reset(token)
+            self._request = outer
+            self._waiting.next_ids |= request.next_ids
 
     @contextmanager
     def awaited(self, task: asyncio.Future[Any]) -> Iterator[None]:
@@ -261,6 +261,8 @@ class KernelInterrupts:
             del self._awaited[ident]
             if thread is not None:
                 thread.cancel = None
+                if awaited.is_interrupted:
+                    thread.note()
             elif awaited.next_ids and self._request is not None:  # the cell has ended without being interrupted
                 self._request.note(awaited.next_ids)
 

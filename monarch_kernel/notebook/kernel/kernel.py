@@ -58,7 +58,7 @@ class MonarchKernel(LiveComms):
             await super().dispatch_shell(*args, **kwargs)
             return
         try:
-            with self._interrupts.request():
+            with self._interrupts.request(kwargs.get("subshell_id")):
                 await super().dispatch_shell(*args, **kwargs)
         finally:
             parent: dict[str, Any] = self.get_parent("shell")  # type: ignore[no-untyped-call]
@@ -69,14 +69,14 @@ class MonarchKernel(LiveComms):
         self._interrupts.cell_starts(msg["header"]["msg_id"])
         return super().should_handle(stream, msg, idents)  # type: ignore[no-untyped-call]
 
-    def cell_arrived(self, id: str, content: dict[str, Any]) -> None:
+    def cell_arrived(self, id: str, subshell: str | None, content: dict[str, Any]) -> None:
         """Note a cell that may be interrupted while it waits; an interrupt is not meant for the cells that extensions send."""
         if not content.get("silent"):
-            self._interrupts.cell_arrived(id)
+            self._interrupts.cell_arrived(id, subshell)
 
-    def message_arrived(self, id: str) -> None:
+    def message_arrived(self, id: str, subshell: str | None) -> None:
         """Note a message of a comm that may be interrupted while it waits."""
-        self._interrupts.message_arrived(id)
+        self._interrupts.cell_arrived(id, subshell, is_message=True)
 
     def _as_user_code(self, handle: Callable[..., Any]) -> Callable[..., Any]:
         """Handle messages of comms, which call the user's code."""

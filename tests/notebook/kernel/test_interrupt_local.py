@@ -286,7 +286,7 @@ def test_an_interrupt_after_the_last_statement_has_no_effect(notebook: Notebook,
 WAITED_FOR = """
 import time
 'marked'
-while len(get_ipython().kernel._interrupts._arrived) <= {n}: time.sleep(0.001)
+while len(get_ipython().kernel._interrupts._waiting.arrived) <= {n}: time.sleep(0.001)
 """
 AFTER = {
     "post hook": "InteractiveShell.user_expressions",
@@ -435,7 +435,7 @@ def test_an_interrupt_between_two_callbacks_of_a_comm_ends_the_second(notebook: 
             @comm.on_msg
             def note(message):
                 data = message["content"]["data"]
-                while len(get_ipython().kernel._interrupts._arrived) <= data["behind"]: time.sleep(0.001)
+                while len(get_ipython().kernel._interrupts._waiting.arrived) <= data["behind"]: time.sleep(0.001)
                 seen.append(data["text"])
         get_ipython().kernel.comm_manager.register_target("slider", opened)
     """)
@@ -478,6 +478,27 @@ def test_an_interrupt_between_busy_and_the_first_statement_of_a_subshell(
     cell = send_to(notebook, subshell, "marked = 1").wait()
     assert (cell.reply["status"], cell.ename) == ("error", "KeyboardInterrupt")
     assert notebook.ok("'mark' + 'ed' in globals()").plain == "False"
+
+
+WAITED_FOR_BY_SUBSHELL = WAITED_FOR.replace("_waiting.arrived", "_subshells._by_id[{subshell!r}].arrived")
+
+
+@pytest.mark.parametrize("first", ["", "import asyncio; await asyncio.sleep(0)\n"], ids=["plain", "awaits"])
+@pytest.mark.parametrize("place", AFTER.values(), ids=AFTER.keys())
+def test_an_interrupt_after_the_last_statement_ends_the_cells_that_wait_for_a_subshell(
+    notebook: Notebook, subshell: str, place: str, first: str
+) -> None:
+    interrupt = "get_ipython().kernel._interrupts.interrupt_subshells"  # what the handler in the main thread calls
+    code = f"{TRACES}second = third = 0\nstrike_in({place}, interrupt={interrupt})"
+    assert send_to(notebook, subshell, code).wait().ok
+    waits = first + WAITED_FOR_BY_SUBSHELL.format(n=2, subshell=subshell)
+    cells = [send_to(notebook, subshell, code) for code in (waits, "second = 1", "third = 1")]
+    assert [cell.wait().reply["status"] for cell in cells] == ["ok", "error", "aborted"]
+    assert cells[1].ename == "KeyboardInterrupt"
+    assert notebook.value("second, third") == (0, 0)
+    assert send_to(notebook, subshell, "x = 1\nx + 1").wait().plain == "2"
+    known = "list(get_ipython().kernel._interrupts._subshells._by_id)"
+    wait_until(lambda: notebook.value(known) == [], "the kernel to forget a subshell that is idle")
 
 
 def test_an_interrupt_while_the_event_loop_of_a_subshell_runs_something_else(notebook: Notebook, subshell: str) -> None:
@@ -640,14 +661,17 @@ def test_no_interrupt_is_lost_in_the_first_milliseconds(notebook: Notebook, subs
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("short", ["x = 1", "import asyncio; await asyncio.sleep(0)"], ids=["plain", "awaits"])
-def test_no_interrupt_of_a_run_of_many_cells_is_lost(notebook: Notebook, short: str) -> None:
+@pytest.mark.parametrize("where", ["main", "subshell"])
+def test_no_interrupt_of_a_run_of_many_cells_is_lost(notebook: Notebook, subshell: str, short: str, where: str) -> None:
     """The interrupt comes within the run's first short cells, between two of them, or in the long last one.
 
     It never applies to cells that reach the kernel later, so the first cell waits for the others.
     """
     rng, lost = random.Random(5), []
+    waits = (WAITED_FOR if where == "main" else WAITED_FOR_BY_SUBSHELL).format(n=6, subshell=subshell)
     for i in range(200):
-        cells = [notebook.send(code) for code in (WAITED_FOR.format(n=6), *[short] * 5, LOOPS["plain"])]
+        codes = (waits, *[short] * 5, LOOPS["plain"])
+        cells = [notebook.send(code) if where == "main" else send_to(notebook, subshell, code) for code in codes]
         until = time.monotonic() + rng.random() * 0.04
         cells[0].wait_for(lambda cell: cell.reply)
         while time.monotonic() < until:
