@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from monarch_kernel.base.text import format_ranks
+from monarch_kernel.base.text import format_ranks, one_line
 from monarch_kernel.features.record.collecting import NO_DIGEST
 from monarch_kernel.features.record.reading import RecordReader
 from monarch_kernel.features.record.tables import Cell, Check, Metric
@@ -45,7 +45,7 @@ class Difference:
     is_result: bool = False
 
     def __str__(self) -> str:
-        return self.text
+        return one_line(self.text)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,10 @@ def git_state(folder: str) -> dict[str, str]:
         return run.stdout.decode("utf-8", "backslashreplace")
 
     try:
-        commit, diff = git("rev-parse", "HEAD").strip(), git("diff", "--no-ext-diff", "--no-color", "HEAD")
+        commit, diff = (
+            git("rev-parse", "HEAD").strip(),
+            git("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD"),
+        )
     except (OSError, subprocess.SubprocessError):
         return {}
     if len(diff) > _LARGEST_DIFF:

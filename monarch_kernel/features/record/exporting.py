@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import RecordError
 from monarch_kernel.features.record.reading import RecordReader, ranks_of
 from monarch_kernel.features.record.tables import Cell
@@ -95,9 +96,18 @@ def script_of(record: RecordReader, file: str, mesh: str) -> str:
         ids.index(event.loop) + 1: event.step for event in record.events if event.kind == "stop" and event.loop in ids
     }
     head = _HEAD.format(
-        name=record.folder.name, mesh=mesh, n=record.meshes()[mesh], file=file, knobs=repr(knobs), stops=repr(stops)
+        name=_in_docstring(record.folder.name),
+        mesh=_in_docstring(mesh),
+        n=record.meshes()[mesh],
+        file=_in_docstring(file),
+        knobs=repr(knobs),
+        stops=repr(stops),
     )
     return "".join([head, _LOOP if ids else "", *_code(cells, record.meshes()[mesh]), _TAIL])
+
+
+def _in_docstring(text: str) -> str:
+    return one_line(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _code(cells: list[Cell], n_ranks: int) -> Iterator[str]:
@@ -113,7 +123,7 @@ def _code(cells: list[Cell], n_ranks: int) -> Iterator[str]:
         elif cell.ranks.strip("[]") in (everywhere, ""):
             yield f"{head}\n" + "".join(f"{line}\n" for line in lines)
         else:
-            yield f"{head}, on ranks {cell.ranks}\nif rank in {tuple(ranks_of(cell.ranks))}:\n" + (
+            yield f"{head}, on ranks {one_line(cell.ranks)}\nif rank in {tuple(ranks_of(cell.ranks))}:\n" + (
                 f"    exec(compile({cell.code!r}, 'cell [{cell.number}]', 'exec'))\n"
             )
 

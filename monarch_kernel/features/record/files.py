@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import site
+import stat
 import sys
 from hashlib import blake2b
 from pathlib import Path
 from sysconfig import get_paths
 
-__all__ = ["FileBook", "hash_of_text"]
+__all__ = ["FileBook", "hash_of_text", "read_module"]
 
 _LARGEST = 4 << 20  # bytes of a module
 
@@ -18,6 +19,24 @@ def hash_of_text(text: str | bytes) -> str:
     """Return a hash of 32 hexadecimal digits."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
     return blake2b(data, digest_size=16).hexdigest()
+
+
+def read_module(path: str) -> bytes:
+    """Read a module that a rank has named; empty if there is none here, or it is no file, or a large one."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # which does not wait for a pipe
+    except (OSError, ValueError):
+        return b""
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
+            return b""
+        with open(file, "rb", closefd=False) as source:
+            return source.read(_LARGEST)
+    except OSError:
+        return b""
+    finally:
+        os.close(file)
 
 
 class FileBook:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import RecordError
+from monarch_kernel.features.record.checking import MAX_RANKS, Unfit, fitting, foreign_part, state_of, value_of
 from monarch_kernel.features.record.redaction import Redaction
-from monarch_kernel.features.record.tables import FILE, VERSION, Cell, Check, Event, Knob, Loop, Metric, Table
+from monarch_kernel.features.record.tables import FILE, VERSION, Cell, Check, Event, Knob, Loop, Metric, RowT, Table
 
 __all__ = ["RecordReader", "ranks_of"]
 
@@ -47,6 +47,7 @@ class RecordReader:
             tables = {
                 name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
+            foreign = foreign_part(self._connection)
         except sqlite3.Error as error:
             raise RecordError(
                 f"{self.path} can't be read: {error}; it is no record, or its first page is lost"
@@ -58,6 +59,8 @@ class RecordReader:
             )
         if not {"run", "cell", "loop"} <= tables:
             raise RecordError(f"{self.path} is a file of SQLite, but no record")
+        if foreign:
+            raise RecordError(f"{self.path} has a part that no record has ({foreign}), and is not read")
 
     def __repr__(self) -> str:
         return f"<record {self.folder}: {len(self.cells):,} cells, {len(self.loops):,} loops>"
@@ -89,6 +92,7 @@ class RecordReader:
             try:
                 connection = sqlite3.connect(f"{uri}?{options}", uri=True, check_same_thread=False)
                 connection.text_factory = lambda data: data.decode("utf-8", "backslashreplace")
+                connection.execute("PRAGMA trusted_schema=OFF")
                 connection.execute("PRAGMA user_version").fetchone()
             except sqlite3.Error as problem:
                 error = problem
@@ -103,30 +107,41 @@ class RecordReader:
             for row in self._connection.execute(query, values):
                 rows.append(row)
         except sqlite3.Error as error:
-            text = f"{self.path}: a part can't be read ({error}); what comes before it can"
-            if text not in self.damage:
-                self.damage.append(text)
+            self._note(f"a part can't be read ({error}); what comes before it can")
         return rows
+
+    def _note(self, what: str) -> None:
+        text = f"{self.path}: {what}"
+        if text not in self.damage:
+            self.damage.append(text)
+
+    def _table(self, kind: type[RowT], rows: Iterable[Sequence[Any] | None]) -> Table[RowT]:
+        """Make a table of the rows whose values have the right types."""
+        found = [row for row in rows if row is not None]
+        fit = [kind(*row) for row in found if fitting(kind, row)]
+        if len(fit) < len(found):
+            self._note(f"{len(found) - len(fit):,} rows of {kind.__name__.lower()}s have values that no record has")
+        return Table(kind, fit)
 
     # -- tables
 
     @cached_property
     def run(self) -> dict[str, str]:
         """What is known of where it ran: versions, packages, the commit, variables."""
-        return dict(self._rows("SELECT key, value FROM run"))
+        rows = self._rows("SELECT key, value FROM run")
+        return {key: value for key, value in rows if isinstance(key, str) and isinstance(value, str)}
 
     @cached_property
     def cells(self) -> Table[Cell]:
         """The cells, in the order in which they started."""
-        rows = self._rows(f"SELECT {', '.join(Cell._fields)} FROM cell ORDER BY id")
-        return Table(Cell, [Cell(*row) for row in rows])
+        return self._table(Cell, self._rows(f"SELECT {', '.join(Cell._fields)} FROM cell ORDER BY id"))
 
     @cached_property
     def loops(self) -> Table[Loop]:
         """The live loops, in the order in which they started."""
         cells = dict(self._rows("SELECT request, cell FROM request"))
         rows = self._rows("SELECT id, request, number, mesh, steps, reached FROM loop ORDER BY id")
-        return Table(Loop, [Loop(row[0], cells.get(row[1], 0), *row[2:]) for row in rows])
+        return self._table(Loop, [(row[0], cells.get(row[1], 0), *row[2:]) for row in rows])
 
     @cached_property
     def knobs(self) -> Table[Knob]:
@@ -134,47 +149,58 @@ class RecordReader:
         rows = self._rows(
             "SELECT loop, step, name, value, is_default FROM knob ORDER BY loop, step, is_default DESC, name"
         )
-        return Table(Knob, [Knob(row[0], row[1], row[2], json.loads(row[3]), bool(row[4])) for row in rows])
+        return self._table(Knob, map(self._knob, rows))
+
+    def _knob(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        try:
+            return (*row[:3], value_of(row[3]), bool(row[4]))
+        except Unfit as problem:
+            self._note(str(problem))
+            return None
 
     @cached_property
     def metrics(self) -> Table[Metric]:
         """What ranks logged, by loop, name and step."""
-        return Table(Metric, [_metric(*row) for row in self._rows(_METRICS)])
+        return self._table(Metric, [_metric(*row) for row in self._rows(_METRICS)])
 
     @cached_property
     def events(self) -> Table[Event]:
         """What happened: deaths, heals, interrupts, stops, rollbacks."""
-        rows = self._rows(f"SELECT {', '.join(Event._fields)} FROM event ORDER BY id")
-        return Table(Event, [Event(*row) for row in rows])
+        return self._table(Event, self._rows(f"SELECT {', '.join(Event._fields)} FROM event ORDER BY id"))
 
     @cached_property
     def checks(self) -> Table[Check]:
         """Digests of parameters and random generators, for each rank."""
         rows = self._rows('SELECT loop, step, kind, digests FROM "check" ORDER BY loop, step, kind')
-        return Table(Check, [Check(row[0], row[1], row[2], _split(row[3])) for row in rows])
+        return self._table(Check, [(*row[:3], _split(row[3])) for row in rows])
 
     @cached_property
     def batches(self) -> Table[Check]:
         """Digests of the batches of each step, for each rank."""
         rows = self._rows("SELECT loop, step, digests FROM data ORDER BY loop, step")
-        return Table(Check, [Check(row[0], row[1], "batch", _split(row[2])) for row in rows])
+        return self._table(Check, [(*row[:2], "batch", _split(row[2])) for row in rows])
 
     @cached_property
     def sources(self) -> list[tuple[int, str]]:
         """The loop, and a description of each DataLoader that it read."""
-        return [(loop, text) for loop, text in self._rows("SELECT loop, text FROM source ORDER BY loop, text")]
+        rows = self._rows("SELECT loop, text FROM source ORDER BY loop, text")
+        return [(loop, text) for loop, text in rows if isinstance(loop, int) and isinstance(text, str)]
 
     @cached_property
     def files(self) -> dict[str, tuple[str, str | None]]:
         """Path of each module of the user -> the hash and the text of its last version."""
-        return {path: (hashed, text) for path, hashed, text in self._rows("SELECT path, hash, text FROM file")}
+        rows = self._rows("SELECT path, hash, text FROM file")
+        return {str(path): (str(hashed), None if text is None else str(text)) for path, hashed, text in rows}
 
     def states(self, cell: int) -> dict[int, dict[str, bytes]]:
         """Return rank -> library -> the state of its random generator before a cell."""
         found: dict[int, dict[str, bytes]] = {}
         query = "SELECT rank, library, data FROM seed JOIN state USING (digest) WHERE cell = ?"
         for rank, library, data in self._rows(query, cell):
-            found.setdefault(rank, {})[library] = zlib.decompress(data)
+            try:
+                found.setdefault(rank, {})[library] = state_of(data)
+            except Unfit as problem:
+                self._note(str(problem))
         return found
 
     # -- what follows from them
@@ -224,7 +250,7 @@ class RecordReader:
 
     def text(self) -> str:
         """Describe the record: where it ran, its cells, loops, knobs, metrics and events."""
-        return "\n".join(self._lines())
+        return "\n".join(map(one_line, self._lines()))
 
     def _lines(self) -> Iterator[str]:
         run = self.run
@@ -262,23 +288,31 @@ _METRICS = (
 )
 
 
-def _metric(
-    loop: int, name: str, step: int, mean: float | None, least: float | None, most: float | None, ranks: int, size: int
-) -> Metric:
+def _metric(loop: Any, name: Any, step: Any, mean: Any, least: Any, most: Any, ranks: Any, size: Any) -> Sequence[Any]:
     value = math.nan if mean is None else mean
-    return Metric(
-        loop, name, step, value, value if least is None else least, value if most is None else most, ranks, size
-    )
+    return loop, name, step, value, value if least is None else least, value if most is None else most, ranks, size
 
 
-def _split(digests: bytes) -> tuple[bytes, ...]:
+def _split(digests: Any) -> tuple[bytes, ...] | None:
+    if not isinstance(digests, bytes):
+        return None
     return tuple(digests[at : at + _DIGEST] for at in range(0, len(digests), _DIGEST))
 
 
 def ranks_of(text: str) -> list[int]:
-    """Return the ranks of a text such as ``0-2,5``."""
+    """Return the ranks of a text such as ``0-2,5``.
+
+    Raises:
+        RecordError: the text has something else, or far too many ranks.
+    """
     ranks: list[int] = []
     for part in filter(None, text.strip("[]").split(",")):
         first, _, last = part.partition("-")
-        ranks += range(int(first), int(last or first) + 1)
+        try:
+            least, most = int(first), int(last or first)
+        except ValueError:
+            least = most = -1
+        if least < 0 or most - least + 1 + len(ranks) > MAX_RANKS:
+            raise RecordError(f"the record names ranks of a cell as {text[:40]!r}: it is damaged")
+        ranks += range(least, most + 1)
     return ranks

@@ -20,7 +20,7 @@ from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.record.collecting import Collector, Rows
 from monarch_kernel.features.record.environment import describe, git_state
-from monarch_kernel.features.record.files import FileBook, hash_of_text
+from monarch_kernel.features.record.files import FileBook, hash_of_text, read_module
 from monarch_kernel.features.record.messages import Noted, StateNoted
 from monarch_kernel.features.record.writer import RecordWriter
 from monarch_kernel.net.wire.messages import Change, Logged
@@ -476,10 +476,7 @@ def _run_rows(values: Mapping[str, str]) -> Rows:
 def _file_rows(files: Mapping[str, str]) -> Rows:
     """The rows of modules; with their text, where the file here has the hash that a process has seen."""
     for path, hashed in files.items():
-        try:
-            data = Path(path).read_bytes()
-        except OSError:  # it is on another host
-            data = b""
+        data = read_module(path)
         text = data.decode("utf-8", "backslashreplace") if hash_of_text(data) == hashed else None
         yield "INSERT OR REPLACE INTO file VALUES (?, ?, ?)", (_utf8(path), hashed, text)
 

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from monarch_kernel.base.text import one_line
+
 __all__ = [
     "FILE",
     "SCHEMA",
@@ -16,6 +18,7 @@ __all__ = [
     "Knob",
     "Loop",
     "Metric",
+    "RowT",
     "Table",
 ]
 
@@ -210,5 +213,5 @@ class Table(Sequence[RowT], Generic[RowT]):
 
 
 def _brief(value: Any) -> str:
-    text = f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+    text = f"{value:.6g}" if isinstance(value, float) else " ".join(one_line(str(value)).split())
     return text if len(text) <= 40 else f"{text[:39]}…"

@@ -88,7 +88,7 @@ def replay(
     run = _Run(record, mesh, until_step, say)
     recorder = Recorder(
         _new_folder(record) if folder is None else Path(folder),
-        every=int(record.run.get("every", "100")),
+        every=_every(record),
         schedule=run.schedule,
     )
     control.start(recorder)
@@ -122,6 +122,11 @@ def _mesh_of(record: RecordReader, mesh: ProcMesh) -> str:
     if len(mesh) < sizes[name]:
         raise RecordError(f"{record.folder}: {name} had {sizes[name]} ranks, but {mesh.name} has {len(mesh)}")
     return name
+
+
+def _every(record: RecordReader) -> int:
+    text = record.run.get("every", "")[:9]
+    return int(text) if text.isdecimal() else 100
 
 
 def _new_folder(record: RecordReader) -> Path:

@@ -719,7 +719,7 @@ def test_curves_of_earlier_loops_are_drawn_with_those_of_this_one(view: ViewPage
 @pytest.mark.slow
 def test_curves_are_saved_as_csv(view: ViewPage) -> None:
     loop = with_curves(view)
-    curves = {'loss, "all"': [[0, 5], [2.0, None], [], [], []], "norm": losses(steps=2)}
+    curves = {'loss, "all"': [[0, 5], [2.0, None], [], [], []], "norm": losses(steps=2), "=1+1": losses(steps=2)}
     view.receive({"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": curves}]})
     with view.page.expect_download() as download:
         loop.get_by_role("button", name="CSV").click()
@@ -729,6 +729,7 @@ def test_curves_are_saved_as_csv(view: ViewPage) -> None:
     assert ['loss, "all"', "0", "2", "2", "", "2", ""] in rows
     assert ['loss, "all"', "5", "", "", "", "", ""] in rows
     assert ["norm", "0", "100", "90", "1", "110.00000000000001", "3"] in rows
+    assert {row[0] for row in rows[1:]} == {'loss, "all"', "norm", "'=1+1"}  # no formula for a spreadsheet
 
 
 @pytest.mark.slow

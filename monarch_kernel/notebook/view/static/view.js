@@ -1652,13 +1652,18 @@ function csvField(value) {
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
+/** Marks a name as text, which a spreadsheet would take for a formula. @param {string} name */
+function csvName(name) {
+  return /^[=+\-@\t\r\n]/.test(name) ? `'${name}` : name;
+}
+
 /** Writes curves as a CSV file, a line for each point. @param {Iterable<[string, import("./view.js").Points]>} curves */
 function csvOf(curves) {
   const lines = ["name,step,mean,min,min_rank,max,max_rank"];
   for (const [name, [steps, means, leasts, mosts, , leastRanks = [], mostRanks = []]] of curves) {
     steps.forEach((step, i) => {
       const spread = leasts.length > 0 ? [leasts[i], leastRanks[i], mosts[i], mostRanks[i]] : [means[i], "", means[i], ""];
-      lines.push([name, step, means[i], ...spread].map(csvField).join(","));
+      lines.push([csvName(name), step, means[i], ...spread].map(csvField).join(","));
     });
   }
   return `${lines.join("\r\n")}\r\n`;
