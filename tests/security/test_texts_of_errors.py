@@ -9,6 +9,7 @@ from monarch_kernel.errors import RemoteError
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.masking import Mask, mask_forms, secrets_near
+from tests.security.test_values_in_errors import TOKENS, WORDS
 from tests.support.waiting import LONG_S
 
 VALUE = "hunter2-hunter2"
@@ -27,9 +28,12 @@ VALUE = "hunter2-hunter2"
         ('{"api_key": "swordfish", "n": 5}', '{"api_key": "…", "n": 5}'),
         ("password: hunter2", "password: …"),
         (f"GET /x?a=1&token={VALUE}&b=2", "GET /x?a=1&token=…&b=2"),
-        ("Incorrect API key provided: sk-proj-abcdefghijklmnop.", "Incorrect API key provided: …"),
+        ("Incorrect API key provided: sk-proj-abcdefghijklmnop.", "Incorrect API key provided: …."),
         ("invalid hf_" + "x" * 34, "invalid …"),
         ("HTTP 401: token abcdef0123456789abcdef is invalid", "HTTP 401: token … is invalid"),
+        ("AccountName=x;AccountKey=Ab12Cd34==;EndpointSuffix=y", "AccountName=x;AccountKey=…;EndpointSuffix=y"),
+        *((f"401 with {token}: expired", "401 with …: expired") for token in TOKENS),
+        *((f"{{'x': '{token}'}}", "{'x': '…'}") for token in TOKENS),
         ("bad -----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nhere", None),
     ],
 )
@@ -52,13 +56,17 @@ def test_a_secret_is_hidden_and_the_rest_of_the_text_stays(text: str, shown: str
         "unexpected token model.layers.constructor",
         "no such file: https://example.org:8080/a/b@c",
         "KeyError: 'layers.0.weight'",
+        "account key: must be a string",
+        *(f"no such value: {word}" for word in WORDS),
     ],
 )
 def test_a_text_without_a_secret_stays(text: str) -> None:
     assert mask_forms(text) == text
 
 
-@pytest.mark.parametrize("part", ["a-", "a.", "x", "://", "a://b", "token", "token ", "bearer ", "a=b&", "key: '"])
+@pytest.mark.parametrize(
+    "part", ["a-", "a.", "x", "://", "a://b", "token", "token ", "bearer ", "a=b&", "key: '", "sk-", "eyJ", "SG.a"]
+)
 def test_a_long_text_ends(part: str) -> None:
     assert mask_forms(part * 2_000) == part * 2_000
 

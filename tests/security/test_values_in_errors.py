@@ -116,6 +116,52 @@ def test_shapes_and_types_are_no_content() -> None:
         assert describe_variable(name, "me") == "'me'"
 
 
+TOKENS = [
+    "sk-proj-Ab12Cd34Ef56Gh78Ij90Kl12",
+    "sk-ant-api03-Ab12Cd34Ef56Gh78Ij90-Kl12_Mn34",
+    "sk_live_Ab12Cd34Ef56Gh78Ij90",
+    "hf_AbCdEfGhIjKlMnOpQrStUvWx",
+    "ghp_Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56Qr78",
+    "gho_Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56Qr78",
+    "github_pat_11Ab12Cd34Ef56Gh78_Ij90Kl12Mn34",
+    "glpat-Ab12Cd34_Ef56-Gh78Ij",
+    "xoxb-123456789012-Ab12Cd34Ef56",
+    "https://hooks.slack.com/services/T01/B02/Ab12Cd34Ef56",
+    "ASIAABCDEFGHIJKLMNOP",
+    "AIzaSyAb12Cd34Ef56Gh78Ij90Kl12Mn34Op56",
+    "npm_Ab12Cd34Ef56Gh78Ij90Kl12Mn34Op56Qr78",
+    "pypi-AgEIcHlwaS5vcmcCJDAb12Cd34",
+    "nvapi-Ab12Cd34Ef56Gh78Ij90Kl12",
+    "gsk_Ab12Cd34Ef56Gh78Ij90Kl12",
+    "SG.Ab12Cd34Ef56Gh78Ij.Kl12Mn34Op56Qr78St90",
+    "12345678:AAAb12Cd34Ef56Gh78Ij90Kl12Mn34Op56",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.c2lnbmF0dXJl",
+]
+"""Made up, each in the form of a well-known one."""
+
+WORDS = [
+    "Asia-Pacific-region",
+    "asia_pacific_dataset.csv",
+    "eyjafjallajokull_2010.png",
+    "sk-learn-contrib-package",
+    "sk-SK.UTF-8",
+    "hf_model_name_or_path",
+    "hf_hub_download_folder",
+    "ghp_import_of_pages",
+    "task-0123456789abcdef",
+    "disk-0123456789abcdef0123",
+    "npm_config_registry_path",
+    "layers.0.attention.key.weight",
+    "d41d8cd98f00b204e9800998ecf8427e",
+    "12:30:15 AA",
+    "AKIAs are the ids of keys",
+    "0x7f8a9b0c1d2e3f40",
+    "550e8400-e29b-41d4-a716-446655440000",
+    "model.safetensors.index.json",
+    "gpt2-xl-1.5b-instruct-v0.2",
+]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -136,6 +182,9 @@ def test_shapes_and_types_are_no_content() -> None:
         ("sk-" + "x" * 48, "'…'"),
         ("ghp_" + "x" * 36, "'…'"),
         ("AKIA" + "X" * 16, "'…'"),
+        *((token, "'…'") for token in TOKENS),
+        *((f"use {token}, please", "'use …, please'") for token in TOKENS),
+        *((token.encode(), "b'…'") for token in TOKENS),
         ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "'…'"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE", "'-----BEGIN RSA PRIVATE KEY-----…'"),
         (f"https://me:{VALUE}@example.org".encode(), "b'https://me:…@example.org'"),
@@ -168,6 +217,7 @@ def test_what_looks_like_a_secret_is_hidden_under_any_name(value: object, shown:
         "12:30:15",
         "max_tokens is 5",
         "",
+        *WORDS,
     ],
 )
 def test_other_texts_are_shown_whole(value: str) -> None:

@@ -22,6 +22,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.reprs import HIDDEN, speaks_of_secret
+from monarch_kernel.runtime.diagnostics.token_forms import SIGNS, TOKENS
 
 __all__ = ["Mask", "mask_forms", "secrets_near"]
 
@@ -33,11 +34,12 @@ _FORMS = re.compile(
         | bearer \s{1,3} ) ) (?= [^\s"']{16} | [^\s"'0-9]{0,16} \d ) [^\s"',;]+  # a header
     | (?P<cookie> \b (?: set- )? cookie ["']? \s{0,3} [:=] \s{0,3} ["']? ) (?= [^\s"'=]{1,100} = ) [^\n"']+
     | (?P<basic> \b (?: basic | token ) \s{1,3} ) (?= [a-z+/_.=-]{0,100} \d ) [a-z0-9+/_.=-]{16,}
-    | (?P<name> \b [\w-]{0,24} (?P<what> token | passw (?: or )? d | passphrase | pwd | secret | api [_-]? key | signature )
+    | (?P<name> \b [\w-]{0,24} (?P<what> token | passw (?: or )? d | passphrase | pwd | secret | signature
+      | (?: api | access | account | private ) [_-]? key )
       [\w-]{0,24} (?P<gap> ["']? \s{0,3} [=:] \s{0,3} ["']? ) ) (?P<value> [^\s&;,"']+ )
-    | \b (?: sk- | hf_ | gh[oprsu]_ | github_pat_ | glpat- | xox[abeprs]- | AKIA | ASIA | AIza | eyJ ) [\w.-]{12,}
     | (?P<pem> -----BEGIN[ ][A-Z ]{0,40}PRIVATE[ ]KEY----- ) (?: (?! -----END ) [\s\S] )+ (?: -----END [A-Z ]{0,40}----- )?
-    """,
+    | """
+    + TOKENS,
     re.IGNORECASE | re.VERBOSE,
 )
 """Matches secrets in prose. Stricter than that of values: a value is data, and the text of an error explains something."""
@@ -54,26 +56,10 @@ _SIGNS = (
         "passphrase",
         "pwd",
         "secret",
-        "api",
+        "key",
         "signature",
     ),
-    *(
-        "sk-",
-        "hf_",
-        "gho_",
-        "ghp_",
-        "ghr_",
-        "ghs_",
-        "ghu_",
-        "github_pat_",
-        "glpat-",
-        "xox",
-        "akia",
-        "asia",
-        "aiza",
-        "eyj",
-    ),
-    "private key",
+    *SIGNS,
 )
 """A text with none of these has no secret of a known form: a search for them takes a hundredth of the time."""
 

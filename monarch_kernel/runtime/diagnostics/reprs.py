@@ -8,6 +8,8 @@ import re
 import sys
 from typing import Any
 
+from monarch_kernel.runtime.diagnostics.token_forms import TOKENS
+
 __all__ = ["HIDDEN", "SWITCH", "describe_value", "describe_variable", "is_tensor", "speaks_of_secret"]
 
 SWITCH = "MONARCH_ERROR_VALUES"
@@ -34,9 +36,9 @@ _SECRET_IN_TEXT = re.compile(
     | (?P<name> (?<![\w-]) [\w-]* (?: token | passw | passphrase | passcode | pwd | secret | api_?-?key | access_?-?key
       | private_?-?key | signature | webhook ) [\w-]*
       ["']? \s* [=:] \s* ["']? ) [^\s&;,"']+  # a part of a query, of a data source name, of a configuration
-    | \b (?: sk- | hf_ | gh[oprsu]_ | github_pat_ | glpat- | xox[abeprs]- | AKIA | ASIA | AIza | eyJ ) [\w.-]{12,}
     | (?P<pem> -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY----- ) .*
-    """,
+    | """
+    + TOKENS,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 """Matches secrets in texts: passwords in URLs, headers of HTTP requests, ``password=...``, and tokens of well-known forms."""

@@ -1,0 +1,48 @@
+"""The forms of well-known tokens and keys, which give them away under any name.
+
+A form is more than a prefix: ``sk-learn-contrib``, ``hf_model_name_or_path``, ``Asia-Pacific-region`` and the name of a volcano
+are words. So each prefix has its case, and what must follow it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SIGNS", "TOKENS"]
+
+TOKENS = r"""
+    (?-i: (?<![A-Za-z0-9])
+        (?: sk- (?= [\w-]{0,40} [A-Za-z0-9]{16} ) [\w-]{16,}  # OpenAI, Anthropic and others
+        | [rs]k_ (?: live | test ) _ [A-Za-z0-9]{16,}  # Stripe
+        | hf_ [A-Za-z0-9]{20,} | api_org_ [A-Za-z0-9]{20,}  # Hugging Face
+        | gh[oprsu]_ [A-Za-z0-9]{20,} | github_pat_ \w{20,} | glpat- [\w-]{16,}
+        | xox[abeprs]- [\w-]{12,} | https://hooks\.slack\.com/services/ [\w/]{12,}
+        | (?: AKIA | ASIA ) [A-Z0-9]{16} (?! [A-Za-z0-9] )  # the id of a key of AWS
+        | AIza [\w-]{30,} | ya29\. [\w-]{20,}  # Google
+        | npm_ [A-Za-z0-9]{30,} | pypi-AgE [\w-]{16,} | dckr_pat_ [\w-]{20,}
+        | nvapi- [\w-]{20,} | gsk_ [A-Za-z0-9]{20,} | r8_ [A-Za-z0-9]{30,} | SG\. [\w-]{16,} \. [\w-]{16,}
+        | \d{8,10}:AA [\w-]{30,}  # Telegram
+        | eyJ [\w-]{8,} \. [\w.-]{8,}  # a JSON web token
+        )
+    )
+"""
+"""Part of a verbose regular expression without groups: matches a token."""
+
+SIGNS = (
+    *("sk-", "k_live_", "k_test_", "hf_", "api_org_", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-"),
+    *(
+        "xox",
+        "hooks.slack",
+        "akia",
+        "asia",
+        "aiza",
+        "ya29",
+        "npm_",
+        "pypi-",
+        "dckr_pat_",
+        "nvapi-",
+        "gsk_",
+        "r8_",
+        "sg.",
+    ),
+    *(":aa", "eyj"),
+)
+"""In small letters: a text with none of these has no such token."""
