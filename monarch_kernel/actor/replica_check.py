@@ -10,6 +10,7 @@ from functools import partial
 from monarch_kernel.actor.tensors import Ranks
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.base.mesh.extent import list_axes
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.features.replicas.compare import (
     Comparison,
@@ -107,7 +108,7 @@ class ReplicaCheck:
             if hidden := len(self.skipped) - len(listed):
                 listed.append(f"and {hidden:,} more")
             lines.append(f"not compared: {', '.join(listed)}")
-        return "\n".join(lines)
+        return "\n".join(map(one_line, lines))
 
 
 def check_replicas(mesh: Ranks, names: Sequence[str], axis: str | None) -> ReplicaCheck:

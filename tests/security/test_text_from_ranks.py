@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_kernel.actor.replica_check import ReplicaCheck
 from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView, WaitView
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.base.text import aligned, html_table, one_line, plain, printable
 from monarch_kernel.errors import Failure, ForkedError, Frame, MonarchError, RanksError, RemoteError
+from monarch_kernel.features.profiling.analysis import analyse
+from monarch_kernel.features.profiling.handle import Profile
+from monarch_kernel.features.profiling.recording import Recording
+from monarch_kernel.features.profiling.timeline import timeline_of
+from monarch_kernel.features.replicas.compare import Comparison, Copy, Difference
+from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow
 from monarch_kernel.notebook.output.folding import OutputFolder, render
 from monarch_kernel.notebook.output.logs import log_lines
 from monarch_kernel.notebook.view.errors import error_block
@@ -184,3 +191,25 @@ def test_tables_execute_nothing(text: str) -> None:
     assert shown.count("\n") == mesh_text(replace(view, name="plain")).count("\n")
     assert len(set(map(len, aligned([("a", [name, "x"], False), ("b", ["1", "2"], True)])))) == 1
     assert "<script>" not in html_table(name, [(name, [name], False)], [name])
+
+
+@hostile
+def test_results_of_checks_execute_nothing(text: str) -> None:
+    """Names of parameters may come from the keys of a file, and names of links and machines from another host."""
+    copy = Copy(f"net.{text}", "gradient", None, (2,), f"float{text}", b"x")
+    difference = Difference(copy, ((0, 1), (2,)), shapes=(text, "[3]"), found=text)
+    comparison = Comparison(3, 1, 0, (difference,), (difference,), 1)
+    check = ReplicaCheck(f"t{text}", 3, (text,), comparison, skipped={text: text})
+    assert "net." in repr(check)
+    assert not executes(repr(check))
+    links = {0: ((f"eth{text}", 1e9),)}
+    end = End(f"t{text}", 0, 1)
+    traffic = Traffic(
+        text, (TrafficRow(end, end, text, 1, 1, 1.0),), (CollectiveRow(end, text, text, 1, 1, 1.0),), 0, links
+    )
+    assert "eth" in str(traffic)
+    assert not executes(str(traffic))
+    timelines = {0: timeline_of(Recording(1, "here", 0.0, 1.0, problem=text), None, 5, name=lambda end, is_rank: text)}
+    findings, failure = analyse(timelines), Failure("lost", "Lost", text)
+    profile = Profile(f"t{text}", {0: Recording(1, "here", 0.0, 1.0, problem=text)}, {1: failure}, {}, findings, {}, {})
+    assert not executes(str(profile))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds
+from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, plain
 from monarch_kernel.errors import Failure, Frame
 from monarch_kernel.features.profiling.analysis import PARTS, Findings, analyse
 from monarch_kernel.features.profiling.controller import ProfileControl
@@ -78,7 +78,7 @@ class Profile:
             lines.append(f"transfers: {transfers}")
             lines += [f"  {line}" for line in links_text({rank: each.links for rank, each in self.recordings.items()})]
         lines += self._notes()
-        return "\n".join(lines)
+        return "\n".join(map(plain, lines))
 
     def save(self, path: str | os.PathLike[str], rename: Rename = lambda frame: frame) -> list[str]:
         """Write a trace of all ranks, which https://ui.perfetto.dev opens, and the snapshots of the memory of GPUs beside it.

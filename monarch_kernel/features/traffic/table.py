@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table
+from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table, one_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.features.traffic.bandwidth import bus_factor
 from monarch_kernel.runtime.host.link_speeds import links_text
@@ -168,7 +168,7 @@ class Traffic:
         tables = [
             [caption, *(aligned(columns) if columns else ()), *below] for caption, columns, below in self._tables()
         ]
-        return "\n\n".join("\n".join(lines) for lines in tables)
+        return "\n\n".join("\n".join(map(one_line, lines)) for lines in tables)
 
     def __repr__(self) -> str:
         return str(self)

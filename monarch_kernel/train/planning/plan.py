@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.base.text import format_nbytes, plain
 from monarch_kernel.train.planning.memory import MemoryEstimate, Sent
 from monarch_kernel.train.planning.model_facts import ModelFacts
 from monarch_kernel.train.planning.request import Axes, Resources, Strategy
@@ -181,7 +181,7 @@ def _explanation(plan: Plan) -> str:
         if option.why_not:
             name = _NAMES[option.strategy] + (" with blocks recomputed" if option.checkpoint else "")
             lines.append(f"  not {name} ({format_nbytes(option.memory.total)} a rank): {option.why_not}")
-    return "\n".join(lines)
+    return "\n".join(map(plain, lines))
 
 
 def _about(plan: Plan, param: str) -> str:
