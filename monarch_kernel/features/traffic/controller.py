@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from monarch_kernel.base.events import MeshView, ThroughputEvent
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import Failure
 from monarch_kernel.features.traffic.meters import MeterBook
 from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow, largest_first
@@ -24,6 +26,9 @@ from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = ["TrafficControl", "TrafficExtension", "traffic_view"]
+
+KEPT = 256
+"""Processes that have ended whose traffic is kept; a session may have had very many."""
 
 _MAX_LINKS = 32
 _MAX_NAME = 60
@@ -46,6 +51,18 @@ class TrafficExtension(Extension):
         self.links: dict[int, tuple[tuple[str, float], ...]] = {}
         self.handlers = {Metered: self._metered}
         self._meters: Meters | None = None
+        self._ended: deque[int] = deque()
+
+    def process_lost(self, proc: int) -> list[Effect]:
+        self._ended.append(proc)
+        while len(self._ended) > KEPT:
+            ended = self.core.ranks[self._ended.popleft()]
+            if ended.stopping:  # else another process may have its number
+                self.links.pop(ended.spec.proc, None)
+                self.book.forget(ended.spec.proc)
+                if self._meters is not None:
+                    self._meters.forget(ended.spec.proc)
+        return []
 
     def may_send(self, proc: int, message: Message) -> bool:
         assert isinstance(message, Metered)
@@ -89,7 +106,9 @@ class TrafficExtension(Extension):
     def _metered(self, record: RankRecord, message: Metered, now: float) -> list[Effect]:
         self.book.handle(record.peer, message, now)
         if message.links:
-            self.links[record.spec.proc] = tuple((name[:_MAX_NAME], each) for name, each in message.links[:_MAX_LINKS])
+            self.links[record.spec.proc] = tuple(
+                (one_line(name[:_MAX_NAME]), each) for name, each in message.links[:_MAX_LINKS]
+            )
         return []
 
     def _rate(self, proc: int, now: float) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from monarch_kernel.net.transport.base import Peer, proc_of
+from monarch_kernel.net.transport.base import Peer, is_rank, proc_of
 from monarch_kernel.net.wire.messages import Carried, Collected, Metered
 
 __all__ = ["HISTORY_S", "MeterBook", "Throughput"]
@@ -140,6 +140,15 @@ class MeterBook:
                 throughput = self._throughputs[proc] = Throughput()
             throughput.add(now, message.over_s, nbytes_in, nbytes_out)
             self._moving.add(proc)
+
+    def forget(self, proc: int) -> None:
+        """Forget a process that has ended: what it has counted, and what others have counted of it."""
+        for peer in [peer for peer in self._reports if is_rank(peer) and proc_of(peer) == proc]:
+            del self._reports[peer]
+            self._unread.pop(peer, None)
+        for report in self._reports.values():
+            for key in [key for key in report.carried if proc in key[:2]]:
+                del report.carried[key]
 
     def carried(self, procs: Collection[int]) -> list[tuple[Carried, Peer]]:
         """The transfers to or from these processes, as each process has counted them."""

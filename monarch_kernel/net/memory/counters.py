@@ -254,6 +254,13 @@ class Meters:
             is_repeat, self._is_repeat = self._is_repeat, False
             return Changes(tuple(carried), over_s, tuple(collected), is_repeat)
 
+    def forget(self, proc: int) -> None:
+        """Forget what was counted of a process that has ended."""
+        with self._lock:
+            for key in [key for key in self._tallies if proc in key[:2]]:
+                if not self._tallies.pop(key).is_reported:
+                    self._changed.remove(key)
+
     def tell_all(self) -> None:
         """Make `changes` return all counts once more, for a new receiver that has none of them."""
         with self._lock:

@@ -13,7 +13,6 @@ The methods are generators: handling one item can change the state before the ne
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -54,7 +53,7 @@ class OutputOrder:
         self._read_to = [0, 0]  # the last marks in its streams that have arrived
         self._shown_to = 0  # the mark of its last display
         self._said: list[HeldMessage] = []
-        self._withheld: deque[tuple[OutputChunk, float]] = deque()  # written after a display that has not arrived
+        self._withheld: list[tuple[OutputChunk, float]] = []  # written after a display that has not arrived
 
     def is_early(self, written: tuple[int, int]) -> bool:
         """Whether output that was written before these marks has not arrived."""

@@ -136,6 +136,12 @@ class RankRecord(Recipient):
     def __post_init__(self) -> None:
         self.peer = self.peer or rank_peer(self.spec.proc, self.spec.incarnation)
 
+    def forget(self) -> None:
+        """Free what is of no use once the process was stopped and has ended: a session may have had very many."""
+        self.spec = self.spec.ended()
+        self.order = OutputOrder()
+        self.names, self.watchers, self.open_requests, self.out_of_band = {}, {}, {}, set()
+
     @property
     def state(self) -> RankState:
         """Its state in one word."""

@@ -177,6 +177,8 @@ class RankProcesses:
             self._restarts.pop(proc, None)
             if record.death is not None:
                 record.death = replace(record.death, kind="stopped")  # no process will replace it
+                if record.has_ended:
+                    record.forget()
             else:
                 stopped = Failure("stopped", "Stopped", reason, host=self._hosts[record.host].hostname)
                 effects += self._mark_dead(record, stopped, now, True)
@@ -205,6 +207,8 @@ class RankProcesses:
         record.has_ended = True
         effects = self._endings.ended((message.proc,))
         if record.death is not None:
+            if record.stopping:
+                record.forget()
             return effects
         rss_nbytes = message.rss_nbytes or record.reading.rss_nbytes
         what = describe_exit(

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from monarch_kernel.base.events import MeshView, ThroughputEvent
-from monarch_kernel.features.traffic.controller import TrafficExtension, traffic_view
+from monarch_kernel.features.traffic.controller import KEPT, TrafficExtension, traffic_view
 from monarch_kernel.features.traffic.meters import HISTORY_S, MAX_KINDS, MAX_NAME, MeterBook, Throughput
 from monarch_kernel.features.traffic.table import End
+from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.transport.base import CONTROLLER, host_peer, rank_peer
-from monarch_kernel.net.wire.messages import Carried, Collected, Hello, Lost, Metered
+from monarch_kernel.net.wire.messages import Carried, Collected, Hello, HostHello, Lost, Metered
 from monarch_kernel.notebook.view.frames import mesh_frame
 from monarch_kernel.runtime.controller.effects import Effect, Tell
 from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import state_of_three
 
 
@@ -215,3 +217,25 @@ def test_the_collectives_of_a_replaced_process_have_separate_rows() -> None:
         "all_gather  gloo  [1] (dead)           3.9 KiB       1  100 ms",
         "some counts are the last known ones of ranks that are dead or do not answer",
     ]
+
+
+def test_the_traffic_of_very_many_processes_that_have_ended_is_forgotten() -> None:
+    state, meters = State(), Meters(0)
+    extension = state.extension(TrafficExtension)
+    extension.started(meters)
+    state.hosts.add(1, 0.0)
+    state.handle(HostHello("t", 1, "vm", 1, 1, 0), (), host_peer(1), 0.0)
+    for proc in range(1, KEPT + 4):
+        state.processes.start(1, [rank_spec(proc)], 0.0)
+        state.handle(Hello("t", proc, 1, "cpu"), (), rank_peer(proc), 0.0)
+        meters.count(0, proc, "memory", 10)
+        state.handle(moved(10, source=proc, target=0), (), rank_peer(proc), 0.0)
+        extension.read(1.0)
+        if proc == 2:
+            state.handle(Lost(proc, 0, 9, "", (), 0), (), host_peer(1), 1.0)  # another process may replace it
+        elif proc != 3:
+            state.processes.stop((proc,), "no longer needed", 0.0, 1.0)
+    rows = {row.source or row.target for row, _ in extension.book.carried(range(KEPT + 4))}
+    assert rows == set(range(1, KEPT + 4)) - {1}
+    meters.tell_all()
+    assert {row.target for row in meters.changes().carried} == rows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -671,3 +672,35 @@ def test_readings_and_output_are_kept_for_the_view() -> None:
     assert record.state == "running"
     state.handle(Failed(1, Failure("exception", "E", "m")), (), b"R1", 0.0)
     assert (record.state, record.last_error) == ("failed", "E: m")
+
+
+def test_little_is_kept_of_a_rank_that_was_stopped_and_has_ended() -> None:
+    """A notebook may bring up thousands of meshes in one session."""
+    for order in ("stop", "end"), ("end", "stop"):
+        state = State()
+        state.hosts.add(1, 0.0)
+        spec = msgspec.structs.replace(rank_spec(1), env={"A": "1"}, sys_path=("/x",), bootstrap=b"b", unset=("B",))
+        state.processes.start(1, [spec], 0.0)
+        state.handle(HostHello(TOKEN, 1, "machine1", 1, 1, 0), (), host_peer(1), 0.0)
+        state.handle(Hello(TOKEN, 1, 100, "cpu"), (), rank_peer(1), 0.0)
+        ask(state, 1, (1,))
+        for event in order:
+            if event == "stop":
+                state.processes.stop((1,), "no longer needed", 0.0, 1.0)
+            else:
+                assert state.ranks[1].spec == spec  # another process may replace it
+                state.handle(Lost(1, 0, 9, "", (), 0), (), host_peer(1), 1.0)
+        record = state.ranks[1]
+        assert (record.spec.env, record.spec.sys_path, record.spec.bootstrap, record.spec.unset) == ({}, (), b"", ())
+        assert record.state == "stopped"
+        assert (record.spec.mesh, record.pid, record.death and record.death.kind) == (spec.mesh, 100, "stopped")
+        (resolved,) = resolves(ask(state, 2, (1,)))
+        assert text_of(resolved.answers[0]) == (record.death and record.death.message)
+
+
+def test_a_host_agent_that_ends_starts_no_more_ranks() -> None:
+    state = running(1)
+    assert not state.hosts[1].is_ending
+    assert state.handle(HostEnding(), (), host_peer(1), 0.0) == []
+    assert state.hosts[1].is_ending
+    assert not state.hosts[1].gone

@@ -118,6 +118,10 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
         """Return this spec with its record in a directory."""
         return msgspec.structs.replace(self, record=f"{directory}/{self.record}")
 
+    def ended(self) -> RankSpec:
+        """Return this spec without what only starts a process."""
+        return msgspec.structs.replace(self, env={}, sys_path=(), bootstrap=b"", unset=())
+
     def settled(self, device: str, env: dict[str, str], threads: int) -> RankSpec:
         """Return this spec with the device, the environment and the number of threads that were chosen for it."""
         return msgspec.structs.replace(self, device=device, env=env, threads=threads)
