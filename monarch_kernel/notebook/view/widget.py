@@ -19,7 +19,8 @@ class MeshWidget(anywidget.AnyWidget):
         mesh: name of the mesh.
     """
 
-    _esm = _STATIC / "view.js"
-    _css = _STATIC / "view.css"
+    # As texts: for a path, anywidget keeps each widget that was ever made, to reload it when the file changes.
+    _esm = (_STATIC / "view.js").read_text(encoding="utf-8")
+    _css = (_STATIC / "view.css").read_text(encoding="utf-8")
 
     mesh = traitlets.Unicode().tag(sync=True)
