@@ -12,7 +12,7 @@ from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook
 from monarch_kernel.features.live.pace import Grant
 from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import LoopLeft, LoopPreempted, LoopReport, LoopStarted, Preload
+from monarch_kernel.net.wire.messages import LoopLeft, LoopPreempted, LoopReport, LoopStarted, LoopStep, Preload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.process_records import RankRecord
@@ -40,6 +40,7 @@ class LoopExtension(Extension):
         self.handlers = {
             LoopStarted: self._started,
             LoopReport: self._reported,
+            LoopStep: self._in_step,
             LoopLeft: self._left,
             LoopPreempted: self._preempted,
         }
@@ -72,6 +73,9 @@ class LoopExtension(Extension):
 
     def _reported(self, record: RankRecord, message: LoopReport, now: float) -> list[Effect]:
         return self.send(self.book.reported(record.spec.proc, message, now))
+
+    def _in_step(self, record: RankRecord, message: LoopStep, now: float) -> list[Effect]:
+        return self.send(self.book.in_step(record.spec.proc, message))
 
     def _preempted(self, record: RankRecord, message: LoopPreempted, now: float) -> list[Effect]:
         return self.send(self.book.preempted(record.spec.proc, message))

@@ -25,6 +25,7 @@ from monarch_kernel.net.wire.messages import (
     LoopPreempted,
     LoopReport,
     LoopStarted,
+    LoopStep,
     RankSpec,
 )
 
@@ -406,6 +407,13 @@ class LoopBook:
         for alarm in message.alarms:
             grants += loop.address(loop.alarmed(loop.ranks[proc], alarm))
         return grants
+
+    def in_step(self, proc: int, message: LoopStep) -> list[AddressedGrant]:
+        """A rank has been silent, and may hang; the next report covers the time and the steps since its last one."""
+        loop = self._loops.get((message.request, message.number))
+        if loop is None or not loop.pace.is_in(proc):
+            return []
+        return loop.address(loop.pace.progressed(proc, message.step, 0.0))
 
     def preempted(self, proc: int, message: LoopPreempted) -> list[AddressedGrant]:
         """A rank in a loop must end soon: all ranks of the loop save their work before the same step."""

@@ -6,6 +6,9 @@ of a step without pauses, and the logged values. Only when the controller grants
 waits like any code that waits for an answer, so that an interrupt works there, too. Logged values, also tensors, stay unread
 until the report: to read a tensor on a GPU is to wait for all of its queued work.
 
+A rank that hangs in a step reports nothing itself. So a timer checks a second after a report whether there was another one; if
+not, it reports the step that the rank is in (`LoopStep`). A step that starts later than this reports itself.
+
 At SIGTERM from outside, a rank whose loop has an ``on_preempt`` asks the controller for a step before which all ranks of the
 loop call it: so a checkpoint, which needs all ranks, is of one step. Then the rank ends.
 
@@ -51,6 +54,7 @@ from monarch_kernel.net.wire.messages import (
     LoopPreempted,
     LoopReport,
     LoopStarted,
+    LoopStep,
     Rewind,
 )
 from monarch_kernel.runtime.diagnostics.stacks import LoopPlace
@@ -116,6 +120,7 @@ class LoopPort(NamedTuple):
         release: marks errors that this thread raises from now on as consequences of a death.
         is_ending: whether SIGTERM has told the process to end.
         finish: ends the process in this case.
+        later: calls a function on a separate thread after some seconds.
     """
 
     submit: Callable[[Packed], object]
@@ -127,6 +132,7 @@ class LoopPort(NamedTuple):
     release: Callable[[], None] = release_working
     is_ending: Callable[[], bool] = lambda: False
     finish: Callable[[], None] = lambda: None
+    later: Callable[[float, Callable[[], None]], None] = lambda seconds, function: None
 
 
 class SnapshotTaker(Protocol):
@@ -217,7 +223,8 @@ class RankLoop:
         recorder: StepRecorder | None = None,
     ) -> None:
         self._recorder = recorder
-        self._has_failed = False
+        self._has_failed = self._is_over = False
+        self._has_timer = False  # whether `_report_hang` will be called
         self.on_preempt = on_preempt
         self._hooks = hooks or {}
         self._watch = ValueWatch()
@@ -295,6 +302,7 @@ class RankLoop:
             self._has_failed = True
             raise
         finally:
+            self._is_over = True
             self._report(step, is_last=True)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
@@ -490,6 +498,22 @@ class RankLoop:
         self._port.submit(
             pack(LoopReport(*self._key, step, step_s, reported, tuple(knobs), peak, tuple(alarms), loader_s))
         )
+        if not self._has_timer and not is_last:
+            self._has_timer = True
+            self._port.later(_REPORT_S, self._report_hang)
+
+    def _report_hang(self) -> None:
+        """Report the current step if it is later than that of the last report. Called on a separate thread."""
+        self._has_timer = False  # first: a report from now on sets another timer
+        reported, at = self._reported
+        left_s = at + _REPORT_S - time.perf_counter()
+        if self._is_over:
+            return
+        if left_s > 0:  # there was a report
+            self._has_timer = True
+            self._port.later(left_s, self._report_hang)
+        elif self.step > reported and not self._is_left():
+            self._port.submit(pack(LoopStep(*self._key, self.step)))
 
     def _explained(
         self, alarms: Sequence[LoopAlarm], logged: Mapping[str, list[tuple[int, Any]]], step: int, is_last: bool
@@ -694,6 +718,7 @@ def install(rank: Rank) -> None:
         peak=device_peak,
         is_ending=lambda: rank.termination.is_put_off,
         finish=rank.termination.finish,
+        later=later,
     )
     loops = PROCESS.loops = Loops(port)
     rank.at_new_controller.append(lambda open_requests: loops.controller_is_new())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ from monarch_kernel.features.live import worker
 from monarch_kernel.features.live.loops import LoopBook
 from monarch_kernel.features.live.worker import LoopPort, RankLoop
 from monarch_kernel.net.wire.codec import Packed, join, split
-from monarch_kernel.net.wire.messages import Logged, LoopAlarm, LoopGrant, LoopLeft, LoopReport, LoopStarted
+from monarch_kernel.net.wire.messages import Logged, LoopAlarm, LoopGrant, LoopLeft, LoopReport, LoopStarted, LoopStep
 from monarch_kernel.testing import rank_spec
 
 KEY = (4, 1)
@@ -37,13 +38,28 @@ class Rank:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.reports: list[LoopReport] = []
+        self.steps: list[LoopStep] = []
         self.coming: list[tuple[float, LoopGrant]] = []
-        self.loop = RankLoop(*KEY, None, LoopPort(self.submit, self.wait, request=lambda: KEY[0]))
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        port = LoopPort(self.submit, self.wait, request=lambda: KEY[0], later=self.later)
+        self.loop = RankLoop(*KEY, None, port)
 
     def submit(self, packed: Packed) -> None:
         ((message, _),) = split(join([packed]))
         if isinstance(message, LoopReport):
             self.reports.append(message)
+        elif isinstance(message, LoopStep):
+            self.steps.append(message)
+
+    def later(self, seconds: float, function: Callable[[], None]) -> None:
+        self.timers.append((self.clock.now + seconds, function))
+
+    def fire(self) -> None:
+        """Let the time of the only timer come."""
+        ((at, function),) = self.timers
+        self.timers.clear()
+        self.clock.now = max(self.clock.now, at)
+        function()
 
     def wait(self, waiter: object, timeout_s: float | None) -> bool:
         after_s, grant = self.coming.pop(0)
@@ -74,6 +90,41 @@ def test_the_duration_of_a_step_is_without_pauses(monkeypatch: pytest.MonkeyPatc
     assert durations[3] == pytest.approx(0.13)
     assert durations[4] == pytest.approx(0.13)
     assert max(durations.values()) < 0.14
+
+
+def test_a_rank_that_hangs_in_a_step_reports_it_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rank = Rank(clock)
+    rank.coming = [(0.0, LoopGrant(*KEY, 1 << 20, 200))]
+    run = rank.loop.run()
+    while next(run) < 250:
+        clock.now += 0.001
+    assert rank.reports[-1].step == 200
+    rank.fire()
+    assert not rank.steps  # the last report is less than a second ago
+    while rank.timers:
+        rank.fire()
+    assert [(step.request, step.number, step.step) for step in rank.steps] == [(*KEY, 250)]
+    clock.now += 60
+    assert next(run) == 251
+    assert rank.reports[-1].step == 251  # it reports a step itself that starts so late
+    rank.fire()
+    assert len(rank.steps) == 1  # this step was reported already
+    run.close()
+
+
+def test_a_timer_ends_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rank = Rank(clock)
+    rank.coming = [(0.0, LoopGrant(*KEY, 1 << 20, 200))]
+    run = rank.loop.run()
+    while next(run) < 150:
+        pass
+    run.close()
+    clock.now += 10
+    rank.fire()
+    assert not rank.timers
+    assert not rank.steps
 
 
 class Book:
@@ -125,6 +176,21 @@ def test_the_step_and_the_state_are_those_that_users_see() -> None:
     book.report(1, 100, 0.5, 99.0)
     book.leave(1, 100, 99.0)
     assert (book.view(100.0).step, book.view(100.0).state) == (100, "over")
+
+
+def test_the_step_is_shown_in_which_ranks_hang() -> None:
+    book = Book(1000)
+    for rank in (0, 1):
+        book.report(rank, 100, 0.001, 51.0)
+    for rank in (0, 1):
+        book.book.in_step(10 + rank, LoopStep(*KEY, 150 + rank))
+    assert book.view(53.0).step == 150
+    for rank in (0, 1):
+        book.report(rank, 200, 0.1, 61.0)
+    assert book.view(61.0).step == 200
+    assert book.view(61.0).left_s == pytest.approx(800 * (100 * 0.001 + 100 * 0.1) / 200)  # no step is lost or counts twice
+    book.leave(0, 200, 62.0)
+    assert book.book.in_step(10, LoopStep(*KEY, 199)) == []
 
 
 def test_a_hook_of_any_rank_makes_the_loop_act() -> None:

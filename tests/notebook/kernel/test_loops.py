@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,28 @@ def test_magics_control_a_live_loop(running: Notebook) -> None:
     assert found
     assert ended(running) == (int(found[1].replace(",", "")), (0.01, "b"))
     assert "■ over" in running.ok("%mesh loop").stdout
+
+
+HANGS = """
+import os, time
+for step in live.loop(25_000):
+    while step == 20_001 and not os.path.exists({path!r}):
+        time.sleep(0.02)
+"""
+
+
+def test_the_step_is_shown_in_which_ranks_hang(notebook: Notebook, tmp_path: Path) -> None:
+    """Ranks report steps as short as these only now and then."""
+    path = tmp_path / "go on"
+    notebook.ok(f"%%remote t --background --out gone_on\n{HANGS.format(path=str(path))}")
+    try:
+        wait_until(lambda: notebook.value("[loop.view().step for loop in t.loops[-1:]]") == [20_001], "the step")
+        assert "▶ running, step 20,001 of 25,000" in notebook.ok("%mesh loop t").stdout
+    finally:
+        path.touch()
+    wait_until(lambda: notebook.value("t.loop.view().state == 'over'"), "the loop to be over")
+    assert notebook.value("t.loop.view().step") == 25_000
+    notebook.ok("gone_on.result() if hasattr(gone_on, 'result') else None\ndel gone_on")
 
 
 MISUSES = {

@@ -23,6 +23,7 @@ __all__ = [
     "LoopPreempted",
     "LoopReport",
     "LoopStarted",
+    "LoopStep",
     "SealSnapshot",
     "SkipGroupNames",
     "StoreCall",
@@ -226,6 +227,14 @@ class LoopReport(Message, frozen=True):
     peak: float = 0.0
     alarms: tuple[LoopAlarm, ...] = ()
     loader_s: float = 0.0
+
+
+class LoopStep(Message, frozen=True):
+    """Report the step that a rank is in, because it has reported nothing for a second and may hang."""
+
+    request: int
+    number: int
+    step: int
 
 
 class LoopLeft(Message, frozen=True):
