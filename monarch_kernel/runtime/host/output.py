@@ -15,6 +15,7 @@ from typing import Literal
 
 from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.net.wire.stream_marks import FIRST_MARK, MarkReader, is_end_of_cell, is_order_mark, switched
+from monarch_kernel.runtime.host.last_lines import LastLines
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.read_counts import ReadCounts
 
@@ -85,7 +86,7 @@ class OutputStream:
         self.proc = proc
         self.name = name
         self.fd = fd
-        self.last_lines: deque[str] = deque(maxlen=60)
+        self._last_lines = LastLines()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._marks = marks
         self._read_to = 0  # a number of bytes until the first mark, then the last mark
@@ -101,7 +102,6 @@ class OutputStream:
         self._tail: deque[str] = deque()
         self._dropped = 0
         self._tail_at = 0.0
-        self._partial = ""
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
@@ -147,10 +147,9 @@ class OutputStream:
         text = self._decoder.decode(data)
         if text:
             self._pending.append(text)
-            self._remember(text)
+            self._last_lines.add(text)
         if is_end_of_cell(mark):
-            self.last_lines.clear()
-            self._partial = ""
+            self._last_lines.clear()
         if mark and (self._pending or not self._marked):
             self._marked.append(("".join(self._pending), self._read_to, self._read_to))
             self._pending.clear()
@@ -254,21 +253,9 @@ class OutputStream:
             for line in lines
         )
 
-    def _remember(self, text: str) -> None:
-        lines = (self._partial + text[-8192:]).split("\n")
-        self._partial = lines.pop()[-1000:]
-        self.last_lines.extend(map(_as_seen, lines[-60:]))
-
     def tail(self) -> tuple[str, ...]:
         """Return the last lines since the last cell ended, for the report of a death.
 
         faulthandler's lines about this package are left out.
         """
-        last = _as_seen(self._partial)
-        lines = (*self.last_lines, last) if last else tuple(self.last_lines)
-        return tuple(line for line in lines if not _OURS.match(line))
-
-
-def _as_seen(line: str) -> str:
-    """Return what a terminal shows of a line that a progress bar has rewritten: its last version."""
-    return line.rstrip("\r").rpartition("\r")[2]
+        return tuple(line for line in self._last_lines.lines() if not _OURS.match(line))
