@@ -61,7 +61,8 @@ class OutputFolder:
         nbytes_per_s: bytes shown per second on average.
         burst_lines: lines that may be shown at once.
         burst_nbytes: bytes that may be shown at once.
-        last_lines: how many of a rank's last lines ``finish`` shows, even after a flood.
+        first_lines: how many lines pass at once before it is clear whether a flood comes.
+        last_lines: how many last lines ``finish`` shows, even after a flood.
         item_window_s: how long an item waits for other ranks to display it, too.
         more: a command that shows all output, for the notes on left-out lines.
     """
@@ -79,7 +80,8 @@ class OutputFolder:
         nbytes_per_s: float = 256 * 1024.0,
         burst_lines: int = 1_000,
         burst_nbytes: int = 512 * 1024,
-        last_lines: int = 50,
+        first_lines: int = 100,
+        last_lines: int = 100,
         item_window_s: float = 0.3,
         more: str = "",
     ) -> None:
@@ -90,6 +92,7 @@ class OutputFolder:
             nbytes_per_s=nbytes_per_s,
             burst_lines=burst_lines,
             burst_nbytes=burst_nbytes,
+            first_lines=first_lines,
             last_lines=last_lines,
             more=more,
         )
@@ -422,7 +425,7 @@ class OutputFolder:
     def _pass_marked(self, ranks: tuple[int, ...], line: str, now: float) -> None:
         if line[0] == _GAP:
             for rank in ranks:
-                self._limiter.leave_out(rank, int(line[1:]))
+                self._limiter.leave_out(rank, int(line[1:]), now)
         elif line[0] == _ITEM:
             self._limiter.accept_item(FoldedItem(ranks, line[1:]))
         elif line[0] == _VARIED:

@@ -1,14 +1,15 @@
-"""Limits the rate of shown output: the first lines immediately, then a share, and always the last lines.
+"""Limits the rate of shown output: moderate output passes whole; of a flood, the first and the last lines are shown.
 
 ``jupyter_server`` drops messages above about 1 MB/s or 1,000 messages/s, whatever they contain. This module instead
 chooses which lines to leave out, counts them by rank, and notes the loss in the stream at the place where it occurs.
 
 Theory of operation
 -------------------
-Lines pass while a token bucket (lines and bytes) has tokens. When it is empty, lines wait in ``_waiting``, a queue that
-is shown from its front as the bucket refills. When too many lines wait, the queue is squeezed: its front (a second's worth,
-so that shown lines form readable stretches) and the last lines of every rank stay. The middle becomes a gap,
-which appears as a note when it reaches the front. Hence, at any time:
+The first lines of a burst pass at once, while a small token bucket lasts. Those that follow wait for `HOLD_S`, as what comes
+then may be a flood; then they pass while a large token bucket (lines and bytes) lasts, and as it refills. When too many lines
+wait, they are a *flood*: from then on no line is shown, until fewer lines come than could be shown. The last lines of every
+rank are kept, and all others of the flood become one gap, which appears as a note before the last lines. While a flood goes on,
+the note and the last lines appear after `FLOOD_NOTE_S`, and then at intervals that double. Hence, at any time:
 
 - for each rank, shown lines + lines in gaps + waiting lines = accepted lines, in the order in which the rank wrote them;
 - the last lines of every rank are shown or waiting, so ``finish`` can show them;
@@ -33,9 +34,15 @@ Stream = Literal["stdout", "stderr"]
 STDOUT = "o"
 STDERR = "e"
 
+HOLD_S = 0.25
+FLOOD_NOTE_S = 4.0
+
+_MAX_FLOOD_NOTE_S = 60.0
+_CALM_S = 1.0
 _NOTE_EVERY_S = 1.0
 _MAX_GAPS = 8
 _MIN_STRETCH = 10
+_MIN_LAST_LINES = 25
 _MAX_LAST_LINES = 4_000
 _MIN_LAST_NBYTES = 16 * 1024
 _MAX_RANKS_IN_NOTE = 8
@@ -89,8 +96,10 @@ class RateLimiter:
         nbytes_per_s: bytes shown per second on average, labels included.
         burst_lines: lines that may pass at once.
         burst_nbytes: bytes that may pass at once.
-        last_lines: number of each rank's last lines that ``finish`` always shows; fewer if many ranks or very long
-            lines would themselves make a flood, or if the agent of the rank left out lines among them.
+        first_lines: lines that pass without a wait; so many are shown of the beginning of a flood.
+        last_lines: number of last lines that ``finish`` always shows. Ranks that write different lines share them, with at
+            least 25 lines each; fewer if very many ranks or very long lines would themselves make a flood, or if the agent
+            of the rank left out lines among them.
         more: a command that shows the lines that are left out.
     """
 
@@ -101,7 +110,8 @@ class RateLimiter:
         nbytes_per_s: float = 256 * 1024.0,
         burst_lines: int = 1_000,
         burst_nbytes: int = 512 * 1024,
-        last_lines: int = 50,
+        first_lines: int = 100,
+        last_lines: int = 100,
         more: str = "",
     ) -> None:
         self._more = f"; all: {more}" if more else ""
@@ -113,12 +123,19 @@ class RateLimiter:
         self._last_lines = last_lines
         self._lines_left = float(burst_lines)
         self._nbytes_left = float(burst_nbytes)
+        self._first_lines = min(first_lines, burst_lines)
+        self._first_left = float(self._first_lines)
         self._refilled_at: float | None = None
+        self._held_until = float("-inf")
         self._next_note_at = float("-inf")
         self._shown: list[FoldedLine | FoldedItem] = []
-        self._waiting: deque[_Run | _Gap] = deque()
+        self._waiting: deque[_Run | _Gap | FoldedItem] = deque()
         self._n_waiting = 0
         self._squeeze_above = 2 * burst_lines
+        self._is_flood = False
+        self._flood_note_s = FLOOD_NOTE_S
+        self._n_arrived = 0  # lines since the time below
+        self._counted_from = 0.0
 
     @property
     def pending(self) -> bool:
@@ -128,18 +145,27 @@ class RateLimiter:
     def accept(self, ranks: tuple[int, ...], lines: Sequence[str], now: float) -> None:
         """Accept lines (mark and text) that all of ``ranks`` wrote; keeps no reference to ``lines``."""
         n_shown = 0
-        if not self._waiting:
+        if not self._waiting and not self._is_flood:
             self._refill(now)
-            n_shown = self._show(ranks, lines)
+            n_shown = self._show(ranks, lines, int(self._first_left))
+            self._first_left -= n_shown
         if n_shown < len(lines):
+            if not self._waiting:
+                self._held_until = now + HOLD_S
             self._waiting.append(_Run(ranks, list(lines[n_shown:])))
-            self._wait(len(lines) - n_shown)
+            self._n_waiting += len(lines) - n_shown
+            if self._n_waiting > self._squeeze_above:
+                self._squeeze_flood(now)
+        self._note_arrival(len(lines), now)
 
     def accept_item(self, item: FoldedItem) -> None:
-        """Accept an item, which is shown at its place, or before any waiting lines."""
-        self._shown.append(item)
+        """Accept an item, which is shown at its place, or before the last lines of a flood."""
+        if self._waiting and not self._is_flood:
+            self._waiting.append(item)
+        else:
+            self._shown.append(item)
 
-    def leave_out(self, rank: int, n_lines: int) -> None:
+    def leave_out(self, rank: int, n_lines: int, now: float) -> None:
         """Count lines that ``rank`` wrote next and that were left out before they arrived."""
         self.left_out[rank] += n_lines
         last = self._waiting[-1] if self._waiting else None
@@ -147,60 +173,107 @@ class RateLimiter:
             last.counts[rank] += n_lines
         else:
             self._waiting.append(_Gap(Counter({rank: n_lines})))
-            self._wait(1)
+            self._n_waiting += 1
+        self._note_arrival(n_lines, now)
+        if self._n_arrived > 2 * self._burst_lines and not self._is_flood:
+            self._squeeze_flood(now)
 
     def release(self, now: float) -> list[FoldedLine | FoldedItem]:
         """Return the lines and items that may be shown now."""
         self._refill(now)
+        if self._is_flood:
+            self._release_in_flood(now)
+        elif now >= self._held_until:
+            self._release_waiting(now)
+        shown, self._shown = self._shown, []
+        return shown
+
+    def finish(self, now: float) -> list[FoldedLine | FoldedItem]:
+        """Return all that waits if it may be shown now, else the last lines of every rank, regardless of the rate."""
+        self._refill(now)
+        runs = [item for item in self._waiting if isinstance(item, _Run)]
+        fits = not self._is_flood and self._n_waiting <= self._lines_left
+        if not fits or sum(_nbytes(run.ranks, line) for run in runs for line in run.lines) > self._nbytes_left:
+            self._squeeze()
+        self._show_all_waiting()
+        self._is_flood = False
+        shown, self._shown = self._shown, []
+        return shown
+
+    def _release_waiting(self, now: float) -> None:
         while self._waiting:
             item = self._waiting[0]
-            if isinstance(item, _Gap):
+            if isinstance(item, FoldedItem):
+                self._shown.append(item)
+            elif isinstance(item, _Gap):
                 # Gaps of the next second join this one, rather than each make a note.
                 if now < self._next_note_at or self._lines_left < 1:
                     break
                 self._next_note_at = now + _NOTE_EVERY_S
                 if sum(isinstance(each, _Gap) for each in self._waiting) > _MAX_GAPS:
                     # At one note per second, these gaps would delay the lines behind them.
-                    self._squeeze(0)
+                    self._squeeze()
                     item = self._waiting[0]
                     assert isinstance(item, _Gap), "each gap is merged into the gaps before it"
                 self._lines_left -= 1
                 self._shown.append(_note(item.counts, self._more))
                 self._n_waiting -= 1
             else:
-                n_shown = self._show(item.ranks, item.lines)
+                n_shown = self._show(item.ranks, item.lines, len(item.lines))
                 self._n_waiting -= n_shown
                 if n_shown < len(item.lines):
                     del item.lines[:n_shown]
                     break
             self._waiting.popleft()
-        shown, self._shown = self._shown, []
-        return shown
 
-    def finish(self, now: float) -> list[FoldedLine | FoldedItem]:
-        """Return what may be shown now, then the last lines of every rank, regardless of the rate."""
-        shown = self.release(now)
-        self._squeeze(0)
+    def _release_in_flood(self, now: float) -> None:
+        """Show the gap and the last lines if the flood is over, or has gone on for long."""
+        counted_s = now - self._counted_from
+        is_calm = counted_s >= _CALM_S and self._n_arrived <= self._lines_per_s * counted_s
+        self._note_arrival(0, now)
+        if is_calm:
+            self._is_flood = False
+        elif now < self._next_note_at:
+            return
+        else:
+            self._flood_note_s = min(2 * self._flood_note_s, _MAX_FLOOD_NOTE_S)
+            self._next_note_at = now + self._flood_note_s
+        self._squeeze()
+        self._show_all_waiting()
+
+    def _show_all_waiting(self) -> None:
         for item in self._waiting:
-            if isinstance(item, _Gap):
-                shown.append(_note(item.counts, self._more))
+            if isinstance(item, FoldedItem):
+                self._shown.append(item)
+            elif isinstance(item, _Gap):
+                self._shown.append(_note(item.counts, self._more))
             else:
-                shown.extend(_folded(item.ranks, line) for line in item.lines)
+                self._shown.extend(_folded(item.ranks, line) for line in item.lines)
+                self._lines_left = max(0.0, self._lines_left - len(item.lines))
         self._waiting.clear()
         self._n_waiting = 0
-        return shown
+        self._first_left = min(self._first_left, self._lines_left)
+        self._squeeze_above = 2 * self._burst_lines
+
+    def _note_arrival(self, n_lines: int, now: float) -> None:
+        """Count the lines of this second."""
+        if now >= self._counted_from + _CALM_S:
+            self._n_arrived = 0
+            self._counted_from = now
+        self._n_arrived += n_lines
 
     def _refill(self, now: float) -> None:
         elapsed = 0.0 if self._refilled_at is None else max(0.0, now - self._refilled_at)
         self._refilled_at = now
         self._lines_left = min(self._burst_lines, self._lines_left + elapsed * self._lines_per_s)
         self._nbytes_left = min(self._burst_nbytes, self._nbytes_left + elapsed * self._nbytes_per_s)
+        self._first_left = min(self._first_lines, self._first_left + elapsed * self._lines_per_s)
 
-    def _show(self, ranks: tuple[int, ...], lines: Sequence[str]) -> int:
-        """Show lines while tokens last, and return their number. The last line may overdraw the bytes."""
+    def _show(self, ranks: tuple[int, ...], lines: Sequence[str], most: int) -> int:
+        """Show up to ``most`` lines while tokens last, and return their number. The last line may overdraw the bytes."""
         n_shown = 0
         for line in lines:
-            if self._lines_left < 1 or self._nbytes_left <= 0:
+            if n_shown == most or self._lines_left < 1 or self._nbytes_left <= 0:
                 break
             self._lines_left -= 1
             self._nbytes_left -= _nbytes(ranks, line)
@@ -208,41 +281,37 @@ class RateLimiter:
             n_shown += 1
         return n_shown
 
-    def _wait(self, n_items: int) -> None:
-        self._n_waiting += n_items
-        if self._n_waiting > self._squeeze_above:
-            self._squeeze(max(1, int(self._lines_per_s)))
-            # In proportion to what still waits, so that each line is examined a bounded number of times.
-            self._squeeze_above = max(2 * self._burst_lines, 2 * self._n_waiting)
+    def _squeeze_flood(self, now: float) -> None:
+        """Note that the waiting lines are a flood, and squeeze them."""
+        if not self._is_flood:
+            self._is_flood = True
+            self._flood_note_s = FLOOD_NOTE_S
+            self._next_note_at = now + FLOOD_NOTE_S
+        self._squeeze()
+        # In proportion to what still waits, so that each line is examined a bounded number of times.
+        self._squeeze_above = max(2 * self._burst_lines, 2 * self._n_waiting)
 
-    def _squeeze(self, n_front: int) -> None:
-        """Keep up to ``n_front`` lines before the first gap, and the last lines of every rank; leave out the rest."""
-        front = list(self._split_front(n_front))
-        kept = front + _join_gaps(reversed(list(self._last_of_each_rank())))
-        self._waiting = deque(kept)
+    def _squeeze(self) -> None:
+        """Keep the last lines of every rank; leave out the rest."""
+        self._shown += [item for item in self._waiting if isinstance(item, FoldedItem)]
+        kept = _join_gaps(reversed(list(self._last_of_each_rank())))
+        self._waiting.clear()
+        self._waiting.extend(kept)
         self._n_waiting = sum(1 if isinstance(item, _Gap) else len(item.lines) for item in kept)
-
-    def _split_front(self, n_front: int) -> Iterator[_Run]:
-        """Remove and yield the first ``n_front`` lines, or fewer if a gap comes first."""
-        while n_front > 0 and self._waiting and isinstance(run := self._waiting[0], _Run):
-            if len(run.lines) > n_front:
-                yield _Run(run.ranks, run.lines[:n_front])
-                del run.lines[:n_front]
-                return
-            n_front -= len(run.lines)
-            self._waiting.popleft()
-            yield run
 
     def _last_of_each_rank(self) -> Iterator[_Run | _Gap]:
         """Yield the waiting items from the end, with gaps in place of all but the last lines of each rank."""
         # Groups of ranks share the total. Ranks that write the same lines count as one group, so 64 ranks in step lose nothing.
         n_groups = max(1, len({item.ranks for item in self._waiting if isinstance(item, _Run)}))
-        lines_each = max(1, min(self._last_lines, _MAX_LAST_LINES // n_groups))
+        lines_each = max(self._last_lines // n_groups, min(self._last_lines, _MIN_LAST_LINES))
+        lines_each = max(1, min(lines_each, _MAX_LAST_LINES // n_groups))
         nbytes_each = max(_MIN_LAST_NBYTES, self._burst_nbytes // n_groups)
         n_kept: Counter[int] = Counter()
         nbytes_kept: Counter[int] = Counter()
         left_out: Counter[tuple[int, ...]] = Counter()  # since the last kept line, by the ranks that wrote it
         for item in reversed(self._waiting):
+            if isinstance(item, FoldedItem):
+                continue
             if isinstance(item, _Gap):
                 for rank in item.counts:
                     # Before a stretch that is long enough to read, keep nothing more: there may be a gap every few lines.

@@ -23,6 +23,7 @@ UNBOUNDED: dict[str, Any] = {
     "nbytes_per_s": 1e12,
     "burst_lines": 10**9,
     "burst_nbytes": 10**12,
+    "first_lines": 10**9,
     "max_line_length": 10**6,
 }
 
@@ -332,26 +333,60 @@ class TestFlood:
             folder.feed(rank, "stdout", "".join(f"{rank}: {i}\n" for i in range(25_000)), now=0.0)
         lines = folder.drain(0.06) + folder.finish(0.06)
         texts = [line.text for line in lines if not line.note]
-        assert len(texts) == 1_000 + 4 * 50
-        assert texts[0] == "0: 0"
-        assert texts[-50:] == [f"3: {i}" for i in range(24_950, 25_000)]
+        assert len(texts) == 100 + 100
+        assert texts[:100] == [f"0: {i}" for i in range(100)]
+        assert texts[-25:] == [f"3: {i}" for i in range(24_975, 25_000)]
         notes = [line for line in lines if line.note]
         assert [note.text for note in notes] == [
-            "… 98,800 lines left out here (rank 0: 23,950, ranks 1-3: 24,950 each; shown: the first and the last)"
+            "… 99,800 lines left out here (rank 0: 24,875, ranks 1-3: 24,975 each; shown: the first and the last)"
         ]
         assert notes[0].ranks == (0, 1, 2, 3)
-        assert folder.left_out == {0: 23_950, 1: 24_950, 2: 24_950, 3: 24_950}
+        assert folder.left_out == {0: 24_875, 1: 24_975, 2: 24_975, 3: 24_975}
 
-    def test_the_average_rate_is_kept_and_some_of_the_flood_is_seen(self) -> None:
+    @pytest.mark.parametrize(("lasts_s", "notes"), [(3, 1), (10, 2), (25, 3), (100, 5)])
+    def test_a_flood_is_its_first_and_last_lines_and_one_gap_as_long_as_it_is_short(
+        self, lasts_s: int, notes: int
+    ) -> None:
         folder = OutputFolder(range(2))
-        counts = []
-        for tick in range(200):
+        lines = []
+        for tick in range(lasts_s * 20):
             now = tick * 0.05
             for rank in range(2):
-                folder.feed(rank, "stdout", "".join(f"{tick} {i}\n" for i in range(1_000)), now)
-            counts.append(len(folder.drain(now)))
-        assert sum(counts) <= 1_000 + 400 * 10
-        assert sum(counts[20:]) >= 0.8 * 400 * 9
+                folder.feed(rank, "stdout", "".join(f"{tick} {i}\n" for i in range(500)), now)
+            lines += folder.drain(now)
+        lines += folder.finish(now)
+        texts = [line.text for line in lines if not line.note]
+        assert texts[:100] == [f"0 {i}" for i in range(100)]
+        assert texts[-100:] == [f"{tick} {i}" for i in range(400, 500)]
+        assert len(lines) - len(texts) == notes
+        assert len(texts) == 100 * (notes + 1)
+
+    def test_lines_that_are_no_flood_pass_at_the_average_rate(self) -> None:
+        folder = OutputFolder([0])
+        for tick in range(200):
+            now = tick * 0.05
+            folder.feed(0, "stdout", "".join(f"{tick} {i}\n" for i in range(19)), now)
+            lines = folder.drain(now)
+            assert [line.text for line in lines] == [f"{tick} {i}" for i in range(19)]
+        assert not folder.finish(now)
+
+    def test_up_to_a_thousand_lines_at_once_are_shown_whole(self) -> None:
+        for at_the_end in (False, True):
+            folder = OutputFolder([0])
+            folder.feed(0, "stdout", "".join(f"{i}\n" for i in range(1_000)), now=0.0)
+            lines = folder.drain(0.0)
+            assert len(lines) == 100
+            lines += folder.finish(0.1) if at_the_end else folder.drain(0.3)
+            assert [line.text for line in lines] == [str(i) for i in range(1_000)]
+
+    def test_lines_after_a_flood_pass_as_before(self) -> None:
+        folder = OutputFolder([0])
+        folder.feed(0, "stdout", "".join(f"{i}\n" for i in range(10_000)), now=0.0)
+        lines = [line for tick in range(50) for line in folder.drain(tick * 0.05)]
+        folder.feed(0, "stdout", "calm\n", now=3.0)
+        assert [line.text for line in folder.drain(3.0)] == ["calm"]
+        assert sum(line.note for line in lines) == 1
+        assert len(lines) == 201
 
     def test_long_lines_are_bounded_by_bytes(self) -> None:
         folder = OutputFolder([0])
@@ -405,15 +440,17 @@ class TestFlood:
         assert [line.note for line in lines] == [False, False, True, False]
         assert folder.left_out == {0: 7}
 
-    def test_a_long_drop_makes_one_note_per_second(self) -> None:
+    def test_a_flood_that_the_agent_has_bounded_is_one_gap_at_first(self) -> None:
         folder = OutputFolder([0])
         lines = []
         for tick in range(100):
             folder.feed(0, "stdout", f"{tick}\n" * 10, tick * 0.05, dropped_lines=1_000)
             lines += folder.drain(tick * 0.05)
-        assert int(lines[-1].text) > 75, "shown lines are recent"
+        assert [line.note for line in lines].count(True) <= 2
+        assert int(lines[-1].text) >= 75, "shown lines are recent"
         lines += folder.finish(5.0)
-        assert sum(line.note for line in lines) <= 8
+        assert lines[-1].text == "99"
+        assert sum(line.note for line in lines) <= 3
         assert len(of_rank(lines, 0)) + folder.left_out[0] == 100 * 1_010
 
     def test_notes_of_one_line_and_of_many_ranks(self) -> None:
@@ -557,6 +594,14 @@ class TestItems:
             FoldedItem((0, 1), "figure"),
             FoldedLine((0, 1), "stdout", "after"),
         ]
+
+    def test_an_item_keeps_its_place_among_lines_that_wait(self) -> None:
+        folder = OutputFolder([0])
+        folder.feed(0, "stdout", "line\n" * 300, now=0.0)
+        folder.feed_item(0, "figure", now=0.0)
+        folder.feed(0, "stdout", "after\n", now=0.0)
+        found = folder.drain(0.0) + folder.drain(0.5)
+        assert [getattr(each, "text", None) for each in found] == ["line"] * 300 + [None, "after"]
 
     def test_an_item_waits_longer_than_a_line(self) -> None:
         folder = OutputFolder(range(2), window_s=0.05, item_window_s=0.3)
