@@ -12,22 +12,46 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
-__all__ = ["ForwardingHandler", "LogFileHandler", "take_log"]
+__all__ = ["ForwardingHandler", "LogFileHandler", "LoggedErrors", "take_log"]
 
 _LOGGER = "monarch_kernel"
 _THREADS = "monarch-"
 
 
+class LoggedErrors(NamedTuple):
+    """The errors that this process has logged and shown nowhere else.
+
+    Attributes:
+        count: their number.
+        last: the text of the last one.
+        at: when that was, in seconds since 1970.
+    """
+
+    count: int = 0
+    last: str = ""
+    at: float = 0.0
+
+
 class ForwardingHandler(logging.Handler):
-    """Hands records to another logger, if that takes records of their level."""
+    """Hands records to another logger, if that takes records of their level.
+
+    Attributes:
+        errors: those that handlers of this class have had in this process.
+    """
+
+    errors: ClassVar = LoggedErrors()
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Hand a record over."""
+        """Hand a record over, and count errors."""
+        if record.levelno >= logging.ERROR:
+            before = ForwardingHandler.errors.count
+            ForwardingHandler.errors = LoggedErrors(before + 1, record.getMessage(), record.created)
         if self._log.isEnabledFor(record.levelno):
             self._log.handle(record)
 

@@ -58,6 +58,7 @@ CHECKS: Sequence[Check] = (
     Check("engines", engines.engines),
     Check("RDMA", engines.rdma),
     Check("leftovers", sessions.leftovers),
+    Check("background work", sessions.background),
 )
 _RANK = Check("test rank", sessions.rank, sessions.RANK_S + _MARGIN_S)
 

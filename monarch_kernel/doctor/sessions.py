@@ -1,4 +1,4 @@
-"""Checks of sessions: what killed sessions left behind, and a test session with an agent, a rank and a cell."""
+"""Checks of sessions: what killed ones left behind, errors of this one, and a test session with an agent, a rank and a cell."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from monarch_kernel.base.directories import temporary_directory
-from monarch_kernel.base.text import format_nbytes, format_seconds
+from monarch_kernel.base.own_log import ForwardingHandler
+from monarch_kernel.base.text import format_nbytes, format_seconds, one_line
 from monarch_kernel.doctor.children import ask_python
 from monarch_kernel.doctor.report import Finding, Sign
 from monarch_kernel.runtime.controller.stale_sessions import left
 
-__all__ = ["RANK_S", "leftovers", "rank"]
+__all__ = ["RANK_S", "background", "leftovers", "rank"]
 
 RANK_S = 60.0
 """How long a rank may take to start and to end: torch may have to be loaded over a network."""
@@ -38,6 +39,16 @@ def leftovers() -> Iterator[Finding]:
         return
     found = f"{len(directories)} of killed sessions: {', '.join(directories)}{meshes}"
     yield Finding("leftovers", Sign.WARNING, found, "nothing to do: your next kernel or script removes them")
+
+
+def background() -> Iterator[Finding]:
+    """Count the errors of background work in this kernel, which no cell shows."""
+    errors = ForwardingHandler.errors
+    if errors.count:
+        at = time.strftime("%H:%M:%S", time.localtime(errors.at))
+        found = f"{errors.count:,} error{'s' * (errors.count != 1)} in the log, the last at {at}: {one_line(errors.last)}"
+        remedy = "the log of the Jupyter server has the tracebacks; report them, with this list"
+        yield Finding("background work", Sign.WARNING, found, remedy)
 
 
 def rank() -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,8 +40,12 @@ def streams_of(notebook: Notebook) -> str:
     )
 
 
+DOCTOR = "from monarch_kernel.base.own_log import ForwardingHandler\nfrom monarch_kernel.doctor.sessions import background"
+
+
 def check_failures_in_the_background(notebook: Notebook) -> None:
-    notebook.ok(KEEPS_LOG)
+    notebook.ok(f"{DOCTOR}\n{KEEPS_LOG}")
+    before = notebook.value("ForwardingHandler.errors.count")
     notebook.ok(FAILS)
     notebook.ok(
         "def view(now):\n    raise TimeoutError('no answer within 0.0 s')\n"
@@ -50,6 +55,9 @@ def check_failures_in_the_background(notebook: Notebook) -> None:
     kept = notebook.value("kept")
     assert kept[:2] == ["an exception ended the thread monarch-test", "a logger of the package"]
     assert kept[2].endswith("failed")
+    ((item, found),) = notebook.value("[(each.item, each.found) for each in background()]")
+    assert item == "background work"
+    assert re.fullmatch(rf"{before + 3} errors in the log, the last at [\d:]+: .* failed", found)
     notebook.ok("get_ipython().log.removeHandler(handler)")
     notebook.sync()
     text = streams_of(notebook)
