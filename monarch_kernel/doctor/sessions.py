@@ -46,7 +46,9 @@ def background() -> Iterator[Finding]:
     errors = ForwardingHandler.errors
     if errors.count:
         at = time.strftime("%H:%M:%S", time.localtime(errors.at))
-        found = f"{errors.count:,} error{'s' * (errors.count != 1)} in the log, the last at {at}: {one_line(errors.last)}"
+        found = (
+            f"{errors.count:,} error{'s' * (errors.count != 1)} in the log, the last at {at}: {one_line(errors.last)}"
+        )
         remedy = "the log of the Jupyter server has the tracebacks; report them, with this list"
         yield Finding("background work", Sign.WARNING, found, remedy)
 

@@ -25,9 +25,8 @@ class LastLines:
 
     def add(self, text: str) -> None:
         """Add text that was written."""
-        text = text[-_MAX_TEXT:]
         if not self._up and "\x1b" not in text and "\x1b" not in self._last:
-            rows = (self._last + text).split("\n")
+            rows = (self._last + text[-_MAX_TEXT:]).split("\n")
             self._last = rows.pop()[-_MAX_LENGTH:]
             self._rows.extend(map(_as_seen, rows[-_KEPT:]))
         else:

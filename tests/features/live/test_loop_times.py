@@ -188,7 +188,9 @@ def test_the_step_is_shown_in_which_ranks_hang() -> None:
     for rank in (0, 1):
         book.report(rank, 200, 0.1, 61.0)
     assert book.view(61.0).step == 200
-    assert book.view(61.0).left_s == pytest.approx(800 * (100 * 0.001 + 100 * 0.1) / 200)  # no step is lost or counts twice
+    assert book.view(61.0).left_s == pytest.approx(
+        800 * (100 * 0.001 + 100 * 0.1) / 200
+    )  # no step is lost or counts twice
     book.leave(0, 200, 62.0)
     assert book.book.in_step(10, LoopStep(*KEY, 199)) == []
 

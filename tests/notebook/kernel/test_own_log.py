@@ -40,7 +40,9 @@ def streams_of(notebook: Notebook) -> str:
     )
 
 
-DOCTOR = "from monarch_kernel.base.own_log import ForwardingHandler\nfrom monarch_kernel.doctor.sessions import background"
+DOCTOR = (
+    "from monarch_kernel.base.own_log import ForwardingHandler\nfrom monarch_kernel.doctor.sessions import background"
+)
 
 
 def check_failures_in_the_background(notebook: Notebook) -> None:

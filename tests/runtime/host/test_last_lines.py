@@ -53,7 +53,10 @@ def test_it_does_not_matter_how_the_text_is_cut(size: int) -> None:
 
 def test_a_bar_is_its_last_state_and_lines_are_kept_to_sixty() -> None:
     assert lines_of("1 %\r", "2 %\r", "3 %") == ("3 %",)
-    assert lines_of("".join(f"line {i}\n" for i in range(100)), "end") == (*(f"line {i}" for i in range(40, 100)), "end")
+    assert lines_of("".join(f"line {i}\n" for i in range(100)), "end") == (
+        *(f"line {i}" for i in range(40, 100)),
+        "end",
+    )
     last = LastLines()
     last.add("one\ntwo\x1b[A")
     last.clear()
