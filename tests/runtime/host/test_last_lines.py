@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
@@ -34,7 +35,8 @@ def nested_bars() -> str:
     return written
 
 
-def test_bars_are_their_last_states() -> None:
+def test_bars_are_their_last_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)  # no thread
     written = nested_bars()
     assert written.count("\n") > 300
     first, *bars = (line for line in lines_of(written) if line.strip())
