@@ -101,6 +101,7 @@ class Meters:
 
     Attributes:
         on_news: called when something is counted after `changes` last returned nothing; must be quick.
+        before_changes: called before counts are read; counts what has been noted so far.
         count_unread: returns the number of collectives that are in no count.
         on_transfer: called with each transfer, while a profile records; must be quick.
     """
@@ -108,6 +109,7 @@ class Meters:
     def __init__(self, proc: int) -> None:
         self.proc = proc
         self.on_news: Callable[[], None] = lambda: None
+        self.before_changes: Callable[[], None] = lambda: None
         self.count_unread: Callable[[], int] = lambda: 0
         self.on_transfer: Callable[[Transferred], object] | None = None
         self._tallies: dict[tuple[int, int, str], _Tally] = {}
@@ -222,6 +224,7 @@ class Meters:
         Args:
             is_last: whether the caller, if there are none, does not call again before ``on_news`` is called.
         """
+        self.before_changes()
         with self._lock:
             now = time.monotonic()
             changed, self._changed = self._changed, []

@@ -32,11 +32,13 @@ from weakref import ref
 from monarch_kernel.features.traffic.bandwidth import Moved, moved
 from monarch_kernel.net.memory.counters import CollectiveKind
 
-__all__ = ["METHODS", "Operator", "Operators", "Seen"]
+__all__ = ["METHODS", "Noted", "Operator", "Operators", "Seen"]
 
 _log = logging.getLogger(__name__)
 
 _MAX_GROUPS = 256
+_MAX_MOVED = 4096
+"""Sizes of collectives of a group for which it is kept what they move."""
 
 
 class Operator(NamedTuple):
@@ -158,6 +160,32 @@ class Seen(NamedTuple):
     number: int
 
 
+class Noted(NamedTuple):
+    """What only the call of a collective tells; `Operators.describe` adds the rest.
+
+    Attributes:
+        started: when, by `time.perf_counter`.
+        group: its process group.
+        kind: what it is counted with.
+        received: bytes of the tensors that this rank receives into.
+        given: bytes of the tensors that it gives.
+        is_root: whether this rank is the root of a collective that has one.
+        own: of an all_to_all: the bytes that it receives from itself and sends to itself.
+        is_on_cpu: whether it is over when Python has waited for it.
+        number: how many collectives and messages the group has started, this one included.
+    """
+
+    started: float
+    group: _Group
+    kind: CollectiveKind
+    received: int
+    given: int
+    is_root: bool
+    own: tuple[int, int]
+    is_on_cpu: bool
+    number: int
+
+
 class _Group:
     """A process group as collectives need it.
 
@@ -167,7 +195,7 @@ class _Group:
         members: the ranks in it.
     """
 
-    __slots__ = ("kinds", "label", "members", "name", "of", "rank", "ranks")
+    __slots__ = ("kinds", "label", "members", "moved", "name", "of", "rank", "ranks")
 
     def __init__(self, group: Any, label: str, members: tuple[int, ...]) -> None:
         self.of: Callable[[], Any] = ref(group)
@@ -177,6 +205,9 @@ class _Group:
         self.ranks = int(group.size())
         self.members = members
         self.kinds: dict[tuple[str, str], CollectiveKind] = {}  # by operation and type of the device
+        self.moved: dict[
+            tuple[str, int, int, bool], Moved
+        ] = {}  # by the arguments of `moved`: steps repeat their collectives
 
 
 class Operators:
@@ -184,16 +215,16 @@ class Operators:
 
     Args:
         label: returns the label of a group for users, given torch's name and description of it.
-        seen: called when C++ has started a collective, by the thread that starts it, with what the operator has returned.
+        noted: called when C++ has started a collective, by the thread that starts it, with what the operator has returned.
 
     Attributes:
         thread: its ``is_inside`` is whether a thread is in a call of Python, which reports the collective.
     """
 
-    def __init__(self, label: Callable[[str, str], str], seen: Callable[[Seen, Any], None]) -> None:
+    def __init__(self, label: Callable[[str, str], str], noted: Callable[[Noted, Any], None]) -> None:
         self.thread = _Thread()
         self._label = label
-        self._seen = seen
+        self._noted = noted
         self._groups: dict[int, _Group] = {}  # by address; the weak reference tells whether it is still that group
         self._libraries: list[Any] = []  # the kernels end with them
         self._is_active = False
@@ -224,8 +255,8 @@ class Operators:
                 "c10d", _OPERATORS, lambda name, call, later: self._reporting(_OPERATORS[name], call, later, unbox)
             )
 
-    def describe(self, operator: Operator, group: Any, args: Sequence[Any], started: float) -> Seen:
-        """Describe a collective.
+    def note(self, operator: Operator, group: Any, args: Sequence[Any], started: float) -> Noted:
+        """Note what is needed of the call of a collective.
 
         Args:
             operator: its method or operator.
@@ -248,13 +279,22 @@ class Operators:
         if kind is None:
             kind = CollectiveKind(known.label, operation, _backend(group, device), known.ranks)
             known.kinds[operation, device] = kind
-        if operation == "all_to_all":
-            own_output, own_input = _own(args, rows, received, given, known)
-            each = moved(operation, known.ranks, received, given, own_output=own_output, own_input=own_input)
-        else:
-            is_root = operation in _ROOTED and _root(args) == known.rank
-            each = moved(operation, known.ranks, received, given, is_root=is_root)
-        return Seen(started, kind, each, known.name, device == "cpu", known.members, number_in(group))
+        own = _own(args, rows, received, given, known) if operation == "all_to_all" else (0, 0)
+        is_root = operation in _ROOTED and _root(args) == known.rank
+        return Noted(started, known, kind, received, given, is_root, own, device == "cpu", number_in(group))
+
+    @staticmethod
+    def describe(noted: Noted) -> Seen:
+        """Describe a collective. Any thread may call this, and the process group may be gone."""
+        started, group, kind, received, given, is_root, own, is_on_cpu, number = noted
+        operation = kind.operation
+        key = operation, received, given, is_root
+        each = group.moved.get(key)
+        if each is None or operation == "all_to_all":
+            each = moved(operation, group.ranks, received, given, is_root=is_root, own_output=own[0], own_input=own[1])
+            if len(group.moved) < _MAX_MOVED:
+                group.moved[key] = each
+        return Seen(started, kind, each, group.name, is_on_cpu, group.members, number)
 
     def _add_kernels(self, namespace: str, names: Iterable[str], make: _MakeKernel) -> None:
         """Add a kernel to the operators that this version of torch has."""
@@ -288,7 +328,7 @@ class Operators:
             started = time.perf_counter()
             result = call(keys & later, *args, **kwargs)
             try:
-                self._seen(self.describe(operator, unbox(args[operator.group]), args, started), result)
+                self._noted(self.note(operator, unbox(args[operator.group]), args, started), result)
             except Exception:  # a count must not fail a collective that works
                 _log.debug("%s can't be counted", operator.operation, exc_info=True)
             return result

@@ -49,6 +49,10 @@ class SampledDurations:
         """Use this function, torch's own ``Work.wait``, to wait for collectives."""
         self._wait = wait
 
+    def is_due(self, started: float) -> bool:
+        """Whether a collective that was started at this time may be measured."""
+        return not self._is_busy and started >= self._next
+
     def offer(self, kind: CollectiveKind, size: int, started: float, work: Callable[[], Any]) -> None:
         """Measure a collective, or do nothing if another one was measured just now.
 
@@ -58,7 +62,7 @@ class SampledDurations:
             started: when it was started, by `time.perf_counter`.
             work: returns torch's object for it.
         """
-        if self._is_busy or started < self._next or not size:
+        if not self.is_due(started) or not size:
             return
         self._is_busy, self._next = True, started + _EVERY_S
         with self._lock:
