@@ -98,7 +98,7 @@ class RankRecord(Recipient):
         last_error: The headline of ``failure``; empty if the last request succeeded.
         failure: How the last request failed.
         failed_at: When it failed or died.
-        last_line: The last line that it wrote.
+        last_line: The last line that it wrote since its last cell was sent.
         order: Output and messages that wait for their turn.
         reading: The last measurements of its host agent.
         address: Where it listens for other ranks.

@@ -223,6 +223,8 @@ class State:
             unknown = Failure("stopped", "NotSent", "there is no such process in this session")
             return [Resolve(id, [unknown] * len(procs), True)]
         keepers = procs if is_cell and procs and self.ranks[procs[0]].spec.record else ()
+        for proc in procs if is_cell else ():
+            self.ranks[proc].last_line = ""  # a view shows the line beside the new cell
         return [
             *self.requests.request(
                 id, procs, packed, note, now, quiet=quiet, is_cell=is_cell, keepers=keepers, spawned=spawned

@@ -35,6 +35,7 @@ from monarch_kernel.net.wire.messages import (
     Release,
     Result,
     Rich,
+    Run,
     StartRanks,
 )
 from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, HostGone, LostEvent, Tell
@@ -385,6 +386,18 @@ def test_answers_are_in_the_order_of_the_requested_ranks() -> None:
     assert isinstance(over.answers[1], Value)
     assert over.answers[0].bundle == {"text/plain": "3"}
     assert over.answers[1].frames == (b"f",)
+
+
+def test_a_line_of_an_earlier_cell_is_not_shown_beside_the_next_one() -> None:
+    state = running(2)
+    for proc in (1, 2):
+        state.handle(Output((OutputChunk(proc, "stdout", "step 7\n", 7),)), (), b"H1", 0.0)
+    ask(state, 1)  # a call of an actor, say
+    assert state.ranks[1].last_line == "step 7"
+    state.request(2, (1,), pack(Run(2, "x", 1)), "cell [2]", 1.0, is_cell=True)
+    assert [state.ranks[proc].last_line for proc in (1, 2)] == ["", "step 7"]
+    state.handle(Output((OutputChunk(1, "stdout", "epoch 0\n", 15),)), (), b"H1", 1.0)
+    assert state.ranks[1].last_line == "epoch 0"
 
 
 def test_an_answer_waits_for_the_output_before_it() -> None:
