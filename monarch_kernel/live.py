@@ -69,7 +69,9 @@ def loop(
             ``rollback`` restores the last `snapshot` before that step on all ranks, and goes on with the next step; a function
             is called before the same step by all ranks that pass one, with an `Alarm`. The values are read a few times a
             second, so some steps have followed. In any case the notebook tells you once.
-        on_spike: the same for a logged value with ``loss`` in its name that is far above the last ones.
+        on_spike: the same for a logged value with ``loss`` in its name that is far above the last ones; or ``skip``: if the
+            loss of any rank jumps, no rank applies the update of this step. For that, log the loss before ``optimizer.step()``;
+            it is read there, and the ranks of the default process group agree in a collective in each step.
 
     Raises:
         RuntimeError: ``on_failure`` is ``recover``, but the loop is not in a cell, or has no snapshots; or ``on_nan`` or
@@ -80,8 +82,11 @@ def loop(
     if on_failure not in ("raise", "recover"):
         raise ValueError(f"live.loop(on_failure={_brief(on_failure)}): pass 'raise' or 'recover'")
     for what, hook in (("on_nan", on_nan), ("on_spike", on_spike)):
-        if hook is not None and hook not in ("stop", "rollback") and not callable(hook):
-            raise ValueError(f"live.loop({what}={_brief(hook)}): pass 'stop', 'rollback', or a function of an alarm")
+        words = ("stop", "rollback", "skip") if what == "on_spike" else ("stop", "rollback")
+        if hook is not None and hook not in words and not callable(hook):
+            raise ValueError(
+                f"live.loop({what}={_brief(hook)}): pass {', '.join(map(repr, words))}, or a function of an alarm"
+            )
     if on_preempt is not None and not callable(on_preempt):
         raise TypeError(f"live.loop(on_preempt={_brief(on_preempt)}): pass a function without arguments")
     steps = None if steps is None else _steps_of(steps)

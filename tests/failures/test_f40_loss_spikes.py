@@ -34,3 +34,30 @@ def test_the_learning_rate_and_the_rows_are_named(cells: Cells) -> None:
     (line,) = [each for each in cells.watched(TRAINING, "jumps to") if "jumps" in each]
     assert "jumps to 40 in step 120 on [1]; " in line
     assert ". On [1]: learning rate 0.5, last batch of a DataLoader: rows 480 to 483. Usual causes: " in line
+
+
+SKIPPING = """
+from monarch_kernel import live
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=1.0)
+applied = []
+for step in live.loop({steps}, on_spike="skip"):
+    before = weight.detach().clone()
+    weight.grad = torch.ones(2)
+    live.log(loss=torch.tensor(40.0 if step in {jumps} else 2.0 + (step * 7 + rank) % 10 / 20))
+    if {when}:
+        optimizer.step()
+    applied.append(not torch.equal(weight, before))
+"""
+
+
+def test_no_rank_applies_the_update_of_a_step_whose_loss_jumps_on_one(cells: Cells) -> None:
+    cells.ok(SKIPPING.format(steps=100, jumps="({0: [60], 1: [70, 71]}[rank])", when="True") + "applied")
+    first, second = cells.ok("[step for step, each in enumerate(applied) if not each]")
+    assert first == second == [60, 70, 71]
+    assert cells.ok("weight.tolist()") == ([-97.0, -97.0],) * 2
+
+
+def test_ranks_that_update_in_different_steps_get_an_error(cells: Cells) -> None:
+    text = cells.fails(SKIPPING.format(steps=9, jumps="()", when="rank == 0 or step % 2"))
+    assert "some ranks apply the update of step 0 and others that of step 1" in text

@@ -34,6 +34,7 @@ from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_prob
 from monarch_kernel.features.live.logged_values import MAX_VALUES, kept_value, numbers_of, summed
 from monarch_kernel.features.live.pace import ROLLBACK, Grant, StepGrant
 from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.features.live.skipping import UpdateSkipper
 from monarch_kernel.features.watch.loader import rows_read, waited_s
 from monarch_kernel.features.watch.surroundings import (
     FirstModule,
@@ -42,7 +43,7 @@ from monarch_kernel.features.watch.surroundings import (
     rows_text,
     variables_of_caller,
 )
-from monarch_kernel.features.watch.values import NOT_FINITE, Alarm, ValueWatch
+from monarch_kernel.features.watch.values import NOT_FINITE, SPIKE, Alarm, ValueWatch
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack, replace
 from monarch_kernel.net.wire.messages import (
@@ -200,7 +201,7 @@ class RankLoop:
         series: its snapshots, if any.
         recovers: whether the loop resumes automatically if a rank dies.
         on_preempt: called before a step if a rank of the loop must end after it.
-        hooks: kind of an alarm -> ``stop``, ``rollback``, or a function that all ranks call before the same step.
+        hooks: kind of an alarm -> ``stop``, ``rollback``, ``skip``, or a function that all ranks call before the same step.
         recorder: notes what a run record needs.
 
     Attributes:
@@ -228,6 +229,7 @@ class RankLoop:
         self.on_preempt = on_preempt
         self._hooks = hooks or {}
         self._watch = ValueWatch()
+        self._skipper = UpdateSkipper(lambda: self.step) if self._hooks.get(SPIKE) == "skip" else None
         self._loader_s = waited_s()
         self._rows: deque[tuple[int, Any]] = deque(maxlen=_MAX_BATCHES)
         self._look: tuple[LoopAlarm, FirstModule] | None = None  # during the step after an alarm
@@ -270,6 +272,8 @@ class RankLoop:
                 start = replace(
                     start, step=step, horizon=step + 1, follows=rewound.key[0], is_recovery=rewound.is_recovery
                 )
+        if self._skipper is not None:
+            self._skipper.begin()
         self._port.submit(pack(start))
         try:
             while steps is None or step < steps:
@@ -303,6 +307,8 @@ class RankLoop:
             raise
         finally:
             self._is_over = True
+            if self._skipper is not None:
+                self._skipper.end()
             self._report(step, is_last=True)
             self._port.submit(pack(LoopLeft(*self._key, step)))
 
@@ -362,6 +368,8 @@ class RankLoop:
         except LookupError as error:
             raise RuntimeError(f"live.loop(on_{alarm.kind}='rollback'): {what}; {error.args[0]}") from None
         self._watch = ValueWatch()
+        if self._skipper is not None:
+            self._skipper.forget()
         self._logged.clear()
         print(f"live loop: {what}: restored the state before step {to:,}, and on with step {step:,}")
 
@@ -406,6 +414,7 @@ class RankLoop:
         """Keep values of this step for the next report.
 
         Raises:
+            RuntimeError: it is a loss that comes too late to skip its update.
             TypeError: a value is not a number.
             ValueError: a name is too long, or there are too many, or a number is too large for a float.
         """
@@ -416,6 +425,8 @@ class RankLoop:
                 self._names.add(name)
             if type(value) is not float:
                 value = kept_value(name, value)
+            if self._skipper is not None:
+                self._skipper.log(name, value)
             logged = self._logged.setdefault(name, [])
             logged.append((self.step, value))
             if len(logged) > _MAX_KEPT:

@@ -106,7 +106,7 @@ class Trouble:
         return is_first
 
     def action(self, kind: str) -> str:
-        """What the loop does for an alarm: the first of ``stop``, ``rollback`` and ``call`` that any of its ranks wants."""
+        """What the loop does some steps after an alarm: the first of ``stop``, ``rollback`` and ``call`` that a rank wants."""
         wanted = {hooks.get(kind, "") for hooks in self.hooks.copy().values()}
         return next((each for each in ("stop", "rollback", "call") if each in wanted), "")
 
@@ -117,6 +117,8 @@ class Trouble:
             return f"The loop stops (on_{kind}). "
         if action == "rollback":
             return f"All ranks restore the last snapshot before that step, and go on (on_{kind}). "
+        if any(each.get(kind) == "skip" for each in hooks.values()):
+            return f"No rank applies the update of that step (on_{kind}). "
         callers = sorted(rank for rank, each in hooks.items() if each.get(kind) == "call")
         if not callers:
             return ""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from monarch_kernel.net.wire.messages import LoopAlarm
 
-__all__ = ["NOT_FINITE", "SPIKE", "Alarm", "ValueWatch", "is_loss"]
+__all__ = ["NOT_FINITE", "SPIKE", "Alarm", "LossWatch", "ValueWatch", "is_loss"]
 
 NOT_FINITE = "nan"
 SPIKE = "spike"
@@ -57,8 +57,8 @@ def is_loss(name: str) -> bool:
     return "loss" in name.lower()
 
 
-class _Series:
-    """The last values of one loss."""
+class LossWatch:
+    """The last values of one loss on one rank."""
 
     def __init__(self) -> None:
         self.values: deque[float] = deque(maxlen=_WINDOW)
@@ -69,6 +69,12 @@ class _Series:
 
     def is_spike(self, value: float) -> bool:
         """Take a finite value; returns whether it is the first one above the limit."""
+        return self.is_far_above(value) and len(self.above) == 1
+
+    def is_far_above(self, value: float) -> bool:
+        """Take a value; returns whether it is above the limit. Values that are not finite are no jumps."""
+        if not math.isfinite(value):
+            return False
         if value > self.limit:
             self.above.append(value)
             if len(self.above) >= _SHIFT:
@@ -77,7 +83,7 @@ class _Series:
                 self.above.clear()
                 self._renew()
                 return False
-            return len(self.above) == 1
+            return True
         self.above.clear()
         self.values.append(value)
         self._age += 1
@@ -99,7 +105,7 @@ class ValueWatch:
     """Watches the values that one rank logs in one loop."""
 
     def __init__(self) -> None:
-        self._series: dict[str, _Series | None] = {}
+        self._series: dict[str, LossWatch | None] = {}
         self._not_finite: set[str] = set()
 
     def take(self, name: str, values: Iterable[tuple[int, float]]) -> list[LoopAlarm]:
@@ -110,7 +116,7 @@ class ValueWatch:
             values: pairs of step and value.
         """
         if name not in self._series:
-            self._series[name] = _Series() if is_loss(name) else None
+            self._series[name] = LossWatch() if is_loss(name) else None
         series = self._series[name]
         found: list[LoopAlarm] = []
         for step, value in values:

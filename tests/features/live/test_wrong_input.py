@@ -43,7 +43,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
         "loop",
         (5,),
         {"on_spike": "halt"},
-        "live.loop(on_spike='halt'): pass 'stop', 'rollback', or a function of an alarm",
+        "live.loop(on_spike='halt'): pass 'stop', 'rollback', 'skip', or a function of an alarm",
     ),
     ("loop", (5,), {"on_preempt": "save"}, "live.loop(on_preempt='save'): pass a function without arguments"),
     ("loop", (5,), {"steps_": 1}, "unexpected keyword argument 'steps_'"),

@@ -56,6 +56,7 @@ def test_several_names_are_one_text() -> None:
         ([{}, {"nan": "call"}], "call", "[1] calls on_nan. "),
         ([{"nan": "call"}, {}, {"nan": "call"}], "call", "[0,2] call on_nan. "),
         ([{"nan": "call"}], "call", "[0] calls on_nan. "),
+        ([{"nan": "skip"}, {"nan": "skip"}], "", "No rank applies the update of that step (on_nan). "),
     ],
 )
 def test_the_text_says_what_the_loop_does_and_on_which_ranks(

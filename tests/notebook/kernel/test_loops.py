@@ -194,6 +194,6 @@ def test_what_goes_wrong_is_said_once_below_the_cell(notebook: Notebook) -> None
     assert "live loop: loss is nan in step 21, first on [1]. " in cell.stderr
     assert "The loop stops (on_nan)." in cell.stderr
     assert (
-        "live.loop(on_spike='halt'): pass 'stop', 'rollback', or a function"
+        "live.loop(on_spike='halt'): pass 'stop', 'rollback', 'skip', or a function"
         in notebook.run("%remote t live.loop(3, on_spike='halt')").error
     )

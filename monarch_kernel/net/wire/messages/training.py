@@ -193,8 +193,8 @@ class LoopStarted(Message, frozen=True):
         follows: The request of the loop that this one continues; 0 if there is none.
         is_recovery: Whether this loop also takes over the changes to later steps of the loop that it continues.
         age_s: How long ago the rank started the loop.
-        hooks: Kind of a `LoopAlarm` -> what this rank wants then: ``stop``, ``rollback``, or ``call`` for a function that it
-            calls.
+        hooks: Kind of a `LoopAlarm` -> what this rank wants then: ``stop``, ``rollback``, ``skip``, or ``call`` for a function
+            that it calls.
     """
 
     request: int
