@@ -28,6 +28,9 @@ class Lateness(NamedTuple):
         of: how many there are.
         by_s: how long after the second-last rank where it is the last one, as a median; 0 if it never is.
         lost_s: for how long all others have waited for it alone, in all collectives.
+        behind: in how many of them it arrives after the median of the other ranks. On a busy machine, where each rank is
+            delayed now and then, a slow rank is not always the last one, but nearly always behind.
+        behind_s: how long after that median, as a median.
     """
 
     late_s: float
@@ -35,6 +38,8 @@ class Lateness(NamedTuple):
     of: int
     by_s: float
     lost_s: float
+    behind: int
+    behind_s: float
 
 
 def lateness(collectives: Sequence[Mapping[int, float]]) -> dict[int, Lateness]:
@@ -52,18 +57,22 @@ def lateness(collectives: Sequence[Mapping[int, float]]) -> dict[int, Lateness]:
         return {}
     least = _LONG * waits[int(_TENTH * (len(waits) - 1))]
     late: defaultdict[int, list[float]] = defaultdict(list)
+    behind: defaultdict[int, list[float]] = defaultdict(list)
     ahead: defaultdict[int, list[float]] = defaultdict(list)
     lost: defaultdict[int, float] = defaultdict(float)
     for each in arrivals:
-        *_, second, last = sorted(each.values())
+        times = sorted(each.values())
+        second, last = times[-2:]
         of = max(each, key=each.__getitem__)
         lost[of] += last - second
-        first = min(each.values())
+        first = times[0]
         if last - first < least:
             continue
         ahead[of].append(last - second)
-        for rank, at in each.items():
+        middle = (len(each) - 1) // 2  # of the other ranks: the upper median
+        for place, (rank, at) in enumerate(sorted(each.items(), key=lambda item: item[1])):
             late[rank].append(at - first)
+            behind[rank].append(at - times[middle + 1 if place <= middle else middle])
     return {
         rank: Lateness(
             statistics.median(late[rank]),
@@ -71,6 +80,8 @@ def lateness(collectives: Sequence[Mapping[int, float]]) -> dict[int, Lateness]:
             len(late[rank]),
             statistics.median(ahead[rank]) if ahead[rank] else 0.0,
             lost[rank],
+            sum(each > 0 for each in behind[rank]),
+            statistics.median(behind[rank]),
         )
         for rank in sorted(late)
     }

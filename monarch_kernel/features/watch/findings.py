@@ -246,9 +246,12 @@ def straggler_text(straggler: Straggler, step_s: float) -> str:
     """Describe a rank that the others wait for."""
     step = f" (a step takes {_duration(step_s)})" if step_s else ""
     where = f", while it is at {straggler.place}" if straggler.place else ""
+    often = f"in {_percent(straggler.share)} of the looks at them"
+    if straggler.late_s:
+        often = f"for {_duration(straggler.late_s)}, in {_percent(straggler.share)} of the collectives compared"
     return (
-        f"the other ranks wait for [{straggler.rank}] in {_percent(straggler.share)} of the looks at them{step}{where}. Usual "
-        "causes: more or longer data on that rank, work that only it does (logging, evaluation), a slower or shared device"
+        f"the other ranks wait for [{straggler.rank}] {often}{step}{where}. Usual causes: more or longer data on that rank, "
+        "work that only it does (logging, evaluation), a slower or shared device"
     )
 
 

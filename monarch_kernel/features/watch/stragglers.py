@@ -1,10 +1,15 @@
-"""Rule for stragglers: the rank that others wait for in collectives, found by repeated looks at all ranks. No I/O, no clock.
+"""Rules for stragglers: the rank that others wait for in collectives. No I/O, no clock.
 
-Theory of operation. While a rank computes longer than the others, they wait for it in a collective that it has not started.
-So a look at the number of collectives that each rank has started finds either equal numbers, or the ranks that are late. The
-share of looks that find one late rank is about the share of a step that the others lose to it. In a healthy loop such looks are
-rare, or find changing ranks. This needs no clocks that agree, costs a rank microseconds, and counts collectives that C++
-starts, as in DistributedDataParallel.
+Theory of operation. There are two rules, because neither sees all. Where Python starts the collectives, ranks report when they
+have started the last ones (`features.profiling`). These times do not depend on when anybody asks, so `latest_of` also works on
+a machine that is busy: a rank that starts nearly all of the collectives after the median of the others is a straggler, even if
+another rank is delayed now and then and arrives last.
+
+The other rule, `StragglerWatch`, looks at the ranks repeatedly. While a rank computes longer than the others, they wait for it
+in a collective that it has not started. So a look at the number of collectives that each rank has started finds either equal
+numbers, or the ranks that are late. The share of looks that find one late rank is about the share of a step that the others
+lose to it. In a healthy loop such looks are rare, or find changing ranks. This needs no clocks that agree, costs a rank
+microseconds, and counts collectives that C++ starts, as in DistributedDataParallel.
 
 The numbers also count messages between two ranks, which only some ranks send. So a rank is blamed only if the numbers were
 equal in between.
@@ -15,13 +20,13 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 
-__all__ = ["Look", "Straggler", "StragglerWatch", "look_at", "place_of"]
+__all__ = ["LateRank", "Look", "Straggler", "StragglerWatch", "latest_of", "look_at", "place_of"]
 
 _LOOKS = 200
 _LEAST = 16
@@ -32,6 +37,30 @@ _OTHERS = 1
 
 _SHARE = 0.1
 _CLOSE = 3
+
+_LEAST_COLLECTIVES = 24
+_BEHIND = 0.9
+_OTHERS_BEHIND = 0.75
+"""If another rank is behind in this share, too, no single rank is to blame."""
+
+
+class LateRank(Protocol):
+    """How late a rank arrives at collectives, as `features.profiling.lateness` finds it."""
+
+    @property
+    def of(self) -> int:
+        """The number of collectives that are compared."""
+        ...
+
+    @property
+    def behind(self) -> int:
+        """In how many of them it arrives after the median of the other ranks."""
+        ...
+
+    @property
+    def behind_s(self) -> float:
+        """How long after that median, as a median."""
+        ...
 
 
 class Look(NamedTuple):
@@ -54,13 +83,32 @@ class Straggler:
 
     Attributes:
         rank: its flat rank.
-        share: the share of looks in which the others wait for it.
+        share: the share of looks in which the others wait for it, or of collectives that it starts after them.
         place: the line where it is then; empty if unknown.
+        late_s: how long after the median of the others it starts collectives; 0 if that is not known.
     """
 
     rank: int
     share: float
     place: str = ""
+    late_s: float = 0.0
+
+
+def latest_of(late: Mapping[int, LateRank], step_s: float) -> Straggler | None:
+    """Find the rank that starts nearly all collectives after the others, by a tenth of a step or more.
+
+    Args:
+        late: how late ranks are, by rank.
+        step_s: how long a step takes, in seconds; 0 if that is not known, and nobody is blamed.
+    """
+    shares = {rank: each.behind / each.of for rank, each in late.items() if each.of >= _LEAST_COLLECTIVES}
+    if len(shares) < 2 or step_s <= 0:
+        return None
+    second, first = sorted(shares, key=shares.__getitem__)[-2:]
+    by_s = late[first].behind_s
+    if shares[first] < _BEHIND or shares[second] >= _OTHERS_BEHIND or by_s < _SHARE * step_s:
+        return None
+    return Straggler(first, shares[first], late_s=by_s)
 
 
 def look_at(started: Mapping[int, int | Failure]) -> Look:

@@ -1,9 +1,10 @@
 """Says below a cell what goes wrong in the live loops that it runs: `monarch_kernel.features.watch`.
 
-Values and times come with the reports of the loops, so that the ranks are not asked for them. To find stragglers, the ranks are
-asked how many collectives they have started: five times a second in the first seconds of a loop, and again when one rank seems
-to be late, otherwise once a second. Only when a straggler has been found, the ranks are asked at which line they are. Each
-message comes once, and is in the view until the cell ends.
+Values and times come with the reports of the loops, so that the ranks are not asked for them. So do the times of collectives
+that Python starts, which are compared once a second to find stragglers. For other collectives, the ranks are asked how many
+collectives they have started: five times a second in the first seconds of a loop, and again when one rank seems to be late,
+otherwise once a second. Only when a straggler has been found, the ranks are asked at which line they are. Each message comes
+once, and is in the view until the cell ends.
 
 Nothing here waits: the code that waits for the cell calls `LoopWatch.poll`.
 """
@@ -18,7 +19,14 @@ from typing import Protocol
 from monarch_kernel.base.events import WaitView
 from monarch_kernel.errors import Failure
 from monarch_kernel.features.watch.findings import Trouble, straggler_text
-from monarch_kernel.features.watch.stragglers import Straggler, StragglerWatch, look_at, place_of
+from monarch_kernel.features.watch.stragglers import (
+    LateRank,
+    Straggler,
+    StragglerWatch,
+    latest_of,
+    look_at,
+    place_of,
+)
 from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.future import Future
@@ -28,6 +36,10 @@ __all__ = ["LoopWatch"]
 _READ_S = 0.5
 _SETTLE_S = 0.6
 """A message waits for the reports of the other ranks, which may change it."""
+
+_COMPARE_S = 1.0
+_COMPARISONS = 2
+"""So many comparisons in a row must find the same straggler."""
 
 _BURST_S = 10.0
 _LOOK_S = 0.2
@@ -53,6 +65,10 @@ class Mesh(Protocol):
 
     def doing(self) -> Future[dict[int, Doing | Failure]]:
         """Ask all ranks what they do."""
+        ...
+
+    def lateness(self) -> Mapping[int, LateRank]:
+        """Return how late ranks have started the collectives of the last seconds, as far as that is known."""
         ...
 
     def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
@@ -91,6 +107,8 @@ class LoopWatch:
         self._seen: dict[tuple[int, str], float] = {}
         self._told: dict[tuple[int, str], str] = {}
         self._stragglers: dict[int, StragglerWatch] = {}  # by number of the loop
+        self._compare_at = now + _COMPARE_S
+        self._latest: list[int | None] = []  # what the last comparisons have found
         self._look_at = float("inf")
         self._burst_until = self._rested_at = 0.0
         self._look: Future[dict[int, int | Failure]] | None = None
@@ -111,6 +129,9 @@ class LoopWatch:
         if now >= self._read_at:
             self._read_at = now + _READ_S
             self._read(now, _SETTLE_S)
+        if self._asks and now >= self._compare_at and self._found is None:
+            self._compare_at = now + _COMPARE_S
+            self._compare()
 
     def end(self, now: float) -> None:
         """The cell has ended."""
@@ -139,9 +160,25 @@ class LoopWatch:
         watch = self._stragglers.setdefault(number, StragglerWatch())
         straggler = watch.take(look_at({rank: each for rank, each in answers.items() if rank in self._ranks}))
         if straggler is not None:
-            self._found, self._tries, self._seen_at = (number, straggler), _TRIES, []
+            self._find(number, straggler)
         elif watch.is_close and now >= self._rested_at:
             self._burst(now)
+
+    def _compare(self) -> None:
+        """Compare when the ranks have started the last collectives."""
+        if not (loops := self._trouble()):
+            return
+        number = list(loops)[-1]
+        late = {rank: each for rank, each in self._mesh.lateness().items() if rank in self._ranks}
+        found = latest_of(late, loops[number].step_s())
+        self._latest = [*self._latest, None if found is None else found.rank][-_COMPARISONS:]
+        if found is not None and self._latest == [found.rank] * _COMPARISONS:
+            self._find(number, found)
+
+    def _find(self, number: int, straggler: Straggler) -> None:
+        """A rank is a straggler: its line is next, unless the rank was named before."""
+        if (number, _key(straggler)) not in self._told:
+            self._found, self._tries, self._seen_at = (number, straggler), _TRIES, []
 
     def _poll_place(self, now: float) -> None:
         """Ask ranks what they do until the straggler is not in a collective."""
@@ -167,7 +204,7 @@ class LoopWatch:
         place = Counter(self._seen_at).most_common(1)[0][0] if self._seen_at else ""
         trouble = self._trouble().get(number)
         text = straggler_text(replace(straggler, place=place), 0.0 if trouble is None else trouble.step_s())
-        self._tell(number, f"straggler {straggler.rank}", text)
+        self._tell(number, _key(straggler), text)
 
     def _burst(self, now: float) -> None:
         """Look often for some seconds."""
@@ -194,3 +231,7 @@ class LoopWatch:
         if text:
             self._say(f"live loop: {text}")
             self._mesh.show_waits(self, [WaitView(f"live loop: {each}") for each in self._told.values() if each])
+
+
+def _key(straggler: Straggler) -> str:
+    return f"straggler {straggler.rank}"

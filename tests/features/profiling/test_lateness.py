@@ -48,3 +48,26 @@ def test_collectives_of_one_rank_are_no_comparison() -> None:
 def test_groups_may_have_other_ranks() -> None:
     found = lateness([*arrivals({1: 0.02}, ranks=2), *({2: at, 3: at + 0.02} for at in range(60))])
     assert {rank: each.last for rank, each in found.items()} == {0: 0, 1: 60, 2: 0, 3: 60}
+
+
+def test_a_slow_rank_is_behind_also_where_all_ranks_are_delayed_at_random() -> None:
+    """As on a machine with more busy processes than cores: which rank is last says little then."""
+    chance = random.Random(3)
+    noisy = [
+        {rank: step + 0.02 * (rank == 5) + chance.expovariate(1 / 0.012) for rank in range(8)} for step in range(128)
+    ]
+    found = lateness(noisy)
+    assert found[5].last < 0.8 * found[5].of
+    assert found[5].behind > 0.9 * found[5].of
+    assert found[5].behind_s > 0.015
+    assert all(found[rank].behind < 0.7 * found[rank].of for rank in range(8) if rank != 5)
+
+
+def test_the_median_is_that_of_the_other_ranks() -> None:
+    found = lateness([{0: step, 1: step + 0.01, 2: step + 0.03} for step in range(30)])
+    assert {rank: (each.behind, round(each.behind_s, 9)) for rank, each in found.items()} == {
+        0: (0, -0.03),
+        1: (0, -0.02),
+        2: (30, 0.02),
+    }
+    assert [round(each.behind_s, 9) for each in lateness([{0: 1.0, 1: 1.5}]).values()] == [-0.5, 0.5]

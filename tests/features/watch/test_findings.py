@@ -162,6 +162,10 @@ def test_a_straggler_has_its_line() -> None:
         "the other ranks wait for [2] in 42 % of the looks at them (a step takes 50 ms), while it is at cell [5], line 8: "
         "augment(). Usual causes: "
     )
+    late = straggler_text(Straggler(2, 0.97, "", 0.0204), 0.05)
+    assert late.startswith(
+        "the other ranks wait for [2] for 20.4 ms, in 97 % of the collectives compared (a step takes 50 ms). Usual causes"
+    )
     assert straggler_text(Straggler(2, 0.42, ""), 0.0).startswith(
         "the other ranks wait for [2] in 42 % of the looks at them. "
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch_kernel.errors import Failure, Frame
-from monarch_kernel.features.watch.stragglers import Look, Straggler, StragglerWatch, look_at, place_of
+from monarch_kernel.features.watch.stragglers import Look, Straggler, StragglerWatch, latest_of, look_at, place_of
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 
 
@@ -95,6 +96,36 @@ def test_more_looks_are_useful_when_the_last_ones_agree() -> None:
     assert watch.is_close
     watch.take(Look(1, 9))
     assert not watch.is_close
+
+
+class Late(NamedTuple):
+    of: int
+    behind: int
+    behind_s: float
+
+
+def test_the_rank_that_starts_nearly_all_collectives_after_the_others_is_named() -> None:
+    late = {0: Late(30, 12, 0.0), 1: Late(30, 14, 0.001), 2: Late(30, 28, 0.02)}
+    assert latest_of(late, 0.05) == Straggler(2, 28 / 30, late_s=0.02)
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {0: Late(20, 3, 0.0), 1: Late(20, 20, 0.02)},  # too few collectives
+        {0: Late(30, 12, 0.0), 1: Late(30, 26, 0.02)},  # not often enough
+        {0: Late(30, 12, 0.0), 1: Late(30, 30, 0.004)},  # less than a tenth of a step
+        {0: Late(30, 24, 0.01), 1: Late(30, 30, 0.02), 2: Late(30, 1, 0.0)},  # two ranks are slow
+        {1: Late(30, 30, 0.02)},  # there is nothing to compare with
+        {},
+    ],
+)
+def test_no_rank_is_blamed_without_need(late: dict[int, Late]) -> None:
+    assert latest_of(late, 0.05) is None
+
+
+def test_no_rank_is_blamed_while_the_time_of_a_step_is_unknown() -> None:
+    assert latest_of({0: Late(30, 1, 0.0), 1: Late(30, 30, 0.02)}, 0.0) is None
 
 
 @settings(max_examples=30)

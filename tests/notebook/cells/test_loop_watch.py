@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from monarch_kernel.base.events import WaitView
 from monarch_kernel.errors import Failure, Frame
+from monarch_kernel.features.profiling.lateness import Lateness, lateness
 from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.messages import LoopAlarm
 from monarch_kernel.notebook.cells.loop_watch import LoopWatch
@@ -27,6 +28,8 @@ class Cell:
         self.lines: list[tuple[float, str]] = []
         self.asked_at: list[float] = []
         self.looked_at: list[float] = []
+        self.compared_at: list[float] = []
+        self.latest: dict[int, Lateness] = {}
         self.shown: Sequence[str] = ()
         self.late: int | None = None
         self.watch = LoopWatch(self, range(ranks), lambda: self.loops, self._say, 0.0, asks=asks)
@@ -45,6 +48,10 @@ class Cell:
         call = Collective("all_reduce", 5, "", (0, 1, 2), age_s=0.01)
         busy = Doing((Activity(1, "main", (Frame("<remote cell [3]>", 7, "augment", user=True),)),))
         return Future.resolved({rank: busy if rank == self.late else Doing((), (call,)) for rank in range(3)})
+
+    def lateness(self) -> dict[int, Lateness]:
+        self.compared_at.append(self.now)
+        return self.latest
 
     def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
         self.shown = [wait.text for wait in waits]
@@ -113,6 +120,35 @@ def test_a_straggler_has_a_line_within_ten_seconds() -> None:
     assert line.startswith("live loop: the other ranks wait for [2] in ")
     assert ", while it is at cell [3], line 7, in augment. " in line
     assert len(cell.looked_at) == 5
+
+
+def test_a_rank_that_starts_collectives_after_the_others_has_one_line() -> None:
+    cell = Cell()
+    trouble = cell.begin()
+    for _ in range(5):
+        trouble.reported(0, 10, 0.05, 0.0)
+    cell.latest = lateness([{0: step, 1: step + 0.02, 2: step + 0.001} for step in range(40)])
+    cell.late = 1  # the rank that looks find, too
+    cell.run(30.0)
+    ((at, line),) = cell.lines
+    assert 2 < at < 4
+    assert line.startswith(
+        "live loop: the other ranks wait for [1] for 19 ms, in 100 % of the collectives compared (a step takes 50 ms), "
+        "while it is at cell [3], line 7, in augment. "
+    )
+    assert len(cell.compared_at) < 31
+
+
+def test_one_comparison_is_not_enough() -> None:
+    cell = Cell()
+    trouble = cell.begin()
+    for _ in range(5):
+        trouble.reported(0, 10, 0.05, 0.0)
+    for second in range(20):
+        slow = second % 3
+        cell.latest = lateness([{rank: step + 0.02 * (rank == slow) for rank in range(3)} for step in range(40)])
+        cell.run(second + 1.0)
+    assert not cell.lines
 
 
 def test_a_straggler_that_comes_later_is_looked_at_more_often() -> None:
