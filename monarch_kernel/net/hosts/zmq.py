@@ -34,6 +34,7 @@ from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
 from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.shared_blocks import is_for_all
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_rank, place_of
+from monarch_kernel.net.transport.patience import Patience
 from monarch_kernel.net.transport.shared_frames import forget, may_look_at_parent, refer, resolve, share
 from monarch_kernel.net.transport.unix_packets import PacketSocket
 from monarch_kernel.net.transport.zmq_utils import LINGER_MS, Wakeable, has_message, recv_rest, send_multipart
@@ -44,9 +45,8 @@ __all__ = ["ZmqRank", "ZmqRouter"]
 
 BEAT_S = 0.25
 YIELDS = 60
-"""How often the controller yields the CPU before it sleeps: an answer that arrives meanwhile needs no wake-up, which saves a
-third of a small call. Ranks do not yield, since they may outnumber the cores; nor does the controller while it waits for
-another machine, whose answers take longer.
+"""How often the controller yields the CPU at most before it sleeps (`Patience`). Ranks do not yield, since they may outnumber
+the cores; nor does the controller while it waits for another machine, whose answers take longer.
 """
 
 _LOOK_EVERY = 16
@@ -87,7 +87,10 @@ class ZmqRouter(Wakeable):
         self._is_stirred = self._are_links_used = True
         self._stirred_links: set[int] = set()
         self._received = 0
-        self._was_remote = False  # whether the last message went to another host
+        self._expects = (
+            False  # whether a process here may soon answer: the last message went to one, and no wait was in vain since
+        )
+        self._patience = Patience(YIELDS)
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._by_zmq: set[Peer] = set()  # ranks with a connection to the ROUTER
         path = path_of_lines(address)
@@ -170,22 +173,28 @@ class ZmqRouter(Wakeable):
             if has_message(self._socket):
                 return
             self._is_stirred = False
-        for _ in range(0 if self._was_remote or timeout_s == 0 else YIELDS):
-            if self._look(0):
-                return
-            os.sched_yield()
-        self._look(-1 if timeout_s is None else max(0.0, timeout_s))
+        yields = self._patience.begin() if self._expects and timeout_s != 0 else 0
+        if yields:
+            for at in range(yields):
+                if self._look(0):
+                    self._patience.end(at, has_come=True)
+                    return
+                os.sched_yield()
+        if not self._look(-1 if timeout_s is None else max(0.0, timeout_s)):
+            self._expects = False
+        elif yields:
+            self._patience.end(yields, has_come=False)
 
     def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
         """Hand a message over without blocking; False if no such peer is connected."""
         as_sent = parts
         if (home := self._homes.get(peer)) is not None:
             self._relay.send(CONTROLLER, peer, home, parts)
-            self._was_remote = True
+            self._expects = False
         elif peer == CONTROLLER:
             self._arrived.append((CONTROLLER, _as_received(parts)))
         else:
-            self._was_remote = False
+            self._expects = True
             if len(parts) > 1 and peer in self._sharing:
                 as_sent = refer(parts, peer)
             if self._lines is not None and peer in self._lines:
