@@ -21,6 +21,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh, check_constructor
 from monarch_kernel.actor.process_service import DIRECTORY, Processes, directory_of, spawn_of
 from monarch_kernel.actor.spawning import SPAWN_DEFAULTS, BootstrapCommand, Device, check_binds, starts, steps
 from monarch_kernel.base.events import HostsView
+from monarch_kernel.base.frontend import shows_all_output
 from monarch_kernel.base.mesh import Extent, Point, Region, Shaped
 from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError, SupervisionError
 from monarch_kernel.launch.base import Launcher
@@ -247,6 +248,7 @@ class HostMesh(Handle, Shaped):
         numbers = self._numbers
         are_here = [session.launcher_of(number) is None for number in numbers]
         cwd = _working_directory()
+        all_output = shows_all_output()
         gpus = functools.cache(gpu_ids)
         is_fresh = SPAWN_DEFAULTS.is_fresh if fresh is None else fresh
         procs = runtime.new_procs(world)
@@ -271,6 +273,7 @@ class HostMesh(Handle, Shaped):
                     bootstrap=boot,
                     unset=(*unset, *start.removed),
                     python=start.python or (SAME if is_fresh or read_at_start([*start.env, *start.removed]) else ""),
+                    all_output=all_output,
                 )
                 for local_rank, start in enumerate(all_starts[i * per : (i + 1) * per])
             ]

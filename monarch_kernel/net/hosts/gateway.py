@@ -158,6 +158,11 @@ class Gateway:
         return self._relay.is_given_up
 
     @property
+    def is_congested(self) -> bool:
+        """Whether messages for the controller wait here, because it has not taken enough of those that were sent."""
+        return self._relay.is_congested(CONTROLLER_HOST)
+
+    @property
     def refused(self) -> int:
         """Number of refused connections and messages."""
         return self._relay.dropped + (self._links.refused if self._links else 0)

@@ -163,6 +163,11 @@ class Relay:
         """Return the neighbour for messages to a host; None if they wait."""
         return self._paths.get(host, self.default)
 
+    def is_congested(self, host: int) -> bool:
+        """Whether messages wait for the neighbour on the way to a host, or for a path."""
+        box = self._outboxes.get(way) if (way := self.way(host)) is not None else None
+        return host in self._without_path or (box is not None and box.waits)
+
     def give_up(self, host: int) -> None:
         """Drop the messages for a lost host; if it sends anything again, it receives the order to end."""
         self._given_up.add(host)

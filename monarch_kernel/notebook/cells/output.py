@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import OutputEvent
+from monarch_kernel.base.frontend import shows_all_output
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.output.bars import BarBlock
 from monarch_kernel.notebook.output.folding import FoldedItem, FoldedLine, OutputFolder, render
+from monarch_kernel.notebook.output.rate_limit import UNLIMITED
 from monarch_kernel.notebook.output.rich import Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
 from monarch_kernel.runtime.controller.effects import RichEvent
 
@@ -36,7 +38,8 @@ class CellOutput:
         self._stream = stream
         self._held: list[FoldedLine | FoldedItem] = []
         self._events: deque[OutputEvent | RichEvent] = deque()
-        self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}")
+        limits = {"burst_lines": UNLIMITED, "burst_nbytes": UNLIMITED} if shows_all_output() else {}
+        self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}", **limits)
         self._id = uuid.uuid4().hex
         self._rich = RichFolder(mesh.ranks, slots, self._id)
         self._blocks: dict[int, str] = {}  # number of a shown group of progress bars -> its text

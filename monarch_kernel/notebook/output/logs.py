@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monarch_kernel.notebook.output.folding import OutputFolder
-from monarch_kernel.notebook.output.rate_limit import FoldedLine, Stream
+from monarch_kernel.notebook.output.rate_limit import UNLIMITED, FoldedLine, Stream
 from monarch_kernel.notebook.output.text import last_update
 from monarch_kernel.runtime.host.logs import LogRecord
 
@@ -47,7 +47,7 @@ def log_lines(
         stderr: whether to show only ``stderr``.
         raw: whether to show every line of every rank separately.
     """
-    folder = OutputFolder(list(logs), raw=raw, burst_lines=10**9, burst_nbytes=10**12)
+    folder = OutputFolder(list(logs), raw=raw, burst_lines=UNLIMITED, burst_nbytes=UNLIMITED)
     for rank, records in logs.items():
         shown: CellMark | None = None
         wanted = [record for record in records if record.stream == "stderr" or not stderr]

@@ -26,7 +26,7 @@ from typing import Literal
 
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["STDERR", "STDOUT", "FoldedItem", "FoldedLine", "RateLimiter"]
+__all__ = ["STDERR", "STDOUT", "UNLIMITED", "FoldedItem", "FoldedLine", "RateLimiter"]
 
 Stream = Literal["stdout", "stderr"]
 
@@ -39,6 +39,9 @@ FLOOD_NOTE_S = 4.0
 
 _MAX_FLOOD_NOTE_S = 60.0
 _CALM_S = 1.0
+UNLIMITED = 10**12
+"""More lines, and bytes, than anything writes."""
+
 _NOTE_EVERY_S = 1.0
 _MAX_GAPS = 8
 _MIN_STRETCH = 10

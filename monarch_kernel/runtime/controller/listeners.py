@@ -26,10 +26,12 @@ class Listeners:
 
     Attributes:
         backlog: What ranks wrote before this controller attached.
+        events: The number of pieces of output and displays so far.
     """
 
     def __init__(self, is_pending: Callable[[int], bool]) -> None:
         self.backlog: list[BacklogEvent] = []
+        self.events = 0
         self._is_pending = is_pending
         self._printer = OutputPrinter()
         self._by_request: dict[int, Listener] = {}
@@ -62,6 +64,7 @@ class Listeners:
     def tell(self, event: object) -> None:
         """Hand an event to its listener, and to all that watch the session."""
         if isinstance(event, OutputEvent | RichEvent):
+            self.events += 1
             self._by_request.get(event.request, self._printer.take)(event)
         elif isinstance(event, BacklogEvent):
             self.backlog.append(event)
@@ -74,11 +77,16 @@ class Listeners:
     def finish(self, id: int) -> None:
         """Print the output of a request that is about to end, so that it is shown before that."""
         if self._printer.holds(id):
-            self.flush()
+            self.flush(id)
 
-    def flush(self) -> None:
-        """Print collected output."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether all output was printed."""
+        return self._printer.is_empty
+
+    def flush(self, ended: int | None = None, *, everything: bool = False) -> None:
+        """Print collected output, with incomplete lines of a request that ends, or with all incomplete lines."""
         try:
-            self._printer.flush()
+            self._printer.flush(ended, everything=everything)
         except (OSError, ValueError):  # stdout is closed
             _log.debug("output of ranks could not be printed", exc_info=True)

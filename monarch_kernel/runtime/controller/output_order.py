@@ -6,7 +6,8 @@ Theory of operation
 Output comes from the host agent; answers and displays come from the rank, on another connection. An answer or a display
 therefore contains the marks that its rank has set in its streams (`net.wire.stream_marks`). If output up to these marks has not
 arrived, the message waits, and output written after a display waits for the display. Each waits at most `OUTPUT_GRACE_S`,
-because a mark can be lost together with output.
+because a mark can be lost together with output. An answer waits longer while output of its rank still arrives, as in a flood
+that is shown completely: up to `MAX_OUTPUT_GRACE_S`.
 
 The methods are generators: handling one item can change the state before the next item is chosen.
 """
@@ -20,9 +21,10 @@ from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import OutputChunk, Rich
 from monarch_kernel.net.wire.stream_marks import is_display_mark
 
-__all__ = ["OUTPUT_GRACE_S", "HeldMessage", "OutputOrder", "Spoken"]
+__all__ = ["MAX_OUTPUT_GRACE_S", "OUTPUT_GRACE_S", "HeldMessage", "OutputOrder", "Spoken"]
 
 OUTPUT_GRACE_S = 0.5
+MAX_OUTPUT_GRACE_S = 600.0
 
 
 class Spoken(Protocol):
@@ -47,11 +49,12 @@ class HeldMessage(NamedTuple):
 class OutputOrder:
     """Output and messages of one process that have arrived, and those that wait."""
 
-    __slots__ = ("_read_to", "_said", "_shown_to", "_withheld")
+    __slots__ = ("_read_to", "_said", "_shown_to", "_withheld", "_wrote_at")
 
     def __init__(self) -> None:
         self._read_to = [0, 0]  # the last marks in its streams that have arrived
         self._shown_to = 0  # the mark of its last display
+        self._wrote_at = float("-inf")
         self._said: list[HeldMessage] = []
         self._withheld: list[tuple[OutputChunk, float]] = []  # written after a display that has not arrived
 
@@ -84,6 +87,8 @@ class OutputOrder:
 
     def wrote(self, chunk: OutputChunk, now: float) -> Iterator[HeldMessage | OutputChunk]:
         """Take new output of the process; yields the items that can be handled now."""
+        if not chunk.request:
+            self._wrote_at = now
         if not chunk.request and self._waits(chunk):
             self._withheld.append((chunk, now + OUTPUT_GRACE_S))
             return
@@ -109,9 +114,11 @@ class OutputOrder:
     def due(self, now: float) -> Iterator[HeldMessage | OutputChunk]:
         """Yield items that have waited long enough."""
         if self._said:
-            late = [said for said in self._said if said.until <= now]
+            goes_on = now < self._wrote_at + OUTPUT_GRACE_S
+            due = now - MAX_OUTPUT_GRACE_S if goes_on else now
+            late = [said for said in self._said if said.until <= due]
             if late:
-                self._said = [said for said in self._said if said.until > now]
+                self._said = [said for said in self._said if said.until > due]
                 for said in late:
                     yield said
                     yield from self.settle()

@@ -414,16 +414,19 @@ class Runtime(ClientBase):
         for extension in self._state.extensions.values():
             extension.closed()
         self._abandon_all()
-        self.listeners.flush()
+        self.listeners.flush(everything=True)
         self.unhandled.tell_all()
         self._ended.set()
 
     def _await_output(self) -> None:
-        """Wait for the output of idle ranks, before they are ended."""
+        """Wait for the output of idle ranks, before they are ended; longer while it arrives, which a slow reader delays."""
         ranks = [record for record in list(self._state.ranks.values()) if record.spec.proc != CONTROLLER_PROC]
         idle = [record.spec.proc for record in ranks if record.state in ("idle", "failed")]
         if idle and self._output_wait_s:
-            self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None).wait(self._output_wait_s)
+            future = self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None)
+            seen = -1
+            while not future.wait(self._output_wait_s) and seen != self.listeners.events:
+                seen = self.listeners.events
 
     def _abandon_all(self) -> None:
         """End futures whose requests came too late."""

@@ -143,7 +143,7 @@ class HostAgent:
         self._backlog = OutputBacklog()
         self._losses: list[Lost] = []
         self._incarnations: dict[int, int] = {}  # of ranks that replace another one
-        self._output = RankOutput(self._ranks, self._selector, self._send, config.directory)
+        self._output = RankOutput(self._ranks, self._selector, self._send, config.directory, self._is_controller_slow)
         self._meters = RankMeters(self._ranks)
         self._keeper = FdKeeper(os.path.join(config.directory, host_peer(config.host).decode()), self._selector)
         self._beat_at = 0.0
@@ -212,6 +212,10 @@ class HostAgent:
             return
         if self._leave_at is None:  # else the controller has left, and closing would wait for delivery
             self._gateway.send(CONTROLLER, join([pack(message)]))
+
+    def _is_controller_slow(self) -> bool:
+        """Whether messages wait here for the controller; without one, the last part of the output is kept (`Backlog`)."""
+        return not self._is_detached and self._leave_at is None and self._gateway.is_congested
 
     def _handle_messages(self) -> None:
         if self._gateway.is_given_up:
@@ -330,7 +334,7 @@ class HostAgent:
                 self._incarnations[spec.proc] = spec.incarnation
                 self._logs_of_dead.pop(spec.proc, None)
                 self._losses = [loss for loss in self._losses if loss.proc != spec.proc]
-            streams, ends = self._output.open(spec.proc, secret, log)
+            streams, ends = self._output.open(spec.proc, secret, log, is_whole=spec.all_output)
             self._ranks[spec.proc] = RankProcess(spec, streams, log)
             self._gateway.expect(rank_peer(spec.proc, spec.incarnation))
             theirs.append(ends)

@@ -58,7 +58,8 @@ class OutputStream:
 
     Up to `BURST_CHARS` at once and `CHARS_PER_S` on average pass unchanged. Output above that is dropped and counted in lines,
     except for the last `TAIL_LINES`, which follow every `TAIL_EVERY_S`, so that the end is always shown. The log, which the
-    rank's two streams share, gets everything.
+    rank's two streams share, gets everything. If the controller shows all output, nothing is dropped: the agent stops reading
+    while the controller is slower (`RankOutput`), and the rank waits.
 
     Args:
         proc: number of the rank's process.
@@ -67,6 +68,7 @@ class OutputStream:
         marks: removes the rank's marks from the output.
         log: the log of the rank; None for no log.
         counts: where the rank sees what was read; None for nowhere.
+        is_whole: whether nothing is dropped.
     """
 
     def __init__(
@@ -77,7 +79,10 @@ class OutputStream:
         marks: MarkReader,
         log: RankLog | None = None,
         counts: ReadCounts | None = None,
+        *,
+        is_whole: bool = False,
     ) -> None:
+        self.is_whole = is_whole
         self._log = log
         self._counts = counts
         self._unmarked = 0  # of text since the last mark
@@ -194,7 +199,10 @@ class OutputStream:
 
     def take(self, now: float, *, last: bool = False) -> OutputChunk | None:
         """Return the output that may be shown now, up to the next mark; with ``last`` everything that is left."""
-        self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
+        if self.is_whole:
+            self._allowance = float("inf")
+        else:
+            self._allowance = min(BURST_CHARS, self._allowance + (now - self._allowance_at) * CHARS_PER_S)
         self._allowance_at = now
         if self._marked and not self._tail and len(self._marked[0][0]) <= self._allowance:
             text, _, end = self._marked.popleft()
@@ -226,7 +234,8 @@ class OutputStream:
 
     def succeed(self, fd: int) -> OutputStream:
         """Return the stream that continues the rank's output in another pipe from the position of this one."""
-        stream = OutputStream(self.proc, self.name, fd, self._marks.successor(), self._log, self._counts)
+        marks = self._marks.successor()
+        stream = OutputStream(self.proc, self.name, fd, marks, self._log, self._counts, is_whole=self.is_whole)
         self._counts = None  # what child processes write from now on is not the rank's
         stream._unmarked = self._unmarked
         stream._read_to = stream._reported_to = self._read_to

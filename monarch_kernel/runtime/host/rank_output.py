@@ -1,4 +1,8 @@
-"""The output of the ranks of a host: read from their pipes, folded, and sent at most every 10 ms."""
+"""The output of the ranks of a host: read from their pipes, folded, and sent at most every 10 ms.
+
+If the controller shows all output (`RankSpec.all_output`), the agent reads no faster than the controller takes it: while output
+waits here for the controller, it does not read the pipes of such ranks. Their writes then block, as with any slow reader.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,7 @@ class RankOutput:
         selector: Watches the pipes.
         send: Sends output to the controller.
         directory: Where ranks see what was read.
+        is_slow: Whether the controller takes less than this host sends.
     """
 
     def __init__(
@@ -48,7 +53,10 @@ class RankOutput:
         selector: selectors.BaseSelector,
         send: Callable[[Output], None],
         directory: str,
+        is_slow: Callable[[], bool],
     ) -> None:
+        self._is_slow = is_slow
+        self._unread: list[OutputStream] = []  # streams that are not read while the controller is slow
         self._reads = ReadFile(directory)
         self._ranks = ranks
         self._selector = selector
@@ -63,12 +71,14 @@ class RankOutput:
         """Whether pipes wait for a descriptor (`follow_late`)."""
         return bool(self._late)
 
-    def open(self, proc: int, secret: str, log: RankLog) -> tuple[list[OutputStream], tuple[int, int]]:
+    def open(
+        self, proc: int, secret: str, log: RankLog, *, is_whole: bool
+    ) -> tuple[list[OutputStream], tuple[int, int]]:
         """Make the pipes of a new rank, and read them from now on; returns their streams and write ends."""
         streams, ends = [], []
         for name, counts in zip(_STREAMS, self._reads.take_slot(proc, secret) or (None, None), strict=True):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            streams.append(OutputStream(proc, name, read_end, MarkReader(secret), log, counts))
+            streams.append(OutputStream(proc, name, read_end, MarkReader(secret), log, counts, is_whole=is_whole))
             ends.append(write_end)
             self.watch(streams[-1])
         return streams, (ends[0], ends[1])
@@ -90,7 +100,11 @@ class RankOutput:
         return OUTPUT_EVERY_S if self._holds else None
 
     def tick(self, now: float) -> None:
-        """Send the output that is due."""
+        """Send the output that is due, and read pipes again when the controller has caught up."""
+        if self._unread and not self._is_slow():
+            unread, self._unread = self._unread, []
+            for stream in unread:
+                self.watch(stream)
         if self._due is not None:
             if now >= self._due:
                 self.flush(now)
@@ -118,6 +132,10 @@ class RankOutput:
     def _read(self, stream: OutputStream) -> None:
         if stream.fd < 0:
             return  # an event earlier in the same turn has ended its rank
+        if stream.is_whole and self._is_slow():
+            self._selector.unregister(stream.fd)
+            self._unread.append(stream)
+            return
         is_open = stream.read()
         if stream.successor >= 0:
             self._follow(stream)
@@ -133,7 +151,10 @@ class RankOutput:
             self.flush(now)
 
     def _close(self, stream: OutputStream) -> None:
-        self._selector.unregister(stream.fd)
+        if stream in self._unread:
+            self._unread.remove(stream)
+        else:
+            self._selector.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
 

@@ -41,7 +41,7 @@ from monarch_kernel.net.wire.messages import (
 from monarch_kernel.runtime.controller.effects import Effect, Expired, GiveUp, HostGone, LostEvent, Tell
 from monarch_kernel.runtime.controller.exit_waits import EXIT_WAIT_S
 from monarch_kernel.runtime.controller.host_tree import HOST_DEADLINE_S
-from monarch_kernel.runtime.controller.output_order import OUTPUT_GRACE_S
+from monarch_kernel.runtime.controller.output_order import MAX_OUTPUT_GRACE_S, OUTPUT_GRACE_S
 from monarch_kernel.runtime.controller.process_queries import ProcessQueries
 from monarch_kernel.runtime.controller.processes import CLEANUP_S, RANK_DEADLINE_S
 from monarch_kernel.runtime.controller.state import State
@@ -73,6 +73,7 @@ class RankModel:
     written: int = 0  # according to its answers
     read: int = 0  # according to the agent
     held: list[tuple[int, str, int, float]] = field(default_factory=list)  # id, answer, written, until
+    quiet_at: float = 0.0  # held answers wait at least until then
 
 
 @dataclass
@@ -217,7 +218,7 @@ class AnyOrder(RuleBasedStateMachine):
             else Result(id, Payload(answer.encode()), {}, written)
         )
         if writes and not rank.dead and rank.written > rank.read:
-            rank.held.append((id, answer, rank.written, self.now + OUTPUT_GRACE_S))
+            rank.held.append((id, answer, rank.written, max(self.now + OUTPUT_GRACE_S, rank.quiet_at)))
         else:
             self.expect(id, proc, answer)
         self.absorb(self.state.handle(message, (), self.peer(proc), self.now))
@@ -228,6 +229,8 @@ class AnyOrder(RuleBasedStateMachine):
         rank = self.ranks[proc]
         rank.read = data.draw(st.integers(rank.read, rank.written))
         chunk = OutputChunk(proc, "stdout", "text\n", rank.read)
+        rank.held = [(*held[:3], max(held[3], self.now + OUTPUT_GRACE_S)) for held in rank.held]
+        rank.quiet_at = self.now + OUTPUT_GRACE_S
         for held in list(rank.held):
             if held[2] <= rank.read:
                 rank.held.remove(held)
@@ -431,6 +434,18 @@ def test_an_answer_waits_for_output_only_for_a_while() -> None:
     state.handle(Result(1, Payload(), {}, (10, 0)), (), b"R1", 5.0)
     assert resolves(state.tick(5.0 + OUTPUT_GRACE_S - 0.01)) == []
     assert len(resolves(state.tick(5.0 + OUTPUT_GRACE_S))) == 1
+
+
+def test_an_answer_waits_as_long_as_output_arrives_but_not_for_ever() -> None:
+    state = running(1)
+    ask(state, 1, (1,))
+    state.handle(Result(1, Payload(), {}, (10_000, 0)), (), b"R1", 5.0)
+    now = 5.0
+    while now < 5.0 + MAX_OUTPUT_GRACE_S:
+        now += OUTPUT_GRACE_S / 2
+        state.handle(Output((OutputChunk(1, "stdout", "x\n", int(now)),)), (), b"H1", now)
+        assert resolves(state.tick(now)) == []
+    assert len(resolves(state.tick(5.0 + OUTPUT_GRACE_S + MAX_OUTPUT_GRACE_S))) == 1
 
 
 def test_an_answer_before_a_death_counts() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import selectors
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.net.wire.messages import OutputChunk
+from monarch_kernel.net.wire.messages import Output, OutputChunk
 from monarch_kernel.net.wire.stream_marks import (
     END_OF_CELL,
     FIRST_MARK,
@@ -21,6 +24,7 @@ from monarch_kernel.net.wire.stream_marks import (
     new_secret,
     switch_mark,
 )
+from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.output import (
     BURST_CHARS,
     CHARS_PER_S,
@@ -31,7 +35,7 @@ from monarch_kernel.runtime.host.output import (
     OutputStream,
     fold,
 )
-from monarch_kernel.runtime.host.rank_output import take_output
+from monarch_kernel.runtime.host.rank_output import RankOutput, take_output
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 SECRET = new_secret()
@@ -40,9 +44,9 @@ SECRET = new_secret()
 class Pipe:
     """A stream, and the other end of its pipe, to which the test writes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_whole: bool = False) -> None:
         read_end, self.fd = os.pipe()
-        self.stream = OutputStream(7, "stdout", read_end, MarkReader(SECRET))
+        self.stream = OutputStream(7, "stdout", read_end, MarkReader(SECRET), is_whole=is_whole)
 
     def write(self, data: bytes) -> None:
         """Write data in parts that fit into the pipe, and read them from the stream."""
@@ -84,6 +88,56 @@ def test_text_passes_unchanged(pipe: Pipe) -> None:
     )
     assert not pipe.stream.waiting
     assert pipe.stream.take(1.0) is None
+
+
+def test_nothing_is_dropped_where_all_output_is_shown() -> None:
+    pipe = Pipe(is_whole=True)
+    lines = b"".join(b"%07d\n" % i for i in range(1_000_000))
+    assert len(lines) > 2 * BURST_CHARS
+    pipe.write(lines)
+    chunk = pipe.stream.take(0.0)
+    assert chunk is not None
+    assert chunk.text.encode() == lines
+    assert chunk.dropped_lines == 0
+    pipe.close()
+    os.close(pipe.stream.fd)
+
+
+def test_pipes_are_not_read_while_the_controller_is_slow(tmp_path: Path) -> None:
+    sent: list[Output] = []
+    is_slow = True
+    with selectors.DefaultSelector() as selector:
+        output = RankOutput({}, selector, sent.append, str(tmp_path), lambda: is_slow)
+        log = RankLog(str(tmp_path), 7)
+        (stdout, stderr), ends = output.open(7, SECRET, log, is_whole=True)
+        os.set_blocking(ends[0], False)
+        written = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                written += os.write(ends[0], b"x" * 4096)
+                for key, _ in selector.select(0):
+                    key.data()
+        for key, _ in selector.select(0):
+            key.data()
+        output.tick(1.0)
+        assert not stdout.waiting
+        assert stdout.fd not in selector.get_map()
+        assert stderr.fd in selector.get_map()  # it is dropped from the selector only once there is something to read
+        is_slow = False
+        output.tick(2.0)
+        while not stdout.waiting or selector.select(0):
+            for key, _ in selector.select(0):
+                key.data()
+        assert sum(len(chunk.text) for chunk in take_output([stdout], 3.0)) == written
+        is_slow = True
+        os.write(ends[0], b"y")
+        for key, _ in selector.select(0):
+            key.data()
+        output.close([stdout, stderr])  # also one that is not read
+        assert len(selector.get_map()) == 0
+        log.remove()
+        for end in ends:
+            os.close(end)
 
 
 def test_a_character_that_comes_in_pieces_is_joined(pipe: Pipe) -> None:

@@ -90,6 +90,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
         unset: Variables that are removed from its environment before ``env`` is added.
         python: The interpreter that it starts with, as a new process; ``same`` for that of the host. Empty for a rank that is
             forked, which has the modules that are imported already.
+        all_output: Whether all that it writes is sent, and it waits while the controller is slower; else a flood is cut.
     """
 
     proc: int
@@ -109,6 +110,7 @@ class RankSpec(msgspec.Struct, array_like=True, frozen=True):
     bootstrap: bytes = b""
     unset: tuple[str, ...] = ()
     python: str = ""
+    all_output: bool = False
 
     def succeeded(self, incarnation: int) -> RankSpec:
         """Return the spec of the process that replaces this one."""
