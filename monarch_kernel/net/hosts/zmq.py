@@ -44,6 +44,9 @@ from monarch_kernel.net.wire.config import EVERYWHERE, LinkKeys
 __all__ = ["ZmqRank", "ZmqRouter"]
 
 BEAT_S = 0.25
+BEAT_HERE_S = 1.0
+"""Interval of beats while all hosts are on this machine, where no connection breaks."""
+
 YIELDS = 60
 """How often the controller yields the CPU at most before it sleeps (`Patience`). Ranks do not yield, since they may outnumber
 the cores; nor does the controller while it waits for another machine, whose answers take longer.
@@ -114,14 +117,18 @@ class ZmqRouter(Wakeable):
             OSError: the port is taken.
         """
         assert self._links is not None
-        self._is_linked = True
+        self._link()
         return self._links.listen(port, at)
 
     def dial(self, host: int, address: str) -> None:
         """Connect to an agent that can't connect to us."""
         assert self._links is not None
-        self._is_linked = True
+        self._link()
         self._links.dial(host, [address])
+
+    def _link(self) -> None:
+        self._is_linked = True
+        self._beat_at = 0.0  # more often from now on
 
     def route(self, peer: Peer, host: int) -> None:
         """Set the host of a process that is not connected directly."""
@@ -251,7 +258,7 @@ class ZmqRouter(Wakeable):
     def _beat(self) -> None:
         now = time.monotonic()
         if now >= self._beat_at:
-            self._beat_at = now + BEAT_S
+            self._beat_at = now + (BEAT_S if self._is_linked else BEAT_HERE_S)
             self._are_links_used = True  # they have periodic work, too
             if self._links is not None:
                 self._links.revive(now)

@@ -68,6 +68,7 @@ __all__ = ["Driver", "Waiter", "behind_shields"]
 
 TICK_S = 0.004
 MAX_TICK_S = 0.032
+IDLE_TICK_S = 1.0
 _FLUSH_S = 0.001
 _SIGINT = 2
 _IGNORE = 1
@@ -189,6 +190,8 @@ class Driver(Generic[T]):
             on_message: called with (peer, parts) for each message received.
             on_item: called for each submitted item, in order.
             on_tick: called about every ``tick_s`` seconds while a thread leads; for timers.
+            is_idle: whether nothing is due soon: then the background thread ticks only every `IDLE_TICK_S` until something
+                happens.
             name: name of the background thread.
     """
 
@@ -200,6 +203,7 @@ class Driver(Generic[T]):
         *,
         on_tick: Callable[[float], None] | None = None,
         tick_s: float = 0.2,
+        is_idle: Callable[[], bool] = lambda: False,
         name: str = "monarch-io",
     ) -> None:
         self._transport = transport
@@ -207,7 +211,9 @@ class Driver(Generic[T]):
         self._on_item = on_item
         self._on_tick = on_tick
         self._tick_s = tick_s
+        self._is_idle = is_idle
         self._next_tick = 0.0
+        self._is_quiet = False  # whether nothing was handled since the last tick
         self._io_lock = threading.Lock()
         self._items: deque[T] = deque()
         self._outbox: dict[Peer, list[Packed]] = {}
@@ -384,8 +390,12 @@ class Driver(Generic[T]):
         if self._on_tick is None:
             return None
         now = time.monotonic()
+        if not (self._is_quiet and self._background_leads):
+            self._next_tick = min(self._next_tick, now + self._tick_s)
         if now >= self._next_tick:
-            self._next_tick = now + self._tick_s
+            is_slow = self._is_quiet and self._background_leads and self._is_idle()
+            self._is_quiet = True
+            self._next_tick = now + (IDLE_TICK_S if is_slow else self._tick_s)
             self._on_tick(now)
             self._flush()
         return self._next_tick - now
@@ -408,6 +418,7 @@ class Driver(Generic[T]):
             received = self._transport.recv()
             if received is None:
                 return
+            self._is_quiet = False
             self._on_message(*received)
             if waiter is not None and waiter.ready:
                 return
@@ -420,6 +431,7 @@ class Driver(Generic[T]):
             return
         for _ in range(len(items)):
             if items:  # a callback may have called catch_up()
+                self._is_quiet = False
                 self._on_item(items.popleft())
         if self._outbox:
             outbox, self._outbox = self._outbox, {}

@@ -39,6 +39,11 @@ class OutputRouter:
         self._accept = accept
         self._unsettled: set[int] = set()  # processes whose messages or text wait
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no message or text waits."""
+        return not self._unsettled
+
     def say(self, record: RankRecord, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
         """Accept a message of a rank now, or when the output that the rank wrote before has arrived."""
         order = record.order

@@ -287,6 +287,11 @@ class RankProcesses:
         goodbye = pack(Goodbye(keep=True))
         return [effect for record in self._hosts.values() for effect in record.send(goodbye)]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no process or host starts, and none is replaced automatically."""
+        return not self._coming and not self._restarts and all(host.up or host.gone for host in self._hosts.values())
+
     def tick(self, now: float) -> list[Effect]:
         """Report starts that take too long, and do what is due; call this a few times a second."""
         effects: list[Effect] = []

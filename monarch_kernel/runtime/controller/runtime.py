@@ -122,6 +122,7 @@ class Runtime(ClientBase):
             self._intake.take,
             lambda item: self.perform(item(time.monotonic())),
             on_tick=self._on_tick,
+            is_idle=self._is_idle,
             name="monarch-controller",
         )
         self.session: Any = None
@@ -491,6 +492,9 @@ class Runtime(ClientBase):
                     self.perform(self._state.processes.give_up(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self.host_pool.expired(effect.host, effect.reason)
+
+    def _is_idle(self) -> bool:
+        return not self._futures and self.listeners.is_empty and self._state.is_settled
 
     def _on_tick(self, now: float) -> None:
         self.listeners.flush()

@@ -319,6 +319,12 @@ class State:
             effects += extension.tick(now)
         return effects
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is due soon, so that `tick` may be called less often."""
+        is_here = not any(host.is_elsewhere for host in self.hosts.values())
+        return is_here and self._resumption is None and self._output.is_settled and self.processes.is_settled
+
     # -- inside
 
     def _refusal(self, host: HostRecord) -> str:

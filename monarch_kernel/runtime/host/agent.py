@@ -110,7 +110,7 @@ TIME_OVER_GRACE_S = 2.0
 CONNECT_S = 60.0
 """How long an agent on another machine tries to connect to the controller."""
 
-_IDLE_S = 0.5
+_IDLE_S = 1.0
 
 
 class HostAgent:

@@ -65,13 +65,21 @@ class Echo:
 class Caller:
     """A driver, and the calls that wait for the echo."""
 
-    def __init__(self, transport: Transport, tick: Callable[[float], None] | None = None, tick_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        tick: Callable[[float], None] | None = None,
+        tick_s: float = 0.2,
+        is_idle: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.handled: list[int] = []
         self.answered: list[int] = []
         self.waiters: dict[int, Waiter] = {}
         self.met = threading.Event()
         self.inside = threading.Lock()
-        self.driver: Driver[int] = Driver(transport, self._on_message, self._on_item, on_tick=tick, tick_s=tick_s)
+        self.driver: Driver[int] = Driver(
+            transport, self._on_message, self._on_item, on_tick=tick, tick_s=tick_s, is_idle=is_idle
+        )
         self.driver.start()
         assert self.met.wait(LONG_S)  # a message for a peer that has not connected is dropped
 
@@ -304,6 +312,30 @@ def test_ticks_come_from_any_leader(ends: tuple[Transport, Transport], echo: Ech
         assert set(ticks) == {"monarch-io"}
         me = threading.current_thread().name
         until(lambda: caller.driver.wait(Waiter(), 0.02) or me in ticks)
+    finally:
+        caller.driver.close()
+
+
+def test_ticks_are_rare_while_nothing_happens_and_nothing_is_due(
+    ends: tuple[Transport, Transport], echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "IDLE_TICK_S", 10_000.0)
+    ticks: list[float] = []
+    is_idle = threading.Event()
+    caller = Caller(ends[0], ticks.append, tick_s=0.001, is_idle=is_idle.is_set)
+    is_rare = lambda: caller.driver._next_tick > time.monotonic() + 5_000  # noqa: E731
+    try:
+        until(lambda: len(ticks) > 9)  # something is due: also after a tick in which nothing has happened
+        assert not is_rare()
+        is_idle.set()
+        until(is_rare)
+        for id in (1, 2):
+            before = len(ticks)
+            caller.submit(id)
+            until(lambda before=before: len(ticks) > before)  # type: ignore[misc]
+            until(is_rare)
+        before = len(ticks)
+        until(lambda: caller.driver.wait(Waiter(), 0.005) or len(ticks) > before)  # also for a thread that waits
     finally:
         caller.driver.close()
 
