@@ -80,6 +80,8 @@ BEHIND = {
     "tensorboard": ("features.live.tensorboard",),
     "torch": (
         "features.live.logged_values",
+        "features.live.skipping",
+        "features.live.worker",
         "features.profiling.worker",
         "features.record.worker",
         "features.replicas",

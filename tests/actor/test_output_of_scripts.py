@@ -53,7 +53,7 @@ def write(folder: Path, end: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("end", ["procs.stop().get()", ""])
+@pytest.mark.parametrize("end", ["procs.stop().get()", pytest.param("", marks=pytest.mark.slow)])
 def test_every_line_is_in_a_file(tmp_path: Path, end: str) -> None:
     script = write(tmp_path, end)
     with open(tmp_path / "out", "w") as file:
@@ -62,6 +62,7 @@ def test_every_line_is_in_a_file(tmp_path: Path, end: str) -> None:
     check((tmp_path / "out").read_text())
 
 
+@pytest.mark.slow
 def test_every_line_comes_through_a_pipe_to_a_slow_reader(tmp_path: Path) -> None:
     """The reader takes a little at a time, so that the pipe of the script is full nearly always."""
     script = write(tmp_path, "")

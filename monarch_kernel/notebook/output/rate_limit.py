@@ -34,14 +34,14 @@ Stream = Literal["stdout", "stderr"]
 STDOUT = "o"
 STDERR = "e"
 
+UNLIMITED = 10**12
+"""More lines, and bytes, than anything writes."""
+
 HOLD_S = 0.25
 FLOOD_NOTE_S = 4.0
 
 _MAX_FLOOD_NOTE_S = 60.0
 _CALM_S = 1.0
-UNLIMITED = 10**12
-"""More lines, and bytes, than anything writes."""
-
 _NOTE_EVERY_S = 1.0
 _MAX_GAPS = 8
 _MIN_STRETCH = 10

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.runtime.controller.effects import BacklogEvent, RichEvent
 from monarch_kernel.runtime.controller.printer import OutputPrinter
+from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["Listener", "Listeners"]
 
@@ -83,6 +84,12 @@ class Listeners:
     def is_empty(self) -> bool:
         """Whether all output was printed."""
         return self._printer.is_empty
+
+    def wait_for(self, future: Future[None], quiet_s: float) -> None:
+        """Wait for a future, until no output has arrived for ``quiet_s`` seconds; not on the I/O thread."""
+        seen = -1
+        while not future.wait(quiet_s) and seen != self.events:
+            seen = self.events
 
     def flush(self, ended: int | None = None, *, everything: bool = False) -> None:
         """Print collected output, with incomplete lines of a request that ends, or with all incomplete lines."""

@@ -122,7 +122,7 @@ class Runtime(ClientBase):
             self._intake.take,
             lambda item: self.perform(item(time.monotonic())),
             on_tick=self._on_tick,
-            is_idle=self._is_idle,
+            is_idle=lambda: not self._futures and self.listeners.is_empty and self._state.is_settled,
             name="monarch-controller",
         )
         self.session: Any = None
@@ -425,15 +425,12 @@ class Runtime(ClientBase):
         idle = [record.spec.proc for record in ranks if record.state in ("idle", "failed")]
         if idle and self._output_wait_s:
             future = self.request(idle, lambda id: pack(Ping(id)), "", lambda answers: None)
-            seen = -1
-            while not future.wait(self._output_wait_s) and seen != self.listeners.events:
-                seen = self.listeners.events
+            self.listeners.wait_for(future, self._output_wait_s)
 
     def _abandon_all(self) -> None:
         """End futures whose requests came too late."""
         for id in list(self._futures):
-            future = self._futures.pop(id, None)
-            if future is not None:
+            if (future := self._futures.pop(id, None)) is not None:
                 future.abandon(MeshDownError("the session was shut down before an answer came"))
 
     # -- on the I/O thread
@@ -457,8 +454,7 @@ class Runtime(ClientBase):
                 self._driver.send(effect.peer, effect.packed)
             elif type(effect) is Resolve:
                 self.listeners.finish(effect.id)
-                future = self._futures.pop(effect.id, None)
-                if future is not None:
+                if (future := self._futures.pop(effect.id, None)) is not None:
                     future.resolve(effect.answers, effect.in_step)
             elif type(effect) is Tell:
                 self.listeners.tell(effect.event)
@@ -492,9 +488,6 @@ class Runtime(ClientBase):
                     self.perform(self._state.processes.give_up(effect.host, effect.procs, log, time.monotonic()))
                 else:
                     self.host_pool.expired(effect.host, effect.reason)
-
-    def _is_idle(self) -> bool:
-        return not self._futures and self.listeners.is_empty and self._state.is_settled
 
     def _on_tick(self, now: float) -> None:
         self.listeners.flush()
