@@ -127,7 +127,7 @@ def _agreed(step: int, *, jumps: bool) -> int | None:
         return 0 if jumps else None
     if dist.get_world_size() == 1:
         return dist.get_rank() if jumps else None
-    world = dist.group.WORLD
+    world: Any = dist.group.WORLD
     kinds = [each.type for each in world._device_types]
     device = torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
     found = torch.tensor([dist.get_rank() if jumps else -1, step, -step], dtype=torch.int64, device=device)
