@@ -91,7 +91,7 @@ class ZmqRouter(Wakeable):
         self._stirred_links: set[int] = set()
         self._received = 0
         self._expects = (
-            False  # whether a process here may soon answer: the last message went to one, and no wait was in vain since
+            False  # whether a process here may soon answer: the last message went to one, and no wait has timed out since
         )
         self._patience = Patience(YIELDS)
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
