@@ -174,13 +174,21 @@ def device_of(mesh: ProcMesh, stream: str = MAIN) -> Device:
     device = session.devices.get(key)
     if device is None or device.target.lost:
         if deaths := mesh.deaths():
-            raise _death(mesh, deaths, f"{mesh.name} can't hold tensors: replace its dead ranks with .heal()")
+            way_out = _AFTER_STOP if _is_stopped(deaths) else "replace its dead ranks with .heal()"
+            raise _death(mesh, deaths, f"{mesh.name} can't hold tensors: {way_out}")
         device = session.devices[key] = Device(mesh, session, stream)
     return device
 
 
 def _death(mesh: ProcMesh, deaths: Mapping[int, Failure], text: str) -> SupervisionError:
     return SupervisionError(text, {mesh.spawned_extent.point(rank): death for rank, death in deaths.items()})
+_AFTER_STOP = "it was stopped; make tensors on another mesh, from %mesh up or spawn_procs()"
+
+
+def _is_stopped(deaths: Mapping[int, Failure]) -> bool:
+    return all(death.kind == "stopped" for death in deaths.values())
+
+
 
 
 class Device:
@@ -462,6 +470,8 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
 
     Args:
         func: The operation.
+        if _is_stopped(deaths):
+            raise _death(self.mesh, deaths, f"the tensors of {self.mesh.name} are gone: {_AFTER_STOP}")
         args: Its arguments.
         kwargs: The others.
         device: Where to make the tensors of an operation that takes none.

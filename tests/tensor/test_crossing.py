@@ -227,29 +227,29 @@ def test_a_remote_function_may_use_the_process_group(procs: ProcMesh) -> None:
     assert call_on_shard_and_fetch(lambda x: x + 1, x, shard={"dp": 1}).get(LONG_S).item() == 3
 
 
-def test_an_interrupt_of_a_read_ends_the_function_that_it_waits_for(procs: ProcMesh, tmp_path: Path) -> None:
-    rank_file = tmp_path / "started"
-
+def test_an_interrupt_of_a_read_ends_the_function_that_it_waits_for_on_all_ranks(
+    procs: ProcMesh, tmp_path: Path
+) -> None:
     @remote(propagate=lambda x: x)
     def endless(x: Any) -> Any:
         import time
 
-        if x == 1:  # on rank 1
-            rank_file.touch()
-        while x == 1:
+        (tmp_path / f"{int(x)}").touch()
+        while x:  # but on rank 0
             time.sleep(0.01)
         return x + 1
 
     x = flat_rank(procs)
     made = endless(x)
+    assert inspect(made) == 1
     waits = fetch_shard(made, tp=1)
-    wait_until(rank_file.exists, "the function to begin")
+    for rank in range(4):
+        wait_until((tmp_path / f"{rank}").exists, "the function to begin")
     waits.interrupt()
     assert waits.exception(LONG_S) is not None
-    assert inspect(made, dp=1) == 3
-    with pytest.raises(TensorError, match=r"(?s)endless failed on rank \[1\] of t.*endless was interrupted"):
-        inspect(made, tp=1)
     assert listed(procs.values(x + 1)) == [1, 2, 3, 4]
+    with pytest.raises(TensorError, match=r"(?s)endless failed on rank \[1-3\] of t.*endless was interrupted"):
+        procs.values(made)
 
 
 def test_a_tensor_moves_to_another_mesh(procs: ProcMesh) -> None:

@@ -209,6 +209,15 @@ def test_the_death_of_a_rank_loses_tensors_and_a_healed_mesh_takes_new_ones(sess
         assert listed(mesh.values((y + 1).sum())) == [4, 4]
         with pytest.raises(SupervisionError):
             x + y
+        mesh.stop(grace_s=0).get(LONG_S)
+        with pytest.raises(
+            SupervisionError, match="the tensors of mortal are gone: it was stopped; make tensors on another"
+        ):
+            y + 1
+        with pytest.raises(
+            SupervisionError, match="mortal can't hold tensors: it was stopped; make tensors on another mesh"
+        ):
+            mesh.activate()
         del x, y, kept
     finally:
         mesh.stop(grace_s=0).get(LONG_S)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.features.tensors.messages import OpsDone
+from monarch_kernel.features.tensors.messages import FunctionInterrupted, InterruptFunction, OpsDone
+from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.process_records import RankRecord
@@ -22,6 +23,9 @@ class StreamListener(Protocol):
     def rank_lost(self, proc: int, death: Failure) -> None:
         """Handle the end of a rank, and with it of all tensors that it has held."""
 
+    def neighbours_of(self, proc: int) -> set[int]:
+        """Return the other ranks that have got the same operations as a rank."""
+
     def tick(self) -> None:
         """Called a few times a second."""
 
@@ -37,7 +41,7 @@ class TensorExtension(Extension):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.listener: StreamListener | None = None
-        self.handlers = {OpsDone: self._done}
+        self.handlers = {OpsDone: self._done, FunctionInterrupted: self._interrupted}
 
     def process_lost(self, proc: int) -> list[Effect]:
         death = self.core.ranks[proc].death
@@ -54,3 +58,9 @@ class TensorExtension(Extension):
         if self.listener is not None:
             self.listener.ops_done(record.spec.proc, message.target, message.count)
         return []
+
+    def _interrupted(self, record: RankRecord, message: FunctionInterrupted, now: float) -> list[Effect]:
+        packed = pack(InterruptFunction(message.op, message.abort))
+        others = self.listener.neighbours_of(record.spec.proc) if self.listener is not None else set()
+        living = (proc for proc in sorted(others) if self.core.ranks[proc].death is None)
+        return [effect for proc in living for effect in self.core.to_rank(proc, packed)]

@@ -28,19 +28,22 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 from monarch_kernel.errors import Failure, MeshDownError
+from monarch_kernel.features.tensors.backlog import Backlog
 from monarch_kernel.features.tensors.controller import TensorExtension
-from monarch_kernel.features.tensors.messages import PutTensor, RunOps
+from monarch_kernel.features.tensors.messages import DescribeTensors, PutTensor, RunOps
 from monarch_kernel.features.tensors.records import DROP, FORGET, FREE
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
 from monarch_kernel.net.wire.messages import Message, Payload
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.runtime import Runtime
+from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["MAX_BEHIND", "MAX_OPS", "OpStream", "Target", "stream_of"]
 
@@ -63,6 +66,7 @@ class Target:
         issued: The number of operations that were issued for it.
         acked: The number of operations that all its ranks have done.
         lost: The processes that have ended, and how.
+        backlog: What was sent and has not arrived.
     """
 
     def __init__(self, number: int, procs: Sequence[int]) -> None:
@@ -72,6 +76,7 @@ class Target:
         self.issued = 0
         self.acked = 0
         self.lost: dict[int, Failure] = {}
+        self.backlog = Backlog()
         self._done = dict.fromkeys(self.procs, 0)
         self._waiters: list[Waiter] = []
 
@@ -237,7 +242,14 @@ class OpStream:
         self.runtime.tell(target.procs, pack(PutTensor(payload, id, target.number), frames))
         with self.lock:
             target.issued += 1
+        nbytes = len(payload.data) + sum(memoryview(frame).nbytes for frame in frames)
+        target.backlog.add(nbytes, partial(self._when_reached, target))
         return id
+
+    def _when_reached(self, target: Target) -> Future[Any]:
+        """Return a future that resolves when all ranks of a target have done what was sent so far."""
+        request: Callable[[int], Packed] = lambda id: pack(DescribeTensors(id, ()))  # noqa: E731
+        return self.runtime.request(target.procs, request, "sending tensors", lambda answers: None, quiet=True)
 
     def new_id(self) -> int:
         """Make the id of a new tensor."""
@@ -306,6 +318,9 @@ class OpStream:
         for target in self._targets:
             if proc in target.procs:
                 target.lose(proc, death)
+
+    def neighbours_of(self, proc: int) -> set[int]:
+        return {each for target in self._targets if proc in target.procs for each in target.procs} - {proc}
 
     def tick(self) -> None:
         if not self.runtime.closed:

@@ -24,6 +24,8 @@ from monarch_kernel.features.tensors.messages import (
     DescribeTensors,
     FetchTensors,
     MeasureTensors,
+    FunctionInterrupted,
+    InterruptFunction,
     OpsDone,
     PutTensor,
     RunOps,
@@ -151,12 +153,14 @@ class Interpreter:
     Attributes:
         tensors: by id; a `Poison` where an operation has failed.
     """
+        op: the number of the operation that runs, or was the last to run.
 
     def __init__(
         self, own: Mapping[str, Callable[..., Any]], calling: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         self.tensors: dict[int, Any] = {}
         self._calling = calling
+        self.op = -1
         self._own = own
         self._entries: dict[int, dict[int, AnyEntry]] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -236,6 +240,8 @@ class Interpreter:
         """
         tensors = self.tensors
         try:
+        if not BlockEntry.depth:
+            self.op = op
             if entry.takes_only_tensors:
                 result = entry.function(*[tensors[id] for id in ids])
             else:
@@ -418,7 +424,9 @@ class TensorWorker:
         self._done: dict[int, int] = {}
         self._reported: dict[int, int] = {}
         self._call = 0  # the number of the call that runs, to interrupt it
-        rank.main.on_dropped = self._interrupt
+        self._cancelled: set[int] = set()  # operations whose functions must not begin
+        rank.main.on_dropped = self._read_dropped
+        rank.extend({InterruptFunction: self._interrupt_function}, on_main=False)
         rank.at_new_controller.append(lambda requests: rank.main.post(_NewController(), ()))
         rank.extend(
             {
@@ -460,11 +468,16 @@ class TensorWorker:
         with self._progress:
             self._progress.notify_all()
 
+        self._cancelled.clear()
     # -- interrupts
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """Context in which a function of the program can be interrupted, as if it were a request."""
+        """Context in which a function of the program can be interrupted, as if it were a request.
+
+        Raises:
+            KeyboardInterrupt: It was interrupted before it has begun.
+        """
         main = self._rank.main
         before = main.current
         main.current = self._call = self._rank.peers.new_number()
@@ -473,17 +486,34 @@ class TensorWorker:
                 yield
         finally:
             main.current, self._call = before, 0
+                op = self._interpreter.op
+                is_cancelled = op in self._cancelled
+                self._cancelled = {each for each in self._cancelled if each > op}
+                if is_cancelled:
+                    raise KeyboardInterrupt
 
-    def _interrupt(self, message: Any, abort: bool) -> None:
-        """Interrupt the function for which a request waited that was interrupted; on the I/O thread."""
+    def _read_dropped(self, message: Any, abort: bool) -> None:
+        """Interrupt the function for which a request waited that was interrupted, on all ranks; on the I/O thread."""
+        if type(message) in _READS and self._interrupt(abort) and not self._rank.is_detached():
+            self._rank.driver.submit(pack(FunctionInterrupted(self._interpreter.op, abort)))
+
+    def _interrupt_function(self, message: InterruptFunction, _: Sequence[Frame]) -> None:
+        """Interrupt a function that runs, or is still to begin; on the I/O thread."""
+        op = self._interpreter.op
+        if not (op == message.op and self._interrupt(message.abort)) and op <= message.op:
+            self._cancelled = {*self._cancelled, message.op}
+
+    def _interrupt(self, abort: bool) -> bool:
+        """Interrupt the function that runs; returns whether one does."""
         call, main = self._call, self._rank.main
-        if call and type(message) in _READS:
+        if call:
             main.interrupted, main.delivered = call, 0
             self._rank.interrupt_executor(main, call, abort)
             self._rank.after_interrupt(main, call, abort)
 
     # -- for code of the rank (`parts`)
 
+        return bool(call)
     def take(self, id: int, target: int, count: int) -> Any:
         """Return a tensor, a `Poison` or None; an actor's thread waits for so many operations of a target."""
         interpreter = self._interpreter
