@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
@@ -26,6 +27,10 @@ class Holder(Protocol):
 
     def describe_placements(self, tensor: DistributedTensor) -> str:
         """Say how a sharded tensor is placed; empty if each rank has its own tensor."""
+        ...
+
+    def picture_of(self, tensor: DistributedTensor) -> Any:
+        """Return the picture of a sharded tensor; None if each rank has its own tensor."""
         ...
 
     def placed(self, tensor: DistributedTensor, what: str, placements: dict[str, Any]) -> DistributedTensor:
@@ -115,6 +120,21 @@ class DistributedTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         return self.item().__format__(spec) if self.dim() == 0 and spec else format(repr(self), spec)
+
+    def _repr_html_(self) -> str | None:
+        picture = None if self._part.device.blocked else self._part.device.picture_of(self)
+        return None if picture is None else f"<pre>{escape(repr(self))}</pre>{picture._repr_html_()}"
+
+    def placements_picture(self) -> Any:
+        """Return a picture of a sharded tensor that says which ranks have which part, as text and as HTML.
+
+        Raises:
+            TensorError: The tensor is not sharded.
+        """
+        picture = self._part.device.picture_of(self)
+        if picture is None:
+            raise TensorError("placements_picture() is for sharded tensors; each rank has all of its own of this one")
+        return picture
 
     @property
     def mesh(self) -> Any:

@@ -44,6 +44,7 @@ from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
 from monarch_kernel.tensor.inventory import names_of
 from monarch_kernel.tensor.lines import SIZE, Lines, Place, user_place
 from monarch_kernel.tensor.propagation import (
+from monarch_kernel.tensor.picture import Picture
     LAYOUTS,
     NOTHING,
     Argument,
@@ -257,6 +258,12 @@ class Device:
     def placed(self, tensor: DistributedTensor, what: str, placements: dict[str, Any]) -> DistributedTensor:
         """Return a sharded tensor of this device placed in another way."""
         placing = _placing()
+    def picture_of(self, tensor: DistributedTensor) -> Picture | None:
+        """Return the picture of a sharded tensor; None if each rank has its own tensor."""
+        layout = LAYOUTS.of(tensor)
+        extent = dict(self.mesh.extent)
+        return Picture(layout.shape, layout.placements, extent, tuple(self.mesh.ranks)) if layout.placements else None
+
         made: DistributedTensor = placing.local(tensor) if what == "local" else placing.redistribute(tensor, placements)
         return made
 
