@@ -30,7 +30,7 @@ from monarch_kernel.tensor.lines import Lines
 from monarch_kernel.tensor.propagation import LAYOUTS, Layout
 from monarch_kernel.tensor.reading import error_of
 
-__all__ = ["adopt_variable", "to_mesh"]
+__all__ = ["adopt_variable", "ranks_of", "to_mesh"]
 
 
 class Device(Protocol):
@@ -93,7 +93,7 @@ def adopt_variable(device: Device, name: str) -> DistributedTensor:
     check_name(name)
     id = device.stream.new_id()
     try:
-        found = _ranks_of(device.mesh).call(partial(adopt, name, id), f"making {name!r} a distributed tensor").get()
+        found = ranks_of(device.mesh).call(partial(adopt, name, id), f"making {name!r} a distributed tensor").get()
         return _made(device, id, found, repr(name))
     except BaseException:
         device.frees.append(id)  # the ranks that have it
@@ -122,7 +122,7 @@ def to_mesh(source: DistributedTensor, there: Device, here: Device) -> Distribut
     lend: Callable[[int], Callable[[], Leaves]] = lambda owner: partial(lend_part, from_id, owner)  # noqa: E731
     try:
         found = move_parts(
-            _ranks_of(here.mesh), _ranks_of(there.mesh), lend, partial(read_part, id), sources_of, "moving a tensor"
+            ranks_of(here.mesh), ranks_of(there.mesh), lend, partial(read_part, id), sources_of, "moving a tensor"
         )
         return _made(here, id, found, "the tensor")
     except BaseException:
@@ -151,7 +151,8 @@ def _places(there: ProcMesh, here: ProcMesh) -> list[int]:
     return [index[tuple(here.extent.point(place)[axis] for axis in there.extent)] for place in range(len(here))]
 
 
-def _ranks_of(mesh: ProcMesh) -> Ranks:
+def ranks_of(mesh: ProcMesh) -> Ranks:
+    """The ranks of a mesh as targets of requests, which they handle in order with operations."""
     return Ranks(mesh.runtime, mesh.procs, mesh.ranks, mesh.region, mesh.spawned_extent, mesh.name)
 
 

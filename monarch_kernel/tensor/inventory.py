@@ -16,7 +16,7 @@ import torch
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
 
-__all__ = ["Holding", "Holdings", "holdings_of", "names_of", "tensors_on"]
+__all__ = ["Holding", "Holdings", "count_by_name", "holdings_of", "names_of", "tensors_in", "tensors_on"]
 
 _SHOWN = 6
 
@@ -96,21 +96,27 @@ def holdings_of(device: Device) -> Holdings:
 def names_of(device: Any, namespace: Mapping[str, Any] | None = None) -> str:
     """Name the variables that have tensors on a device: ``model (12), x and 3 others``."""
     tensors = {each._part.id for each in tensors_on(device)}
-    named: dict[str, int] = {}
-    rest = set(tensors)
-    for name, value in (_namespace() if namespace is None else namespace).items():
-        if name.startswith("_"):
-            continue
-        found = {each._part.id for each in _in(value) if each._part.device is device}
-        if found:
-            named[name] = len(found)
-            rest -= found
+    named = count_by_name(tensors, namespace)
+    rest = named.pop("", 0)
     shown = [name if count == 1 else f"{name} ({count})" for name, count in list(named.items())[:_SHOWN]]
     if more := len(named) - _SHOWN:
         shown += [f"{more} other variables"] * (more > 0)
     if rest:
-        shown.append(f"{len(rest)} that no variable refers to directly")
+        shown.append(f"{rest} that no variable refers to directly")
     return f"{_plural(len(tensors))}: {', '.join(shown)}" if shown else _plural(0)
+
+
+def count_by_name(ids: set[int], namespace: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """Count tensors by the variables that have them; those that no variable has are under an empty name."""
+    named: dict[str, int] = {}
+    rest = set(ids)
+    for name, value in (_namespace() if namespace is None else namespace).items():
+        if name.startswith("_"):
+            continue
+        if found := {each._part.id for each in tensors_in(value)} & ids:
+            named[name] = len(found)
+            rest -= found
+    return {**named, "": len(rest)} if rest else named
 
 
 def _namespace() -> dict[str, Any]:
@@ -120,7 +126,7 @@ def _namespace() -> dict[str, Any]:
     return dict(found)
 
 
-def _in(value: Any, depth: int = 3) -> Iterator[DistributedTensor]:
+def tensors_in(value: Any, depth: int = 3) -> Iterator[DistributedTensor]:
     """Yield the distributed tensors in a value of a user."""
     if isinstance(value, DistributedTensor):
         yield value
@@ -137,4 +143,4 @@ def _in(value: Any, depth: int = 3) -> Iterator[DistributedTensor]:
 def _each(values: Iterable[Any], depth: int) -> Iterator[DistributedTensor]:
     if depth > 0:
         for value in values:
-            yield from _in(value, depth)
+            yield from tensors_in(value, depth)

@@ -10,6 +10,8 @@ On all ranks of a mesh or of any torch.distributed program, or in a single proce
 
 State that differs by rank, such as that of random number generators (`rng`), comes back on its rank.
 
+In a program that drives ranks, ``save`` and ``load`` take modules, optimizers and dicts of its distributed tensors.
+
 Anywhere, also in the notebook::
 
     checkpoint.describe("runs/gpt/step-100")
@@ -22,9 +24,10 @@ from __future__ import annotations
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.atomic_directory import Contents, describe, latest
 from monarch_kernel.train.checkpoint.exporting import export
-from monarch_kernel.train.checkpoint.loading import load, verify
+from monarch_kernel.train.checkpoint.from_program import load, save
+from monarch_kernel.train.checkpoint.loading import verify
 from monarch_kernel.train.checkpoint.sampler import Loader, Sampler
-from monarch_kernel.train.checkpoint.saving import Saving, save
+from monarch_kernel.train.checkpoint.saving import Saving
 from monarch_kernel.train.generators import rng
 
 __all__ = [

@@ -30,11 +30,11 @@ class Loaded(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any], contents: Contents, ranks: int) -> None:
         super().__init__(values)
-        self._contents = contents
+        self.contents = contents
         self._ranks = ranks
 
     def __missing__(self, name: str) -> Any:
-        contents = self._contents
+        contents = self.contents
         if name not in contents.by_rank:
             raise KeyError(name)
         raise CheckpointError(

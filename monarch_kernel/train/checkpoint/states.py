@@ -22,10 +22,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.atomic_directory import Contents
+from monarch_kernel.train.checkpoint.given import Given
 from monarch_kernel.train.checkpoint.unpickling import load_plain, other_names
 from monarch_kernel.train.generators import stateful
 
-__all__ = ["States", "check_fits", "check_loadable", "collect", "dumped", "flat", "put_back"]
+__all__ = ["States", "check_fits", "check_loadable", "collect", "dumped", "flat", "model_trained_by", "put_back"]
 
 _MAX_LISTED = 8
 _MOST_COMPARED = 1_000  # names of a file, for one that is much like another
@@ -67,7 +68,11 @@ def collect(things: Mapping[str, Any], *, loads: bool = False) -> States:
         thing = stateful(given)
         if not name.isidentifier():
             raise CheckpointError(f"{name!r} can't be a name in a checkpoint: use an identifier")
-        if isinstance(thing, nn.Module):
+        if isinstance(thing, Given):
+            states.kinds[name] = thing.kind
+            (states.values if thing.kind == "state" else states.tensors)[name] = thing.state
+            states.buffers |= {f"{name}.{key}" for key in thing.buffers}
+        elif isinstance(thing, nn.Module):
             if any(param.is_meta for param in thing.parameters()):
                 raise CheckpointError(f"{name} is on the meta device and has no values; parallelize or build it first")
             states.kinds[name] = "module"
@@ -75,7 +80,7 @@ def collect(things: Mapping[str, Any], *, loads: bool = False) -> States:
             states.buffers |= {f"{name}.{key}" for key in _buffers_in(states.tensors[name], thing)}
         elif isinstance(thing, Optimizer):
             states.kinds[name] = "optimizer"
-            states.model_of[name] = _trained_by(name, thing, things)
+            states.model_of[name] = model_trained_by(name, thing, things)
             states.tensors[name] = get_optimizer_state_dict(states.model_of[name], thing)
         elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
             states.kinds[name] = "state"
@@ -99,8 +104,12 @@ def _buffers_in(state: Mapping[str, Any], module: nn.Module) -> list[str]:
     return [key for key, value in tensors.items() if not isinstance(value, DTensor) and value.data_ptr() in places]
 
 
-def _trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> nn.Module:
-    """The module whose parameters an optimizer trains, which knows their names; the optimizer only numbers them."""
+def model_trained_by(name: str, optimizer: Optimizer, things: Mapping[str, Any]) -> nn.Module:
+    """The module whose parameters an optimizer trains, which knows their names; the optimizer only numbers them.
+
+    Raises:
+        CheckpointError: there is none among the arguments.
+    """
     trained = {id(param) for group in optimizer.param_groups for param in group["params"]}
     for thing in things.values():
         if isinstance(thing, nn.Module) and trained <= {id(param) for param in thing.parameters()}:
@@ -206,7 +215,11 @@ def _near(key: str, others: list[str]) -> str:
 
 def put_back(name: str, thing: Any, states: States) -> None:
     """Load its state into an object, if it has one."""
-    if states.kinds[name] == "module":
+    if isinstance(thing, Given):
+        found = states.values if thing.kind == "state" else states.tensors
+        if name in found:
+            thing.load_state_dict(found[name])
+    elif states.kinds[name] == "module":
         set_model_state_dict(thing, states.tensors[name])
     elif states.kinds[name] == "optimizer":
         set_optimizer_state_dict(states.model_of[name], thing, states.tensors[name])
