@@ -87,6 +87,7 @@ BEHIND = {
         "features.replicas",
         "features.resharding",
         "features.tensors.collectives",
+        "features.tensors.drawing",
         "features.tensors.functions",
         "features.tensors.parts",
         "features.tensors.sharding",

@@ -68,21 +68,40 @@ class ProcDevice(ProcHandle):
         return _on_mesh(self).filled(self, value, (shape,), dtype, placements)
 
     def from_local(self, tensor: Any, **placements: Any) -> Any:
+    def empty(self, *shape: Any, dtype: Any = None, **placements: Any) -> Any:
+        """Make a tensor of undefined elements, of which each rank makes its part; placements are those of `shard`."""
+        return _on_mesh(self).filled(self, None, shape, dtype, placements)
+
+    def rand(self, *shape: Any, dtype: Any = None, **placements: Any) -> Any:
+        """Make a tensor of uniform random numbers, the same whatever the placements, which are those of `shard`."""
+        return _on_mesh(self).drawn(self, "uniform_", shape, dtype, placements)
+
+    def randn(self, *shape: Any, dtype: Any = None, **placements: Any) -> Any:
+        """Make a tensor of normal random numbers, the same whatever the placements, which are those of `shard`."""
+        return _on_mesh(self).drawn(self, "normal_", shape, dtype, placements)
+
         """Make the tensors of all ranks the parts of one tensor, without a copy; placements are those of `shard`."""
         return _on_mesh(self).from_local(self, tensor, placements)
 
-    def distribute(self, module: Any, plan: dict[str, dict[str, Any]] | None = None) -> Any:
+    def distribute(self, module: Any, plan: dict[str, dict[str, Any]] | None = None, *, init: Any = None) -> Any:
         """Place the parameters and buffers of a module, in place, and return it.
 
         Args:
-            module: a module of torch with weights in this process.
+        A module on the device meta (``with torch.device("meta"): model = Model()``) never has values in this process: the
+        ranks make the parts, and ``reset_parameters()`` of each module initialises them there, with the same random numbers
+        whatever the plan.
+
+            module: a module of torch, with or without values.
             plan: pattern of names -> placements by axis, as for `shard`: ``{"*.up": {"tp": Shard(0)}}``. A pattern names
                 parameters or modules; parameters that none names are replicated.
 
+            init: called with each module that had no values, after its ``reset_parameters()`` if it has one.
         Raises:
-            TensorError: a pattern names nothing, or a placement is not possible.
+            TensorError: a pattern names nothing, a placement is not possible, or a module can't be initialised; then nothing
+                has changed.
+            KeyError: there is no such axis.
         """
-        return _on_mesh(self).distribute(self, module, plan)
+        return _on_mesh(self).distribute(self, module, plan, init)
 
     def tensor(self, name: str) -> Any:
         """Make a variable of all ranks a distributed tensor, without a copy. ``mesh["x"] = tensor`` is the other direction.

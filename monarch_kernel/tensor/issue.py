@@ -41,10 +41,11 @@ from monarch_kernel.net.wire.codec import dump
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.tensor.crossing import to_mesh
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
+from monarch_kernel.tensor.drawing import as_seed, is_random
 from monarch_kernel.tensor.inventory import names_of
 from monarch_kernel.tensor.lines import SIZE, Lines, Place, user_place
-from monarch_kernel.tensor.propagation import (
 from monarch_kernel.tensor.picture import Picture
+from monarch_kernel.tensor.propagation import (
     LAYOUTS,
     NOTHING,
     Argument,
@@ -181,8 +182,6 @@ def device_of(mesh: ProcMesh, stream: str = MAIN) -> Device:
     return device
 
 
-def _death(mesh: ProcMesh, deaths: Mapping[int, Failure], text: str) -> SupervisionError:
-    return SupervisionError(text, {mesh.spawned_extent.point(rank): death for rank, death in deaths.items()})
 _AFTER_STOP = "it was stopped; make tensors on another mesh, from %mesh up or spawn_procs()"
 
 
@@ -190,6 +189,8 @@ def _is_stopped(deaths: Mapping[int, Failure]) -> bool:
     return all(death.kind == "stopped" for death in deaths.values())
 
 
+def _death(mesh: ProcMesh, deaths: Mapping[int, Failure], text: str) -> SupervisionError:
+    return SupervisionError(text, {mesh.spawned_extent.point(rank): death for rank, death in deaths.items()})
 
 
 class Device:
@@ -210,6 +211,8 @@ class Device:
     """
 
     blocked = ""
+    has_seed = False
+    """Whether the random numbers of sharded tensors have a seed."""
 
     def __init__(self, mesh: ProcMesh, session: Session, stream_name: str = MAIN) -> None:
         self.mesh = mesh
@@ -255,15 +258,15 @@ class Device:
         placements = LAYOUTS.of(tensor).placements
         return _placing().spelled(placements, self.mesh.extent) if placements else ""
 
-    def placed(self, tensor: DistributedTensor, what: str, placements: dict[str, Any]) -> DistributedTensor:
-        """Return a sharded tensor of this device placed in another way."""
-        placing = _placing()
     def picture_of(self, tensor: DistributedTensor) -> Picture | None:
         """Return the picture of a sharded tensor; None if each rank has its own tensor."""
         layout = LAYOUTS.of(tensor)
         extent = dict(self.mesh.extent)
         return Picture(layout.shape, layout.placements, extent, tuple(self.mesh.ranks)) if layout.placements else None
 
+    def placed(self, tensor: DistributedTensor, what: str, placements: dict[str, Any]) -> DistributedTensor:
+        """Return a sharded tensor of this device placed in another way."""
+        placing = _placing()
         made: DistributedTensor = placing.local(tensor) if what == "local" else placing.redistribute(tensor, placements)
         return made
 
@@ -316,6 +319,11 @@ class Device:
         """Make a tensor by an operation of this package; ``args`` are templates of its further arguments."""
         return self.new(layout, *self._do(name, args, Outcome((Result(layout),), _LEAF), tensors))
 
+    def seed_draws(self, seed: int) -> None:
+        """Seed the random numbers of sharded tensors, in order with operations."""
+        self.do("monarch::seed_draws", [["value", self.target.number], ["value", as_seed(seed)]])
+        self.has_seed = True
+
     def do(self, name: str, args: Sequence[Any]) -> None:
         """Do an operation of this package that returns nothing; ``args`` are templates."""
         self._do(name, args, NOTHING, ())
@@ -339,9 +347,23 @@ class Device:
         return self.entry_with(key, info, args, kwargs, outcome)
 
     def entry_with(
-        self, key: tuple[Any, ...], info: OpInfo, args: Any, kwargs: Any, outcome: Outcome, *, is_learned: bool = False
+        self,
+        key: tuple[Any, ...],
+        info: OpInfo,
+        args: Any,
+        kwargs: Any,
+        outcome: Outcome,
+        *,
+        is_learned: bool = False,
+        is_drawn: bool = False,
     ) -> Entry:
-        """Make the entry of a call with an outcome; one that is learned is not kept."""
+        """Make the entry of a call with an outcome; one that is learned is not kept.
+
+        ``is_drawn``: it takes random numbers for sharded tensors.
+        """
+        name, first = (
+            ("monarch::draw", [["value", self.target.number], ["value", info.name]]) if is_drawn else (info.name, [])
+        )
         changed = changed_by(info.op)
         parts = outcome.parts
         if parts and not changed and all(part.layout is None and part.argument is None for part in parts):
@@ -352,7 +374,7 @@ class Device:
         indexes = [index for place in places for index in templates.tensors.get(place, ())]
         title = title_of(info, args)
         entry = self.define(
-            key, info.name, title, outcome, templates.args, templates.kwargs, indexes, is_learned=is_learned
+            key, name, title, outcome, [*first, *templates.args], templates.kwargs, indexes, is_learned=is_learned
         )
         entry.changed = changed
         return entry
@@ -448,6 +470,8 @@ class Device:
         """Raise the error about the parts that are lost."""
         places = dict(zip(self.mesh.procs, self.mesh.ranks))
         deaths = {places[proc]: death for proc, death in self.target.lost.items()}
+        if _is_stopped(deaths):
+            raise _death(self.mesh, deaths, f"the tensors of {self.mesh.name} are gone: {_AFTER_STOP}")
         raise _death(
             self.mesh,
             deaths,
@@ -477,8 +501,6 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
 
     Args:
         func: The operation.
-        if _is_stopped(deaths):
-            raise _death(self.mesh, deaths, f"the tensors of {self.mesh.name} are gone: {_AFTER_STOP}")
         args: Its arguments.
         kwargs: The others.
         device: Where to make the tensors of an operation that takes none.
@@ -519,7 +541,9 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
                 key.append(int)
             else:
                 device = _add_to_key(key, ids, arg, device)
-    except _PlainTensorError:
+    except _PlainTensorError as error:
+        if error.refusal and info.name != "aten::copy_.default":  # data for a tensor comes from anywhere, as on a GPU
+            raise TensorError(error.refusal) from None
         return issue(func, *_with_plain_ones_put(info, args, kwargs or {}))
     assert device is not None
     full_key = tuple(key)
@@ -571,14 +595,13 @@ def learn(
     They have the sharded tensors of torch, whose rules say what is redistributed and how results are placed. The rules are not
     applied here: it would cost more than to wait for the ranks once.
     """
-    if info.name in _RANDOM or torch.Tag.nondeterministic_seeded in info.op.tags:
-        raise TensorError(
-            f"{info.title} draws random numbers, and ranks would draw different ones for one sharded tensor: make them here, "
-            "and place them with mesh.shard(x, ...)"
-        )
+    is_drawn = is_random(info, args, kwargs)
+    if is_drawn and not device.has_seed:
+        device.seed_draws(torch.initial_seed() + device.target.number)  # a mesh that was healed goes on with others
     if info.name == "aten::_local_scalar_dense.default":
         return issue(info.op, (args[0].detach().redistribute(**dict.fromkeys(device.mesh.extent, "R")).local(),))
-    entry = device.entry_with(key, info, args, kwargs, Outcome(None, _LEAF), is_learned=True)
+    unknown = Outcome(None, _LEAF)
+    entry = device.entry_with(key, info, args, kwargs, unknown, is_learned=True, is_drawn=is_drawn)
     first, op = device.record(entry, *taken, user_place(sys._getframe(3)))
     if device.session.recorder is None:
         device.stream.drop_entry(device.target, entry.number)
@@ -591,7 +614,7 @@ def learn(
     made = [device.new(layout, first + place, op) for place, layout in enumerate(layouts)]
     outcome = learned_outcome(info.op, structure, layouts)
     if outcome is not None:
-        device.entry_with(key, info, args, kwargs, outcome)
+        device.entry_with(key, info, args, kwargs, outcome, is_drawn=is_drawn)
     flat, tree = pytree.tree_flatten(structure)
     parts = outcome.parts if outcome is not None and outcome.parts else [Result()] * len(flat)
     results = [
@@ -599,9 +622,6 @@ def learn(
         for part, each in zip(parts, flat)
     ]
     return pytree.tree_unflatten(results, tree)
-
-
-_RANDOM = frozenset({"aten::rand_like.default", "aten::randn_like.default", "aten::native_dropout.default"})
 
 
 def _placing() -> Any:
@@ -617,7 +637,15 @@ def _lay_out(tensor: Any, layout: Layout) -> None:
 
 
 class _PlainTensorError(Exception):
-    """A plain tensor that torch has made for this operation, such as of the list in ``x[[0, 2]]``."""
+    """There is a plain tensor among the arguments.
+
+    Attributes:
+        refusal: What is wrong with it; empty if torch has made it for this operation, such as of the list in ``x[[0, 2]]``.
+    """
+
+    def __init__(self, refusal: str = "") -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
 
 
 _BORN_INSIDE = 5
@@ -637,7 +665,8 @@ def _with_plain_ones_put(
     device: Any = next(each._part.device for each in flat if type(each) is DistributedTensor)
     if any(_is_plain(argument.of(args, kwargs)) for argument in changed_by(info.op)):
         raise TensorError(f"{info.title} is not possible with distributed tensors: torch would write to a plain tensor")
-    moved = [device.put(each) if _is_plain(each) else each for each in flat]
+    put = (lambda each: _placing().shard(device, each, {})) if is_any_sharded(flat) else device.put
+    moved = [put(each) if _is_plain(each) else each for each in flat]
     there: tuple[Sequence[Any], Mapping[str, Any]] = pytree.tree_unflatten(moved, tree)
     return there
 
@@ -697,10 +726,13 @@ def _add_to_key(key: list[Any], ids: list[int], arg: Any, device: Device | None)
         if arg.dim() and sys.getrefcount(arg) <= _BORN_INSIDE:
             raise _PlainTensorError
         if arg.dim() or kind is not torch.Tensor or arg.requires_grad or arg.device.type != "cpu":
-            raise TensorError(
+            text = (
                 f"a tensor of this process, {tuple(arg.shape)} {str(arg.dtype)[6:]} on {arg.device}, can't be used with "
-                "distributed tensors: move it to the ranks with mesh.put(x)"
+                "distributed tensors: move it to the ranks with mesh.put(x), or with mesh.shard(x) beside sharded tensors"
             )
+            if arg.requires_grad or kind is not torch.Tensor or arg.device.type != "cpu":
+                raise TensorError(text)
+            raise _PlainTensorError(text)
         key.append((kind, arg.dtype, repr(arg.item())))
     elif kind is float:
         key.append((kind, arg.hex()))  # 0.0 and -0.0 differ, and nan equals nan

@@ -23,6 +23,8 @@ from monarch_kernel.tensor.crossing import adopt_variable
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
 from monarch_kernel.tensor.inventory import Holdings, holdings_of
 from monarch_kernel.tensor.issue import MAIN, Device, device_of, issue
+from monarch_kernel.tensor.modules import Initialise
+from monarch_kernel.tensor.modules import distribute as place_module
 from monarch_kernel.tensor.propagation import LAYOUTS, info_of
 from monarch_kernel.tensor.reading import values
 
@@ -33,6 +35,7 @@ __all__ = [
     "active_stream_name",
     "distribute",
     "filled",
+    "drawn",
     "from_local",
     "get_active_mesh",
     "manual_seed",
@@ -196,29 +199,37 @@ def shard(mesh: ProcMesh, value: Any, placements: dict[str, Any]) -> Distributed
 
 
 def filled(
-    mesh: ProcMesh, value: float, shape: Sequence[Any], dtype: Any, placements: dict[str, Any]
+    mesh: ProcMesh, value: float | None, shape: Sequence[Any], dtype: Any, placements: dict[str, Any]
 ) -> DistributedTensor:
-    """Make a tensor of equal elements, as one tensor."""
+    """Make a tensor of equal elements, or of undefined ones, as one tensor."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     return placing.filled(_device(mesh), value, sizes, dtype or torch.get_default_dtype(), placements)
 
 
 def from_local(mesh: ProcMesh, tensor: DistributedTensor, placements: dict[str, Any]) -> DistributedTensor:
     """Make the tensors of all ranks of a mesh one tensor."""
+def drawn(mesh: ProcMesh, kind: str, shape: Sequence[Any], dtype: Any, placements: dict[str, Any]) -> DistributedTensor:
+    """Make a tensor of random numbers, as one tensor; ``kind`` is ``uniform_`` or ``normal_``."""
+    made: DistributedTensor = getattr(filled(mesh, None, shape, dtype, placements), kind)()
+    return made
+
+
     return placing.from_local(_device(mesh), tensor, placements)
 
 
-def distribute(mesh: ProcMesh, module: torch.nn.Module, plan: dict[str, Any] | None) -> torch.nn.Module:
+def distribute(
+    mesh: ProcMesh, module: torch.nn.Module, plan: dict[str, Any] | None, init: Initialise | None
+) -> torch.nn.Module:
     """Place the parameters and buffers of a module on the ranks of a mesh."""
     with no_mesh.activate():
-        return placing.distribute(_device(mesh), module, plan or {})
+        return place_module(_device(mesh), module, plan or {}, init)
 
 
 def manual_seed(seed: int, *, same: bool = False, mesh: ProcMesh | None = None) -> None:
     """Seed the random numbers of ranks, in order with operations.
 
     Args:
-        seed: Rank n gets ``seed + n``.
+        seed: Rank n gets ``seed + n``. The numbers of sharded tensors depend on ``seed`` alone.
         same: Whether all ranks get the same seed.
         mesh: Their mesh; by default the active one.
 
@@ -230,7 +241,9 @@ def manual_seed(seed: int, *, same: bool = False, mesh: ProcMesh | None = None) 
         raise TensorError(
             "manual_seed() seeds the ranks of the active mesh: call it in mesh.activate(), or name the mesh"
         )
-    _device(where).do("monarch::manual_seed", [["value", int(seed)], ["value", bool(same)]])
+    device = _device(where)
+    device.do("monarch::manual_seed", [["value", int(seed)], ["value", bool(same)]])
+    device.seed_draws(seed)
 
 
 def memory_by_line(mesh: ProcMesh) -> Holdings:

@@ -23,30 +23,41 @@ from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result
 from monarch_kernel.tensor.reading import described_result
 from monarch_kernel.tensor.reductions import form_group
 
-__all__ = ["distribute", "filled", "from_local", "local", "redistribute", "shard", "spelled"]
+__all__ = [
+    "about",
+    "filled",
+    "from_local",
+    "full",
+    "local",
+    "redistribute",
+    "shard",
+    "spelled",
+    "strings",
+    "texts_of",
+]
 
 _LEAF = pytree.tree_flatten(0)[1]
 
 
 def shard(device: Device, tensor: torch.Tensor, placements: Mapping[str, Any]) -> DistributedTensor:
     """Place a plain tensor on the ranks of a device; axes without a placement replicate it."""
-    texts = _texts(device.mesh, placements, (), tensor.dim())
+    texts = texts_of(device.mesh, placements, (), tensor.dim())
     if any(text.startswith("P") for text in texts):
         raise TensorError("a tensor of this process can't be placed as Partial: each rank would add all of it")
     whole = device.put(tensor)
-    return _do(device, "monarch::shard", "mesh.shard()", [*_about(device.mesh), _strings(texts)], whole)
+    return _do(device, "monarch::shard", "mesh.shard()", [*about(device.mesh), strings(texts)], whole)
 
 
 def filled(
-    device: Device, value: float, shape: Sequence[int], dtype: torch.dtype, placements: Mapping[str, Any]
+    device: Device, value: float | None, shape: Sequence[int], dtype: torch.dtype, placements: Mapping[str, Any]
 ) -> DistributedTensor:
-    """Make a tensor of equal elements, of which each rank makes its part."""
-    texts = _texts(device.mesh, placements, (), len(shape))
+    """Make a tensor of equal elements, or of undefined ones, of which each rank makes its part."""
+    texts = texts_of(device.mesh, placements, (), len(shape))
     if any(text.startswith("P") for text in texts):
         raise TensorError("a new tensor can't be Partial: place it as Replicate() or Shard(...)")
     numbers = ["list", [["value", int(size)] for size in shape]]
     args = [["value", value], numbers, ["dtype", str(dtype).removeprefix("torch.")]]
-    return _do(device, "monarch::filled", "a new tensor", [*args, *_about(device.mesh), _strings(texts)])
+    return _do(device, "monarch::filled", "a new tensor", [*args, *about(device.mesh), strings(texts)])
 
 
 def from_local(device: Device, tensor: DistributedTensor, placements: Mapping[str, Any]) -> DistributedTensor:
@@ -57,9 +68,9 @@ def from_local(device: Device, tensor: DistributedTensor, placements: Mapping[st
         )
     if LAYOUTS.of(tensor).placements:
         raise TensorError("from_local() takes a tensor of which each rank has its own; this one is sharded already")
-    texts = _texts(device.mesh, placements, (), tensor.dim())
+    texts = texts_of(device.mesh, placements, (), tensor.dim())
     _refuse_gradient(tensor, "from_local()")
-    return _do(device, "monarch::from_local", "from_local()", [*_about(device.mesh), _strings(texts)], tensor)
+    return _do(device, "monarch::from_local", "from_local()", [*about(device.mesh), strings(texts)], tensor)
 
 
 def local(tensor: DistributedTensor) -> DistributedTensor:
@@ -79,7 +90,7 @@ def redistribute(tensor: DistributedTensor, placements: Mapping[str, Any]) -> Di
     """Place a sharded tensor in another way; axes that are not named keep their placements."""
     _check_sharded(tensor, "redistribute()")
     before = LAYOUTS.of(tensor).placements
-    texts = _texts(tensor.mesh, placements, before, tensor.dim())
+    texts = texts_of(tensor.mesh, placements, before, tensor.dim())
     made: DistributedTensor = _Redistribute.apply(tensor, texts)  # type: ignore[no-untyped-call]
     return made
 
@@ -98,32 +109,7 @@ class _Redistribute(torch.autograd.Function):
 
 
 def _place(tensor: DistributedTensor, texts: Sequence[str]) -> DistributedTensor:
-    return _do(_device_of(tensor), "monarch::redistribute", "redistribute()", [_strings(texts)], tensor)
-
-
-def distribute(device: Device, module: torch.nn.Module, plan: Mapping[str, Mapping[str, Any]]) -> torch.nn.Module:
-    """Place the parameters and buffers of a module; those that no pattern of the plan names are replicated."""
-    unused = set(plan)
-    for prefix, child in module.named_modules():
-        for name, tensor in [*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)]:
-            if isinstance(tensor, DistributedTensor):
-                raise TensorError(f"{prefix}.{name} is on ranks already")
-            path = f"{prefix}.{name}" if prefix else name
-            patterns = [pattern for pattern in plan if _matches(pattern, path, prefix)]
-            unused -= set(patterns)
-            placed = shard(device, tensor.detach(), plan[patterns[0]] if patterns else {})
-            if isinstance(tensor, torch.nn.Parameter):
-                setattr(child, name, torch.nn.Parameter(placed, tensor.requires_grad))
-            else:
-                child._buffers[name] = placed
-    if unused:
-        raise TensorError(f"no parameter of the module matches {', '.join(map(repr, sorted(unused)))} of the plan")
-    return module
-
-
-def _matches(pattern: str, path: str, prefix: str) -> bool:
-    expression = re.escape(pattern).replace(r"\*", ".*")
-    return any(re.fullmatch(expression, name) for name in (path, prefix))
+    return _do(_device_of(tensor), "monarch::redistribute", "redistribute()", [strings(texts)], tensor)
 
 
 # -- placements as text
@@ -140,7 +126,7 @@ def spelled_one(text: str) -> str:
     return words["R"] if text == "R" else re.sub(r"^([SP])(?=\()", lambda match: words[match[1]], text)
 
 
-def _texts(mesh: ProcMesh, placements: Mapping[str, Any], before: Sequence[str], n_dims: int) -> tuple[str, ...]:
+def texts_of(mesh: ProcMesh, placements: Mapping[str, Any], before: Sequence[str], n_dims: int) -> tuple[str, ...]:
     """Return the placement along each axis, as text.
 
     Raises:
@@ -183,7 +169,7 @@ def _refuse_gradient(tensor: DistributedTensor, what: str) -> None:
         raise TensorError(f"{what} has no gradient: use x.detach(), or call it in torch.no_grad()")
 
 
-def _about(mesh: ProcMesh) -> list[Any]:
+def about(mesh: ProcMesh) -> list[Any]:
     """Arguments that say which device mesh is meant, after the ranks have their process group.
 
     Raises:
@@ -192,10 +178,11 @@ def _about(mesh: ProcMesh) -> list[Any]:
     if len(mesh) != len(mesh.whole):
         raise TensorError(f"sharded tensors need all ranks of a mesh, and {mesh!r} is a part: use the whole mesh")
     form_group(mesh.whole)
-    return [["list", [["value", size] for size in mesh.extent.values()]], _strings(tuple(mesh.extent))]
+    return [["list", [["value", size] for size in mesh.extent.values()]], strings(tuple(mesh.extent))]
 
 
-def _strings(texts: Sequence[str]) -> list[Any]:
+def strings(texts: Sequence[str]) -> list[Any]:
+    """The template of a list of texts."""
     return ["list", [["value", text] for text in texts]]
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import copy
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+from monarch_kernel import checkpoint
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.tensor import Partial, Replicate, Shard, TensorError, fetch_shard, inspect, record
+from monarch_kernel.errors import CheckpointError
+from monarch_kernel.tensor import Partial, Replicate, Shard, TensorError, fetch_shard, inspect, manual_seed, record
+from monarch_kernel.tensor.issue import Device
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
@@ -29,6 +37,9 @@ def test_products_are_placed_as_torch_places_them(procs: ProcMesh) -> None:
     first, second = procs.shard(w1, tp=Shard(1)), procs.shard(w2, tp=Shard(0))
     y = (there_x @ first).relu() @ second
     assert "shape=(8, 4), dtype=float32, device=cpu, mesh=t {'dp': 2, 'tp': 2}, dp=Shard(0), tp=Partial(sum)" in repr(y)
+    assert repr(y.placements_picture()) == "rows 0-3  ranks 0+1 (sum)\nrows 4-7  ranks 2+3 (sum)"
+    assert "<table>" in str(y._repr_html_())
+    assert procs.rank_tensor("dp")._repr_html_() is None
     torch.testing.assert_close(y.full_tensor(), (x @ w1).relu() @ w2, atol=1e-4, rtol=1e-4)
     assert inspect(there_x, dp=1).shape == (4, 6)
     whole = y.redistribute(tp=Replicate())
@@ -112,6 +123,212 @@ def test_a_distributed_module_trains_like_a_plain_one(procs: ProcMesh, kind: Any
         torch.testing.assert_close(there.detach().full_tensor(), here.detach(), atol=1e-5, rtol=1e-4)
 
 
+PLACED = [{}, {"dp": Shard(0)}, {"tp": Shard(1)}, {"dp": Shard(0), "tp": Shard(0)}, {"dp": Shard(1), "tp": Shard(0)}]
+
+
+def test_random_numbers_are_the_same_whatever_the_placements(procs: ProcMesh) -> None:
+    def draw(placements: dict[str, Any]) -> list[torch.Tensor]:
+        manual_seed(3, mesh=procs)
+        x = procs.randn(5, 6, **placements)
+        made = [
+            x,
+            x.uniform_(1, 2),
+            torch.rand_like(x),
+            torch.randint_like(x, 2, 9),
+            F.dropout(procs.ones(5, 6, **placements)),
+        ]
+        made += [torch.bernoulli(procs.full((5, 6), 0.5, **placements)), procs.rand(7, dtype=torch.float64)]
+        made += [torch.multinomial(procs.ones(5, 6, **placements), 2), torch.poisson(procs.ones(5, 6, **placements))]
+        made += list(torch.native_dropout(procs.ones(5, 6, **placements), 0.5, True))
+        return [each.full_tensor() for each in made]
+
+    first, *others = map(draw, PLACED)
+    for other in others:
+        for mine, theirs in zip(first, other):
+            assert torch.equal(mine, theirs)
+    assert first[0].unique().numel() == 30
+    assert first[0].min() >= 1
+    assert first[0].max() <= 2
+    assert set(first[4].unique().tolist()) == {0, 2}
+
+
+def test_draws_differ_and_go_on_in_a_recorded_function(procs: ProcMesh) -> None:
+    manual_seed(0, mesh=procs)
+
+    @record
+    def noisy(x: Any) -> Any:
+        return F.dropout(x, 0.5)
+
+    x = procs.ones(8, 8, dp=Shard(0))
+    found = [noisy(x).full_tensor() for _ in range(5)]
+    assert "recorded;" in noisy.describe()
+    assert len({str(each) for each in found}) == 5
+    manual_seed(0, mesh=procs)
+    assert torch.equal(F.dropout(procs.ones(8, 8), 0.5).full_tensor(), found[0])
+    parts = [str(part) for part in procs.values(procs.randn(4, 4, dp=Shard(0))).values()]
+    assert parts[0] == parts[1] != parts[2] == parts[3]  # replicas are equal, and parts differ
+
+
+PLACEMENT = st.sampled_from([Shard(0), Shard(1), Replicate()])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "mul", "mm", "t", "softmax", "cumsum", "gelu", "center", "place", "in place", "view"]),
+        st.tuples(PLACEMENT, PLACEMENT),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def run_step(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    made: dict[str, Callable[[], torch.Tensor]] = {
+        "add": lambda: x + y,
+        "mul": lambda: x * y.sin(),
+        "mm": lambda: x @ y / 4,
+        "t": lambda: x.t(),
+        "softmax": lambda: x.softmax(1),
+        "cumsum": lambda: x.cumsum(0) / 4,
+        "gelu": lambda: F.gelu(x),
+        "center": lambda: x - x.mean(0, keepdim=True),
+        "place": lambda: x,
+        "in place": lambda: x.clone().mul_(2).sub_(y),
+        "view": lambda: x.reshape(2, 2, 4).sum(1).repeat(2, 1),
+    }
+    return made[name]()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(STEPS, st.tuples(PLACEMENT, PLACEMENT))
+def test_programs_compute_what_plain_ones_compute(procs: ProcMesh, steps: Any, first: Any) -> None:
+    y = numbers(4, 4)
+    plain = y.clone().requires_grad_()
+    there = procs.shard(y, dp=first[0], tp=first[1]).requires_grad_()
+    here, x = plain * 1, there * 1
+    for name, (dp, tp) in steps:
+        here = run_step(name, here, y)
+        x = run_step(name, x, procs.shard(y, dp=tp, tp=dp)).redistribute(dp=dp, tp=tp)
+    here.square().sum().backward()
+    x.square().sum().backward()
+    torch.testing.assert_close(x.detach().full_tensor(), here.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(there.grad.full_tensor(), plain.grad, atol=1e-3, rtol=1e-3)
+
+
+def meta_block() -> Block:
+    with torch.device("meta"):
+        return Block()
+
+
+def test_a_module_is_born_on_the_ranks(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a parameter was in this process")
+
+    monkeypatch.setattr(Device, "put", refuse)
+    found = []
+    for plan in ({}, {"up": {"tp": Shard(0)}, "down.weight": {"tp": Shard(1)}}):
+        manual_seed(7, mesh=procs)
+        model = procs.distribute(meta_block(), plan)
+        found.append([param.detach().full_tensor() for param in model.parameters()])
+        assert all(type(param.data).__name__ == "DistributedTensor" for param in model.parameters())
+    for mine, theirs in zip(*found):
+        assert torch.equal(mine, theirs)
+    bound = 1 / 6**0.5
+    assert 0.8 * bound < found[0][0].abs().max() <= bound  # as Linear.reset_parameters() says
+
+
+class Tied(nn.Module):
+    """A model whose first and last layer share their weight, with a buffer that it makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(12, 4)
+        self.head = nn.Linear(4, 12, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("places", torch.empty(4))
+
+    def reset_parameters(self) -> None:
+        self.places.copy_(torch.arange(4.0))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.embed(x) + self.places)
+
+
+def test_tied_weights_stay_tied_and_buffers_are_made(procs: ProcMesh) -> None:
+    with torch.device("meta"):
+        model = Tied()
+    scaled: list[str] = []
+    procs.distribute(model, {"embed": {"tp": Shard(0)}}, init=lambda module: scaled.append(type(module).__name__))
+    assert model.head.weight is model.embed.weight
+    assert len(list(model.parameters())) == 1
+    assert model.places.full_tensor().tolist() == [0, 1, 2, 3]
+    assert scaled == ["Tied", "Embedding", "Linear"]
+
+
+def test_attention_is_sharded_by_samples_and_heads(procs: ProcMesh) -> None:
+    q, k, v = (numbers(4, 4, 6, 8) * scale for scale in (1, 2, 3))
+    mine = [each.clone().requires_grad_() for each in (q, k, v)]
+    F.scaled_dot_product_attention(*mine, is_causal=True).square().sum().backward()
+    theirs = [procs.shard(each, dp=Shard(0), tp=Shard(1)).requires_grad_() for each in (q, k, v)]
+    out = F.scaled_dot_product_attention(*theirs, is_causal=True)
+    assert "dp=Shard(0), tp=Shard(1)" in repr(out)
+    out.square().sum().backward()
+    for here, there in zip(mine, theirs):
+        torch.testing.assert_close(there.grad.full_tensor(), here.grad, atol=1e-4, rtol=1e-3)
+
+
+def trained(procs: ProcMesh, model: Any, optimizer: Any, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        x, y = procs.shard(numbers(8, 6) + step, dp=Shard(0)), procs.shard(torch.arange(8) % 3, dp=Shard(0))
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+PLAN = {"up": {"tp": Shard(0)}, "down.weight": {"tp": Shard(1)}}
+
+
+def test_a_checkpoint_goes_on_with_another_plan(procs: ProcMesh, tmp_path: Path) -> None:
+    manual_seed(1, mesh=procs)
+    model = procs.distribute(meta_block(), PLAN)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trained(procs, model, optimizer, range(3))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+    checkpoint.save(tmp_path / "3", model=model, optimizer=optimizer, scheduler=scheduler, step=3)
+    expected = trained(procs, model, optimizer, range(3, 6))
+    assert checkpoint.verify(tmp_path / "3").names["optimizer"] == "optimizer"
+
+    other = procs.distribute(meta_block(), {"up": {"dp": Shard(0)}})
+    theirs = torch.optim.AdamW(other.parameters(), lr=0.5)
+    values = checkpoint.load(tmp_path / "3", model=other, optimizer=theirs)
+    assert values["step"] == 3
+    assert theirs.param_groups[0]["lr"] == 0.01
+    assert theirs.state[other.up.weight]["step"] == 3
+    assert trained(procs, other, theirs, range(3, 6)) == pytest.approx(expected, abs=1e-5)
+
+    wrong = procs.distribute(nn.Linear(2, 2))
+    with pytest.raises(CheckpointError, match="does not fit model; nothing has changed"):
+        checkpoint.load(tmp_path / "3", model=wrong)
+    with pytest.raises(CheckpointError, match=r"w is a tensor; name it in a dict: w=\{'w': tensor\}"):
+        checkpoint.save(tmp_path / "4", w=wrong.weight)
+    with pytest.raises(CheckpointError, match="the tensors are on .*: make them on the whole mesh"):
+        checkpoint.save(tmp_path / "4", w={"w": procs.rank_tensor("dp").slice_mesh(dp=0)})
+
+
+def test_the_checkpoint_of_a_program_is_one_of_ranks(procs: ProcMesh, tmp_path: Path) -> None:
+    x = procs.shard(torch.arange(8.0).view(4, 2), dp=Shard(0))
+    checkpoint.save(tmp_path / "x", state={"x": x, "n": 5})
+    x.zero_()
+    state = {"x": x, "n": 0}
+    checkpoint.load(tmp_path / "x", state=state)
+    assert state["n"] == 5
+    assert state["x"] is x
+    assert x.full_tensor().flatten().tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert checkpoint.describe(tmp_path / "x").tensors["state.x"] == ((4, 2), "float32")
+
+
 def test_a_recorded_function_of_sharded_tensors(procs: ProcMesh) -> None:
     w = procs.shard(numbers(6, 4), tp=Shard(1))
 
@@ -148,10 +365,13 @@ def test_wrong_use_is_an_error_at_its_line(procs: ProcMesh) -> None:
         procs.shard(numbers(2), dp=Partial())
     with pytest.raises(TensorError, match="sharded tensors need all ranks of a mesh"):
         procs.slice(dp=0).shard(numbers(2), tp=Shard(0))
-    with pytest.raises(TensorError, match="draws random numbers"):
-        x.normal_()
+    with pytest.raises(TensorError, match="can't be written to a tensor that is Partial"):
+        procs.from_local(procs.rank_tensor("dp").float(), dp=Partial()).normal_()
+    assert x.full_tensor().shape == (4, 2)
     with pytest.raises(TensorError, match="no parameter of the module matches 'nothing'"):
         procs.distribute(nn.Linear(1, 1), {"nothing": {}})
+    with pytest.raises(TensorError, match=r"placements_picture\(\) is for sharded tensors"):
+        procs.rank_tensor("dp").placements_picture()
     with pytest.raises(TensorError, match=r"local\(\) is for sharded tensors"):
         procs.rank_tensor("dp").local()
     assert fetch_shard(x).result(LONG_S).shape == (2, 2)

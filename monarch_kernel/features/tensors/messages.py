@@ -17,6 +17,8 @@ __all__ = [
     "DescribeResult",
     "DescribeTensors",
     "FetchTensors",
+    "FunctionInterrupted",
+    "InterruptFunction",
     "MeasureTensors",
     "OpsDone",
     "PutTensor",

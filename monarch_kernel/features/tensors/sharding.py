@@ -6,6 +6,7 @@ must have the process group.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class _DeviceMeshes:
         if not dist.is_initialized():
             raise RuntimeError("the ranks have no process group: a cell has destroyed it, or it was aborted")
         if dist.group.WORLD is not self._world:  # it was formed again
+        _register_attention()
             self._world = dist.group.WORLD
             self._known.clear()
         key = (*sizes, *names)
@@ -69,14 +71,39 @@ class _DeviceMeshes:
         return DTensor.from_local(part, self.get(sizes, names), _placements(placements), run_check=False)
 
     def filled(
-        self, value: float, shape: Sequence[int], dtype: Any, sizes: Sequence[int], names: Sequence[str],
+        self, value: float | None, shape: Sequence[int], dtype: Any, sizes: Sequence[int], names: Sequence[str],
         placements: Sequence[str],
     ) -> Any:  # fmt: skip
-        """Make a tensor of equal elements; no rank has all of it."""
-        from torch.distributed.tensor import full
+        """Make a tensor of equal elements, or of undefined ones; no rank has all of it."""
+        from torch.distributed.tensor import empty, full
 
-        mesh = self.get(sizes, names)
-        return full(tuple(shape), value, dtype=dtype, device_mesh=mesh, placements=_placements(placements))
+        mesh, placed = self.get(sizes, names), _placements(placements)
+        if value is None:
+            return empty(tuple(shape), dtype=dtype, device_mesh=mesh, placements=placed)
+        return full(tuple(shape), value, dtype=dtype, device_mesh=mesh, placements=placed)
+
+
+@functools.cache
+def _register_attention() -> None:
+    """Tell torch how attention on the CPU is sharded, as it does only on a GPU: by samples, or by heads."""
+    import torch
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    ops = torch.ops.aten
+
+    def rules(n_results: int, n_tensors: int, args: Sequence[Any], kwargs: Any) -> list[tuple[list[Any], list[Any]]]:
+        others = [None] * (len(args) - n_tensors)
+        kinds = [Replicate()] if kwargs.get("attn_mask") is not None else [Replicate(), Shard(0), Shard(1)]
+        masks = [Replicate()] if kwargs.get("attn_mask") is not None else []
+        return [([kind] * n_results, [kind] * n_tensors + others + masks) for kind in kinds]
+
+    register_sharding(ops._scaled_dot_product_flash_attention_for_cpu.default)(
+        lambda *args, **kwargs: rules(2, 3, args, kwargs)
+    )
+    register_sharding(ops._scaled_dot_product_flash_attention_for_cpu_backward.default)(
+        lambda *args, **kwargs: rules(3, 6, args, kwargs)
+    )
 
 
 def _placements(texts: Sequence[str]) -> tuple[Any, ...]:

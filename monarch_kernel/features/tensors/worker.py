@@ -14,6 +14,7 @@ from typing import Any
 
 from monarch_kernel.features.tensors.blocks import BlockEntry
 from monarch_kernel.features.tensors.collectives import Collectives
+from monarch_kernel.features.tensors.drawing import Draws
 from monarch_kernel.features.tensors.functions import CallEntry, Namespace, Structured, learned, load_function
 from monarch_kernel.features.tensors.messages import (
     DefineBlock,
@@ -23,9 +24,9 @@ from monarch_kernel.features.tensors.messages import (
     DescribeResult,
     DescribeTensors,
     FetchTensors,
-    MeasureTensors,
     FunctionInterrupted,
     InterruptFunction,
+    MeasureTensors,
     OpsDone,
     PutTensor,
     RunOps,
@@ -152,15 +153,15 @@ class Interpreter:
 
     Attributes:
         tensors: by id; a `Poison` where an operation has failed.
-    """
         op: the number of the operation that runs, or was the last to run.
+    """
 
     def __init__(
         self, own: Mapping[str, Callable[..., Any]], calling: Callable[[], AbstractContextManager[None]] = nullcontext
     ) -> None:
         self.tensors: dict[int, Any] = {}
-        self._calling = calling
         self.op = -1
+        self._calling = calling
         self._own = own
         self._entries: dict[int, dict[int, AnyEntry]] = {}
         self._functions: dict[int, Callable[..., Any]] = {}
@@ -239,9 +240,9 @@ class Interpreter:
             op: its number in the session.
         """
         tensors = self.tensors
-        try:
         if not BlockEntry.depth:
             self.op = op
+        try:
             if entry.takes_only_tensors:
                 result = entry.function(*[tensors[id] for id in ids])
             else:
@@ -412,12 +413,14 @@ class TensorWorker:
         self._progress = threading.Condition()
         self._n_waiting = 0  # threads that wait for progress
         PARTS.table = self
-        own = rank.spec.rank
+        own, draws = rank.spec.rank, Draws()
         self._own_ops: dict[str, Callable[..., Any]] = {
             "monarch::rank_index": lambda ranks, indexes: rank_index(own, ranks, indexes),
             "monarch::alias": lambda tensor: tensor,
             "monarch::reduce": Collectives(own).reduce,
             **sharded_ops(),
+            "monarch::draw": draws.draw,
+            "monarch::seed_draws": draws.seed,
             "monarch::manual_seed": lambda seed, is_same: _manual_seed(seed if is_same else seed + own),
         }
         self._interpreter = Interpreter(self._own_ops, self._calling)
@@ -465,10 +468,10 @@ class TensorWorker:
         self._interpreter = Interpreter(self._own_ops, self._calling)
         self._done.clear()
         self._reported.clear()
+        self._cancelled.clear()
         with self._progress:
             self._progress.notify_all()
 
-        self._cancelled.clear()
     # -- interrupts
 
     @contextmanager
@@ -483,14 +486,14 @@ class TensorWorker:
         main.current = self._call = self._rank.peers.new_number()
         try:
             with main.user_code():
-                yield
-        finally:
-            main.current, self._call = before, 0
                 op = self._interpreter.op
                 is_cancelled = op in self._cancelled
                 self._cancelled = {each for each in self._cancelled if each > op}
                 if is_cancelled:
                     raise KeyboardInterrupt
+                yield
+        finally:
+            main.current, self._call = before, 0
 
     def _read_dropped(self, message: Any, abort: bool) -> None:
         """Interrupt the function for which a request waited that was interrupted, on all ranks; on the I/O thread."""
@@ -510,10 +513,10 @@ class TensorWorker:
             main.interrupted, main.delivered = call, 0
             self._rank.interrupt_executor(main, call, abort)
             self._rank.after_interrupt(main, call, abort)
+        return bool(call)
 
     # -- for code of the rank (`parts`)
 
-        return bool(call)
     def take(self, id: int, target: int, count: int) -> Any:
         """Return a tensor, a `Poison` or None; an actor's thread waits for so many operations of a target."""
         interpreter = self._interpreter
