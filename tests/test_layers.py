@@ -90,6 +90,7 @@ BEHIND = {
         "features.tensors.drawing",
         "features.tensors.functions",
         "features.tensors.parts",
+        "features.tensors.refilling",
         "features.tensors.sharding",
         "features.tensors.worker",
         "integrations.lightning",

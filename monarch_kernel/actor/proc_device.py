@@ -7,6 +7,7 @@ a mesh is first used as a device.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -67,7 +68,6 @@ class ProcDevice(ProcHandle):
         """Make a tensor of equal elements, of which each rank makes its part; placements are those of `shard`."""
         return _on_mesh(self).filled(self, value, (shape,), dtype, placements)
 
-    def from_local(self, tensor: Any, **placements: Any) -> Any:
     def empty(self, *shape: Any, dtype: Any = None, **placements: Any) -> Any:
         """Make a tensor of undefined elements, of which each rank makes its part; placements are those of `shard`."""
         return _on_mesh(self).filled(self, None, shape, dtype, placements)
@@ -80,22 +80,23 @@ class ProcDevice(ProcHandle):
         """Make a tensor of normal random numbers, the same whatever the placements, which are those of `shard`."""
         return _on_mesh(self).drawn(self, "normal_", shape, dtype, placements)
 
+    def from_local(self, tensor: Any, **placements: Any) -> Any:
         """Make the tensors of all ranks the parts of one tensor, without a copy; placements are those of `shard`."""
         return _on_mesh(self).from_local(self, tensor, placements)
 
     def distribute(self, module: Any, plan: dict[str, dict[str, Any]] | None = None, *, init: Any = None) -> Any:
         """Place the parameters and buffers of a module, in place, and return it.
 
-        Args:
         A module on the device meta (``with torch.device("meta"): model = Model()``) never has values in this process: the
         ranks make the parts, and ``reset_parameters()`` of each module initialises them there, with the same random numbers
         whatever the plan.
 
+        Args:
             module: a module of torch, with or without values.
             plan: pattern of names -> placements by axis, as for `shard`: ``{"*.up": {"tp": Shard(0)}}``. A pattern names
                 parameters or modules; parameters that none names are replicated.
-
             init: called with each module that had no values, after its ``reset_parameters()`` if it has one.
+
         Raises:
             TensorError: a pattern names nothing, a placement is not possible, or a module can't be initialised; then nothing
                 has changed.
@@ -138,6 +139,26 @@ class ProcDevice(ProcHandle):
     def memory_by_line(self) -> Any:
         """List the distributed tensors of this program by the lines that made them, with their bytes on each rank."""
         return _on_mesh(self).memory_by_line(self)
+
+    def refill(self, *, same: Any = (), load: Callable[[], object] | None = None) -> Any:
+        """Restore the distributed tensors of a mesh whose dead ranks were replaced by `heal`.
+
+        A new rank gets its part of a sharded tensor from a rank that holds the same part. Parts that no rank holds are lost,
+        and an operation on such a tensor raises an error, unless ``load`` fills them.
+
+        Args:
+            same: distributed tensors, or modules, optimizers, dicts and lists of these, of which each rank has its own, but all
+                ranks have equal ones, such as the weights in data-parallel training.
+            load: called with all tensors usable again and lost parts zero; has to fill these, such as by
+                ``lambda: checkpoint.load(path, model=model, optimizer=optimizer)``.
+
+        Returns:
+            What was restored, and the variables that have lost tensors.
+
+        Raises:
+            SupervisionError: a rank is dead.
+        """
+        return _on_mesh(self).refill(self, same, load)
 
 
 def _on_mesh(mesh: ProcHandle) -> Any:

@@ -476,7 +476,7 @@ class Device:
             self.mesh,
             deaths,
             f"the tensors of {self.mesh.name} can't be used: {format_ranks(deaths)} ended, and its parts are lost of "
-            f"{names_of(self)}; replace it with .heal(), and make them again",
+            f"{names_of(self)}; replace it with .heal(), and restore what other ranks have with .refill()",
         )
 
 

@@ -27,6 +27,7 @@ from monarch_kernel.tensor.modules import Initialise
 from monarch_kernel.tensor.modules import distribute as place_module
 from monarch_kernel.tensor.propagation import LAYOUTS, info_of
 from monarch_kernel.tensor.reading import values
+from monarch_kernel.tensor.refilling import refill
 
 __all__ = [
     "activate",
@@ -34,8 +35,8 @@ __all__ = [
     "active_device",
     "active_stream_name",
     "distribute",
-    "filled",
     "drawn",
+    "filled",
     "from_local",
     "get_active_mesh",
     "manual_seed",
@@ -44,6 +45,7 @@ __all__ = [
     "no_mesh",
     "put",
     "rank_tensor",
+    "refill",
     "shard",
     "tensor",
     "values",
@@ -206,14 +208,14 @@ def filled(
     return placing.filled(_device(mesh), value, sizes, dtype or torch.get_default_dtype(), placements)
 
 
-def from_local(mesh: ProcMesh, tensor: DistributedTensor, placements: dict[str, Any]) -> DistributedTensor:
-    """Make the tensors of all ranks of a mesh one tensor."""
 def drawn(mesh: ProcMesh, kind: str, shape: Sequence[Any], dtype: Any, placements: dict[str, Any]) -> DistributedTensor:
     """Make a tensor of random numbers, as one tensor; ``kind`` is ``uniform_`` or ``normal_``."""
     made: DistributedTensor = getattr(filled(mesh, None, shape, dtype, placements), kind)()
     return made
 
 
+def from_local(mesh: ProcMesh, tensor: DistributedTensor, placements: dict[str, Any]) -> DistributedTensor:
+    """Make the tensors of all ranks of a mesh one tensor."""
     return placing.from_local(_device(mesh), tensor, placements)
 
 

@@ -21,6 +21,7 @@ def sharded_ops() -> dict[str, Callable[..., Any]]:
         "monarch::shard": meshes.shard,
         "monarch::from_local": meshes.from_local,
         "monarch::filled": meshes.filled,
+        "monarch::rewrap": meshes.rewrap,
         "monarch::redistribute": lambda tensor, placements: tensor.redistribute(placements=_placements(placements)),
         "monarch::local": lambda tensor: tensor.to_local(),
         "monarch::full": lambda tensor: tensor.full_tensor(),
@@ -41,8 +42,8 @@ class _DeviceMeshes:
 
         if not dist.is_initialized():
             raise RuntimeError("the ranks have no process group: a cell has destroyed it, or it was aborted")
-        if dist.group.WORLD is not self._world:  # it was formed again
         _register_attention()
+        if dist.group.WORLD is not self._world:  # it was formed again
             self._world = dist.group.WORLD
             self._known.clear()
         key = (*sizes, *names)
@@ -69,6 +70,18 @@ class _DeviceMeshes:
         from torch.distributed.tensor import DTensor
 
         return DTensor.from_local(part, self.get(sizes, names), _placements(placements), run_check=False)
+
+    def rewrap(
+        self, part: Any, sizes: Sequence[int], names: Sequence[str], placements: Sequence[str], shape: Sequence[int],
+        stride: Sequence[int],
+    ) -> Any:  # fmt: skip
+        """Make a sharded tensor of its parts again, for a process group that was formed again."""
+        import torch
+        from torch.distributed.tensor import DTensor
+
+        mesh, size = self.get(sizes, names), torch.Size(shape)
+        placed = _placements(placements)
+        return DTensor.from_local(part, mesh, placed, run_check=False, shape=size, stride=tuple(stride))
 
     def filled(
         self, value: float | None, shape: Sequence[int], dtype: Any, sizes: Sequence[int], names: Sequence[str],
