@@ -57,6 +57,7 @@ SECTIONS = {
                 ("notebooks/03_fsdp_auto", "a model that no rank could hold alone"),
                 ("notebooks/08_where_time_goes", "find the rank that others wait for"),
                 ("notebooks/09_record", "record a run, and replay it"),
+                ("notebooks/10_cluster_as_one_device", "one notebook drives all ranks, tensor by tensor"),
                 ("notebooks/06_lightning", "Lightning's Trainer on a mesh"),
             ),
             "Further": (
