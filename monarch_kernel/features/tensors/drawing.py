@@ -138,7 +138,7 @@ class Draw:
         arguments = {id(whole[id(each)]): each for each in given}
         replicated = [Replicate()] * mesh.ndim
         for place, argument in enumerate(function._schema.arguments):
-            written = args[place] if place < len(args) else kwargs.get(argument.name)
+            written: Any = args[place] if place < len(args) else kwargs.get(argument.name)
             if is_sharded(written) and argument.alias_info is not None and argument.alias_info.is_write:
                 written.copy_(DTensor.from_local(whole[id(written)], mesh, replicated, run_check=False))
 
