@@ -181,7 +181,26 @@ class AbandonResult(Message, frozen=True):
     failure: Failure
 
 
+class InterruptFunction(Message, frozen=True):
+    """Interrupt the function of the program that an operation calls, or do not begin it.
+
+    Attributes:
+        op: The number of the operation.
+        abort: Whether to abort process groups if it does not stop otherwise.
+    """
+
+    op: int
+    abort: bool
+
+
 # rank -> controller
+
+
+class FunctionInterrupted(Message, frozen=True):
+    """A request that was interrupted waited for a function of the program; other ranks call the same one."""
+
+    op: int
+    abort: bool
 
 
 class OpsDone(Message, frozen=True):
