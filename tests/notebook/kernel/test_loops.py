@@ -27,8 +27,8 @@ def running(notebook: Notebook) -> Notebook:
     """A notebook with a loop in the background that all ranks have entered."""
     notebook.ok("earlier = {loop.key for loop in t.loops}")
     notebook.ok(f"%%remote t --background --out done\n{TRAINS}")
-    begun = "[loop.view().step > 5 for loop in t.loops if loop.key not in earlier]"
-    wait_until(lambda: notebook.value(begun) == [True], "the loop to start")
+    started = "[loop.view().step > 5 for loop in t.loops if loop.key not in earlier]"
+    wait_until(lambda: notebook.value(started) == [True], "the loop to start")
     return notebook
 
 
