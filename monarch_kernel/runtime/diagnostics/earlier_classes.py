@@ -37,7 +37,7 @@ def classes_to_be_redefined(units: Iterable[CodeType], namespace: Mapping[str, A
 def classes_named(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, type]:
     """Return those of some variables that are classes which cells have defined."""
     known = ((name, namespace.get(name)) for name in names)
-    return {name: kind for name, kind in known if issubclass(type(kind), type) and _is_of_cell(kind)}
+    return {name: kind for name, kind in known if isinstance(kind, type) and _is_of_cell(kind)}
 
 
 def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -63,8 +63,7 @@ def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> 
         new = namespace.get(name)
         if new is earlier or not issubclass(type(new), type):
             continue
-        if found := instances_of([earlier], namespace):
-            lines.append(text_about(*found.values(), name))
+        lines += [text_about(found, name) for found in instances_of([earlier], namespace).values()]
     return "\n".join(lines)
 
 
