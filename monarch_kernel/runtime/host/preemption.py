@@ -93,7 +93,7 @@ class Preemption:
 
     def __init__(self, ranks: Mapping[int, _Rank], tell: Callable[[], object], end: Callable[[], object]) -> None:
         self.has_started = False
-        self._is_told = False
+        self._has_reported = False
         self._ranks = ranks
         self._tell = tell
         self._end = end
@@ -114,8 +114,8 @@ class Preemption:
 
     def do_what_is_due(self, now: float) -> None:
         """Tell the controller; end the agent once the ranks that got the signal have ended, or have had `MOST_S`."""
-        if self.has_started and not self._is_told:
-            self._is_told = True
+        if self.has_started and not self._has_reported:
+            self._has_reported = True
             self._tell()
         if self.has_started and (now >= self._until or self._saving.isdisjoint(self._keys())):
             self._end()
