@@ -24,12 +24,12 @@ class LoggedErrors(NamedTuple):
     """The errors that this process has logged and shown nowhere else.
 
     Attributes:
-        count: their number.
+        number: how many.
         last: the text of the last one.
         at: when that was, in seconds since 1970.
     """
 
-    count: int = 0
+    number: int = 0
     last: str = ""
     at: float = 0.0
 
@@ -50,7 +50,7 @@ class ForwardingHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand a record over, and count errors."""
         if record.levelno >= logging.ERROR:
-            before = ForwardingHandler.errors.count
+            before = ForwardingHandler.errors.number
             ForwardingHandler.errors = LoggedErrors(before + 1, record.getMessage(), record.created)
         if self._log.isEnabledFor(record.levelno):
             self._log.handle(record)

@@ -44,10 +44,10 @@ def leftovers() -> Iterator[Finding]:
 def background() -> Iterator[Finding]:
     """Count the errors of background work in this kernel, which no cell shows."""
     errors = ForwardingHandler.errors
-    if errors.count:
+    if errors.number:
         at = time.strftime("%H:%M:%S", time.localtime(errors.at))
         found = (
-            f"{errors.count:,} error{'s' * (errors.count != 1)} in the log, the last at {at}: {one_line(errors.last)}"
+            f"{errors.number:,} error{'s' * (errors.number != 1)} in the log, the last at {at}: {one_line(errors.last)}"
         )
         remedy = "the log of the Jupyter server has the tracebacks; report them, with this list"
         yield Finding("background work", Sign.WARNING, found, remedy)

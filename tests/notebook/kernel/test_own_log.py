@@ -40,14 +40,15 @@ def streams_of(notebook: Notebook) -> str:
     )
 
 
-DOCTOR = (
-    "from monarch_kernel.base.own_log import ForwardingHandler\nfrom monarch_kernel.doctor.sessions import background"
-)
+DOCTOR = """
+from monarch_kernel.base.own_log import ForwardingHandler
+from monarch_kernel.doctor.sessions import background as findings
+"""
 
 
 def check_failures_in_the_background(notebook: Notebook) -> None:
     notebook.ok(f"{DOCTOR}\n{KEEPS_LOG}")
-    before = notebook.value("ForwardingHandler.errors.count")
+    before = notebook.value("ForwardingHandler.errors.number")
     notebook.ok(FAILS)
     notebook.ok(
         "def view(now):\n    raise TimeoutError('no answer within 0.0 s')\n"
@@ -57,7 +58,7 @@ def check_failures_in_the_background(notebook: Notebook) -> None:
     kept = notebook.value("kept")
     assert kept[:2] == ["an exception ended the thread monarch-test", "a logger of the package"]
     assert kept[2].endswith("failed")
-    ((item, found),) = notebook.value("[(each.item, each.found) for each in background()]")
+    ((item, found),) = notebook.value("[(each.item, each.found) for each in findings()]")
     assert item == "background work"
     assert re.fullmatch(rf"{before + 3} errors in the log, the last at [\d:]+: .* failed", found)
     notebook.ok("get_ipython().log.removeHandler(handler)")
