@@ -69,7 +69,7 @@ def growth(folder: Path, steps: int) -> int:
     empty = recorder.nbytes
     for step in range(steps):
         for rank in range(4):
-            digests = {"batch": (step * 4 + rank).to_bytes(8, "little")}
+            digests = {"batch": os.urandom(8)}
             if step % 100 == 0:
                 digests |= {"parameters": os.urandom(8), "generators": os.urandom(8)}
             recorder.noted(rank, Noted(1, 1, (Step(step, digests),)))

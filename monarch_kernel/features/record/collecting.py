@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.features.record.packing import BATCHES, Summary, pack_digests, pack_metrics
 from monarch_kernel.net.wire.messages import Logged
 
 __all__ = ["NO_DIGEST", "Collector", "Rows", "StepDigests"]
@@ -23,11 +24,15 @@ NO_DIGEST = bytes(_NBYTES)
 _KEPT = 20_000
 """Steps of a metric that wait for further ranks; older ones are final."""
 
+_BLOCK = 512
+"""Steps in a block (`packing`). The newest steps, up to twice as many, are rows, as ranks may still report them."""
+
 StepDigests = tuple[int, Mapping[str, bytes]]
 """A step, and the digest of each kind."""
 
 _METRIC = "INSERT OR REPLACE INTO metric VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _DATA = "INSERT OR REPLACE INTO data VALUES (?, ?, ?)"
+_BLOCKS = "INSERT INTO block VALUES (NULL, ?, ?, ?, ?, ?)"
 _CHECK = 'INSERT OR REPLACE INTO "check" VALUES (?, ?, ?, ?)'
 
 
@@ -39,6 +44,10 @@ class _Loop:
     digests: dict[tuple[str, int], dict[int, bytes]] = field(default_factory=dict)  # kind, step -> rank -> digest
     changed_metrics: set[tuple[int, int]] = field(default_factory=set)
     changed_digests: set[tuple[str, int]] = field(default_factory=set)
+    metric_rows: dict[int, dict[int, Summary]] = field(
+        default_factory=dict
+    )  # name -> step -> what is a row, in no block
+    batch_rows: dict[int, bytes] = field(default_factory=dict)
 
 
 class Collector:
@@ -78,9 +87,16 @@ class Collector:
         of.digests = {key: ranks for key, ranks in of.digests.items() if key[1] < step}
         of.changed_metrics &= of.metrics.keys()
         of.changed_digests &= of.digests.keys()
+        for name, rows in of.metric_rows.items():
+            of.metric_rows[name] = {at: row for at, row in rows.items() if at < step}
+        of.batch_rows = {at: row for at, row in of.batch_rows.items() if at < step}
         return [
-            (f'DELETE FROM "{table}" WHERE loop = ? AND step >= ?', (loop, step))
-            for table in ("metric", "data", "check")
+            *(
+                (f'DELETE FROM "{table}" WHERE loop = ? AND step >= ?', (loop, step))
+                for table in ("metric", "data", "check")
+            ),
+            ("DELETE FROM block WHERE loop = ? AND first >= ?", (loop, step)),
+            ("UPDATE block SET until = min(until, ?) WHERE loop = ?", (step, loop)),
         ]
 
     def forget(self, loop: int) -> Rows:
@@ -107,13 +123,34 @@ class Collector:
 def _rows(loop: int, of: _Loop) -> list[tuple[str, Sequence[Any]]]:
     rows: list[tuple[str, Sequence[Any]]] = []
     for name, step in sorted(of.changed_metrics):
-        rows.append((_METRIC, (loop, name, step, *_summary(of.metrics[name, step]))))
+        summary = Summary(step, *_summary(of.metrics[name, step]))
+        of.metric_rows.setdefault(name, {})[step] = summary
+        rows.append((_METRIC, (loop, name, *summary)))
     for kind, step in sorted(of.changed_digests):
         joined = _joined(of.digests[kind, step])
+        if kind == "batch":
+            of.batch_rows[step] = joined
         rows.append((_DATA, (loop, step, joined)) if kind == "batch" else (_CHECK, (loop, step, kind, joined)))
     of.changed_metrics.clear()
     of.changed_digests.clear()
+    for name, by_step in of.metric_rows.items():
+        for steps in _full_blocks(by_step):
+            block = pack_metrics([by_step.pop(step) for step in steps])
+            rows.append((_BLOCKS, (loop, name, steps[0], steps[-1] + 1, block)))
+            rows.append(("DELETE FROM metric WHERE loop = ? AND name = ? AND step <= ?", (loop, name, steps[-1])))
+    for steps in _full_blocks(of.batch_rows):
+        block = pack_digests([(step, of.batch_rows.pop(step)) for step in steps])
+        rows.append((_BLOCKS, (loop, BATCHES, steps[0], steps[-1] + 1, block)))
+        rows.append(("DELETE FROM data WHERE loop = ? AND step <= ?", (loop, steps[-1])))
     return rows
+
+
+def _full_blocks(by_step: Mapping[int, Any]) -> list[list[int]]:
+    """Return the steps of each block that is full, the oldest first."""
+    if len(by_step) < 2 * _BLOCK:
+        return []
+    steps = sorted(by_step)
+    return [steps[at : at + _BLOCK] for at in range(0, len(steps) - 2 * _BLOCK + 1, _BLOCK)]
 
 
 def _summary(ranks: Mapping[int, Logged]) -> tuple[float | None, float | None, float | None, int, int]:

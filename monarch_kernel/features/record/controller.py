@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.features.live.controller import LoopControl
-from monarch_kernel.features.record.messages import Noted, NoteState, SetRecording, StateNoted
+from monarch_kernel.features.record.messages import EventNoted, Noted, NoteState, SetRecording, StateNoted
 from monarch_kernel.features.record.recorder import Recorder
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.controller.effects import Effect
@@ -32,7 +32,7 @@ class RecordExtension(Extension):
         super().__init__(core)
         self.recorder: Recorder | None = None
         self.told: dict[int, int] = {}
-        self.handlers = {Noted: self._noted, StateNoted: self._state_noted}
+        self.handlers = {Noted: self._noted, StateNoted: self._state_noted, EventNoted: self._event_noted}
 
     def tell(self) -> list[Effect]:
         """Tell the ranks that do not know it yet that a record runs."""
@@ -77,6 +77,11 @@ class RecordExtension(Extension):
     def _state_noted(self, record: RankRecord, message: StateNoted, now: float) -> list[Effect]:
         if self.recorder is not None:
             self.recorder.state_noted(record.spec.rank, message)
+        return []
+
+    def _event_noted(self, record: RankRecord, message: EventNoted, now: float) -> list[Effect]:
+        if self.recorder is not None:
+            self.recorder.event_noted(record.spec.mesh, record.spec.rank, message)
         return []
 
 

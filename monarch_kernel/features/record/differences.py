@@ -103,6 +103,7 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
     old_cells, new_cells = _cells(old, mesh), _cells(new, mesh)
     compared["cells"] = min(len(old_cells), len(new_cells))
     found += _of_files(old, new)
+    found += _of_data(old, new)
     loops_old: dict[int, list[int]] = {}
     loops_new: dict[int, list[int]] = {}
     for reader, loops in ((old, loops_old), (new, loops_new)):
@@ -172,6 +173,14 @@ def _of_files(old: RecordReader, new: RecordReader) -> Iterator[Difference]:
     for path, (hashed, _) in old.files.items():
         if path in new.files and new.files[path][0] != hashed:
             yield Difference("file", f"{path} has changed")
+
+
+def _of_data(old: RecordReader, new: RecordReader) -> Iterator[Difference]:
+    had = {each.path: each for each in old.data_files}
+    for path, other in {each.path: each for each in new.data_files}.items():
+        if path in had and (had[path].nbytes, had[path].hash) != (other.nbytes, other.hash):
+            sizes = f": {had[path].nbytes:,} -> {other.nbytes:,} bytes" if had[path].nbytes != other.nbytes else ""
+            yield Difference("data", f"the data file {path} has changed{sizes}")
 
 
 def _code(one: Cell, other: Cell) -> Difference:

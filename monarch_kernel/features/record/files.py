@@ -56,6 +56,10 @@ class FileBook:
         self._known: dict[str, tuple[int, int]] = {}
         self._looked: set[str] = set()  # names of modules that are none of the user's
 
+    def forget(self) -> None:
+        """Find all files again at the next look, for another record."""
+        self._known.clear()
+
     def news(self) -> dict[str, str]:
         """Return path -> hash of the files that are new or have changed; a file that can't be read is left out."""
         found: dict[str, str] = {}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from monarch_kernel.net.wire.codec import add_messages
 from monarch_kernel.net.wire.messages import Message
 
-__all__ = ["NoteState", "Noted", "SetRecording", "StateNoted", "Step"]
+__all__ = ["DataFile", "EventNoted", "NoteState", "Noted", "SetRecording", "StateNoted", "Step"]
 
 
 class SetRecording(Message, frozen=True):
@@ -42,10 +42,20 @@ class Step(NamedTuple):
     digests: dict[str, bytes]
 
 
+class DataFile(NamedTuple):
+    """A file that a data set reads: its path, size, time of change, and a hash of its first and its last MiB."""
+
+    path: str
+    nbytes: int
+    changed_at: float
+    hash: str
+
+
 class Noted(Message, frozen=True):
     """What a rank has noted of a loop since its last note.
 
-    ``sources`` describes data loaders that are new; ``files`` has path and hash of modules of the user that are new.
+    ``sources`` describes data loaders that are new, and ``data_files`` the files that they read; ``files`` has path and hash
+    of modules of the user that are new.
     """
 
     request: int
@@ -53,6 +63,17 @@ class Noted(Message, frozen=True):
     steps: tuple[Step, ...]
     sources: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    data_files: tuple[DataFile, ...] = ()
 
 
-add_messages(SetRecording, NoteState, StateNoted, Noted)
+class EventNoted(Message, frozen=True):
+    """Something happened on a rank, such as that a checkpoint is complete. ``request`` is 0 outside of a loop."""
+
+    kind: str
+    text: str
+    request: int = 0
+    number: int = 0
+    step: int = -1
+
+
+add_messages(SetRecording, NoteState, StateNoted, Noted, EventNoted)

@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import RecordError
 from monarch_kernel.features.record.checking import MAX_RANKS, Unfit, fitting, foreign_part, state_of, value_of
+from monarch_kernel.features.record.packing import BATCHES, Summary, unpack_digests, unpack_metrics
 from monarch_kernel.features.record.redaction import Redaction
-from monarch_kernel.features.record.tables import FILE, VERSION, Cell, Check, Event, Knob, Loop, Metric, RowT, Table
+from monarch_kernel.features.record.tables import (
+    FILE,
+    VERSION,
+    Cell,
+    Check,
+    DataSource,
+    Event,
+    Knob,
+    Loop,
+    Metric,
+    RowT,
+    Table,
+)
 
 __all__ = ["RecordReader", "ranks_of"]
+
+StepT = TypeVar("StepT", bound=Sequence[Any])
 
 _DIGEST = 8
 
@@ -61,6 +76,7 @@ class RecordReader:
             raise RecordError(f"{self.path} is a file of SQLite, but no record")
         if foreign:
             raise RecordError(f"{self.path} has a part that no record has ({foreign}), and is not read")
+        self._tables = tables
 
     def __repr__(self) -> str:
         return f"<record {self.folder}: {len(self.cells):,} cells, {len(self.loops):,} loops>"
@@ -80,9 +96,9 @@ class RecordReader:
         """Close the file; what was read stays."""
         self._connection.close()
 
-    def reload(self) -> None:
-        """Read again, such as a record that is being written."""
-        for name in ("run", "cells", "loops", "knobs", "metrics", "events", "checks", "batches", "sources", "files"):
+    def reload(self, *names: str) -> None:
+        """Read these tables again, or all, such as of a record that is being written."""
+        for name in names or [name for name, value in vars(RecordReader).items() if isinstance(value, cached_property)]:
             self.__dict__.pop(name, None)
 
     def _open(self) -> sqlite3.Connection:
@@ -123,6 +139,24 @@ class RecordReader:
             self._note(f"{len(found) - len(fit):,} rows of {kind.__name__.lower()}s have values that no record has")
         return Table(kind, fit)
 
+    def _blocks(self, which: str, unpack: Callable[[bytes], Sequence[StepT]]) -> Iterator[tuple[int, int, StepT]]:
+        """Return the loop, the number of the metric, and the value of each step in the blocks that a condition selects."""
+        if "block" not in self._tables:
+            return
+        query = f"SELECT loop, name, until, data FROM block WHERE {which} ORDER BY id"
+        for loop, number, until, data in self._rows(query):
+            if not (all(isinstance(each, int) for each in (loop, number, until)) and isinstance(data, bytes)):
+                self._note("a block has values that no record has")
+                continue
+            try:
+                rows = unpack(data)
+            except ValueError as error:
+                self._note(f"a part can't be read ({error})")
+                continue
+            for row in rows:
+                if row[0] < until:  # the loop went back, and ran the others again
+                    yield loop, number, row
+
     # -- tables
 
     @cached_property
@@ -161,7 +195,27 @@ class RecordReader:
     @cached_property
     def metrics(self) -> Table[Metric]:
         """What ranks logged, by loop, name and step."""
-        return self._table(Metric, [_metric(*row) for row in self._rows(_METRICS)])
+        return self._metrics_where("1", "1")
+
+    def metrics_after(self, loop: int, step: int) -> list[Metric]:
+        """Return what ranks logged in a loop after a step, by name and step, as it is in the file now."""
+        loop, step = int(loop), int(step)
+        rows = self._metrics_where(f"loop = {loop} AND until > {step + 1}", f"loop = {loop} AND step > {step}")
+        return [row for row in rows if row.step > step]
+
+    def _metrics_where(self, blocks: str, rows: str) -> Table[Metric]:
+        names = dict(self._rows("SELECT id, name FROM name"))
+        # Rows first: a step that goes into a block between the two queries is read twice, and not missed.
+        live = self._rows(f"SELECT loop, name, step, mean, least, most, ranks, size FROM metric WHERE {rows}")
+        found = {
+            (loop, name, row.step): row
+            for loop, name, row in self._blocks(f"name != {BATCHES} AND {blocks}", unpack_metrics)
+        }
+        for loop, name, *values in live:
+            found[loop, name, values[0]] = Summary(*values)  # a rank has reported it later
+        metrics = [_metric(loop, names[name], row) for (loop, name, _), row in found.items() if name in names]
+        table = self._table(Metric, metrics)
+        return Table(Metric, sorted(table, key=lambda row: (row.loop, row.name, row.step)))
 
     @cached_property
     def events(self) -> Table[Event]:
@@ -177,14 +231,24 @@ class RecordReader:
     @cached_property
     def batches(self) -> Table[Check]:
         """Digests of the batches of each step, for each rank."""
-        rows = self._rows("SELECT loop, step, digests FROM data ORDER BY loop, step")
-        return self._table(Check, [(*row[:2], "batch", _split(row[2])) for row in rows])
+        live = {(loop, step): all for loop, step, all in self._rows("SELECT loop, step, digests FROM data")}
+        found = {(loop, step): all for loop, _, (step, all) in self._blocks(f"name = {BATCHES}", unpack_digests)} | live
+        rows = self._table(Check, [(loop, step, "batch", _split(all)) for (loop, step), all in found.items()])
+        return Table(Check, sorted(rows, key=lambda row: (row.loop, row.step)))
 
     @cached_property
     def sources(self) -> list[tuple[int, str]]:
         """The loop, and a description of each DataLoader that it read."""
         rows = self._rows("SELECT loop, text FROM source ORDER BY loop, text")
         return [(loop, text) for loop, text in rows if isinstance(loop, int) and isinstance(text, str)]
+
+    @cached_property
+    def data_files(self) -> Table[DataSource]:
+        """The files that data sets have read, as far as their attributes name them."""
+        if "data_file" not in self._tables:
+            return Table(DataSource, [])
+        rows = self._rows(f"SELECT {', '.join(DataSource._fields)} FROM data_file ORDER BY loop, path, changed_at")
+        return self._table(DataSource, rows)
 
     @cached_property
     def files(self) -> dict[str, tuple[str, str | None]]:
@@ -282,15 +346,10 @@ class RecordReader:
         yield from self.damage
 
 
-_METRICS = (
-    "SELECT loop, name.name, step, mean, least, most, ranks, size FROM metric JOIN name ON name.id = metric.name "
-    "ORDER BY loop, name.name, step"
-)
-
-
-def _metric(loop: Any, name: Any, step: Any, mean: Any, least: Any, most: Any, ranks: Any, size: Any) -> Sequence[Any]:
-    value = math.nan if mean is None else mean
-    return loop, name, step, value, value if least is None else least, value if most is None else most, ranks, size
+def _metric(loop: Any, name: Any, row: Summary) -> Sequence[Any]:
+    value = math.nan if row.mean is None else row.mean
+    least, most = (value if each is None else each for each in (row.least, row.most))
+    return loop, name, row.step, value, least, most, row.ranks, row.size
 
 
 def _split(digests: Any) -> tuple[bytes, ...] | None:

@@ -21,7 +21,8 @@ from monarch_kernel.features.live.loops import LoopRecord
 from monarch_kernel.features.record.collecting import Collector, Rows
 from monarch_kernel.features.record.environment import describe, git_state
 from monarch_kernel.features.record.files import FileBook, hash_of_text, read_module
-from monarch_kernel.features.record.messages import Noted, StateNoted
+from monarch_kernel.features.record.messages import EventNoted, Noted, StateNoted
+from monarch_kernel.features.record.tables import VERSION
 from monarch_kernel.features.record.writer import RecordWriter
 from monarch_kernel.net.wire.messages import Change, Logged
 
@@ -170,7 +171,7 @@ class Recorder:
         self._files = FileBook()
         self._look_at = 0.0
         self.started_at = time.time()
-        self.put_run({"started": repr(self.started_at), "every": str(every), "schema": "1"})
+        self.put_run({"started": repr(self.started_at), "every": str(every), "schema": str(VERSION)})
         # Not on the thread of the writer: git may take seconds, and what comes first must be committed meanwhile.
         here = str(Path.cwd())
         self._describing = threading.Thread(
@@ -443,9 +444,18 @@ class Recorder:
         def rows() -> Rows:
             collector.noted(number, rank, [(each.step, each.digests) for each in note.steps])
             sources = [("INSERT OR IGNORE INTO source VALUES (?, ?)", (number, _utf8(text))) for text in note.sources]
-            return [*sources, *_file_rows(dict(note.files))]
+            read = [
+                ("INSERT OR REPLACE INTO data_file VALUES (?, ?, ?, ?, ?)", (number, _utf8(path), *rest))
+                for path, *rest in note.data_files
+            ]
+            return [*sources, *read, *_file_rows(dict(note.files))]
 
         self._writer.put(rows)
+
+    def event_noted(self, mesh: str, rank: int, note: EventNoted) -> None:
+        """A rank has sent an event."""
+        loop = self._loops.get((note.request, note.number))
+        self.event(note.kind, note.text, mesh=mesh, rank=rank, loop=loop, step=None if note.step < 0 else note.step)
 
     def state_noted(self, rank: int, note: StateNoted) -> None:
         """A rank has sent the state of its random generators before a cell."""

@@ -14,6 +14,7 @@ __all__ = [
     "VERSION",
     "Cell",
     "Check",
+    "DataSource",
     "Event",
     "Knob",
     "Loop",
@@ -23,8 +24,8 @@ __all__ = [
 ]
 
 FILE = "record.sqlite"
-VERSION = 1
-"""The version of the schema. A record of a later version is not read."""
+VERSION = 2
+"""The version of the schema. A record of a later version is not read. Version 1 has no blocks and no data files."""
 
 SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
@@ -43,11 +44,15 @@ CREATE TABLE seed (cell INTEGER, rank INTEGER, library TEXT, digest BLOB, PRIMAR
 CREATE TABLE state (digest BLOB PRIMARY KEY, data BLOB) WITHOUT ROWID;
 CREATE TABLE data (loop INTEGER, step INTEGER, digests BLOB, PRIMARY KEY (loop, step)) WITHOUT ROWID;
 CREATE TABLE source (loop INTEGER, text TEXT, PRIMARY KEY (loop, text)) WITHOUT ROWID;
+CREATE TABLE data_file (
+    loop INTEGER, path TEXT, nbytes INTEGER, changed_at REAL, hash TEXT, PRIMARY KEY (loop, path, hash)
+) WITHOUT ROWID;
 CREATE TABLE name (id INTEGER PRIMARY KEY, name TEXT UNIQUE);
 CREATE TABLE metric (
     loop INTEGER, name INTEGER, step INTEGER, mean REAL, least REAL, most REAL, ranks INTEGER, size INTEGER,
     PRIMARY KEY (loop, step, name)
 ) WITHOUT ROWID;
+CREATE TABLE block (id INTEGER PRIMARY KEY, loop INTEGER, name INTEGER, first INTEGER, until INTEGER, data BLOB);
 CREATE TABLE event (id INTEGER PRIMARY KEY, at REAL, kind TEXT, mesh TEXT, rank INTEGER, loop INTEGER, step INTEGER, text TEXT);
 CREATE TABLE "check" (
     loop INTEGER, step INTEGER, kind TEXT, digests BLOB, PRIMARY KEY (loop, step, kind)
@@ -140,7 +145,11 @@ class Metric(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened: ``death``, ``heal``, ``interrupt``, ``stop``, ``rollback``, ``recovery`` ..."""
+    """Something that happened.
+
+    ``kind`` is ``death``, ``heal``, ``recovery``, ``rollback``, ``interrupt``, ``stop``, ``checkpoint``, ``loaded``,
+    ``snapshot`` or ``restored``.
+    """
 
     at: float
     kind: str
@@ -149,6 +158,16 @@ class Event(NamedTuple):
     loop: int | None
     step: int | None
     text: str
+
+
+class DataSource(NamedTuple):
+    """A file that a data set of a loop has read: when it was changed last, and a hash of its first and its last MiB."""
+
+    loop: int
+    path: str
+    nbytes: int
+    changed_at: float
+    hash: str
 
 
 class Check(NamedTuple):
@@ -172,6 +191,7 @@ class Table(Sequence[RowT], Generic[RowT]):
     """
 
     def __init__(self, kind: type[RowT], rows: Sequence[RowT]) -> None:
+        self.kind = kind
         self.columns: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
         self._rows = list(rows)
 

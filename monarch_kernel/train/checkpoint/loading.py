@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata
 
 from monarch_kernel.errors import CheckpointError, format_ranks
+from monarch_kernel.features.record.notes import note_event
 from monarch_kernel.train.checkpoint.atomic_directory import VALUES, Contents, as_path, describe, values_of
 from monarch_kernel.train.checkpoint.checksums import Checksums, damaged
 from monarch_kernel.train.checkpoint.dcp import Refused, group_here, read
@@ -109,6 +110,8 @@ def load(
             "undefined now: load another checkpoint"
         ) from (error.cause if error.is_known else error)
     _apply(things, its, group)
+    if group is None or group.rank() == 0:
+        note_event("loaded", f"{contents.path}, checksum {contents.checksums or 'none'}: {', '.join(things)}")
     plain = {name: value for name, value in its.values.items() if contents.names.get(name) == "value"}
     return Loaded(plain, contents, 1 if group is None else group.size())
 

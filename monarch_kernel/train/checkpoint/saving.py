@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from monarch_kernel.base.text import format_nbytes
 from monarch_kernel.errors import CheckpointError, format_ranks
+from monarch_kernel.features.record.notes import note_event
 from monarch_kernel.train.checkpoint.atomic_directory import (
     VALUES,
     absolute,
@@ -429,6 +430,7 @@ class _Writer:
         contents = {"names": self.kinds, "by_rank": self.by_rank, "tensors": tensors, "ranks": ranks}
         finish(making, self.path, {**contents, "torch": torch.__version__, "checksums": checksum(sums)})
         self.is_complete = True
+        note_event("checkpoint", f"{self.path}, checksum {checksum(sums)}")
 
 
 def _copied(tensors: Any) -> Any:

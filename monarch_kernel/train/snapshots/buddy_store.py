@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch_kernel.errors import Failure
 from monarch_kernel.features.live.worker import working_request
+from monarch_kernel.features.record.notes import note_event
 from monarch_kernel.net.wire.codec import PAYLOAD_STORE, Frame, dump, keep, pack
 from monarch_kernel.net.wire.messages import (
     Failed,
@@ -122,8 +123,19 @@ class Series:
 
     def before(self, step: int) -> None:
         """A step is about to start; takes a snapshot if one is due."""
+        if step == self.first:
+            self._note_first(step)
         if step % self._every == 0 or step == self.first:
             self._take(step)
+
+    def _note_first(self, step: int) -> None:
+        """Note for a record where the loop comes from, and of which steps there are snapshots: too many to note each."""
+        if self._home.is_first:
+            if self.rewound is not None:
+                note_event("restored", f"the snapshot of step {step:,}: {', '.join(self._things)}")
+            note_event(
+                "snapshot", f"every {self._every:,} steps, the last {self._most:,} are kept: {', '.join(self._things)}"
+            )
 
     def roll_back(self, before: int, step: int) -> int:
         """Restore the newest snapshot of a step before ``before``, as the state before ``step``; returns its step.
@@ -149,6 +161,8 @@ class Series:
         put_back(self._things, self._home.fetch((self.request, self._number, to)))
         self._taken = deque((taken for taken in self._taken if taken <= to), self._most)
         self._take(step)
+        if self._home.is_first:
+            note_event("restored", f"the snapshot of step {to:,}, as the state before step {step:,}")
         self._restored |= {to, step}
         return to
 
@@ -258,6 +272,11 @@ class Snapshots:
             put_back(things, self._fetch(self._rewind))
 
     # -- for series
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self._place == 0
 
     def keep(self, key: Key, captured: Captured, most: int) -> Future[Any] | None:
         """Store a snapshot here and on the buddy; returns the future of the buddy's answer."""

@@ -15,6 +15,7 @@ from monarch_kernel.features.record.files import FileBook, hash_of_text
 from monarch_kernel.features.record.worker import (
     digest_of,
     generator_states,
+    generators_digest,
     parameters_digest,
     restore_generators,
 )
@@ -84,6 +85,17 @@ def test_generators_go_on_as_they_did() -> None:
     restore_generators({})
 
 
+def test_a_generator_that_has_moved_has_another_digest() -> None:
+    states = generator_states()
+    before = generators_digest()
+    assert generators_digest() == before
+    for draw in (random.random, numpy.random.rand, lambda: torch.rand(())):
+        draw()
+        assert generators_digest() != before
+        restore_generators(states)
+        assert generators_digest() == before
+
+
 def test_parameters_that_change_have_another_digest() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
@@ -114,5 +126,7 @@ def test_files_of_the_user_are_found_when_they_are_new_or_change(
         assert book.news() == {}
         path.write_text("x = 1 + 1\n")
         assert book.news() == {str(path): hash_of_text("x = 1 + 1\n")}
+        book.forget()
+        assert book.news()[str(path)] == hash_of_text("x = 1 + 1\n")
     finally:
         sys.modules.pop(path.stem, None)
