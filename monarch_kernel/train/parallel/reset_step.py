@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.fsdp import FSDPModule
 
-__all__ = ["forget_step", "is_in_backward"]
+__all__ = ["ddp_of", "forget_step", "is_in_backward"]
 
 _GROUPS = ("shard_process_group", "replicate_process_group")
 
@@ -40,7 +40,7 @@ def forget_step(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             _forget(module)
-        elif (ddp := _ddp(module)) is not None:
+        elif (ddp := ddp_of(module)) is not None:
             ddp.reducer._reset_state()
 
 
@@ -69,7 +69,7 @@ def _is_of_former_group(model: nn.Module) -> bool:
             fsdp: Any = module
             for part in _groups(fsdp._get_fsdp_state()):  # its mesh looks groups up by name, and finds new ones, too
                 groups += [getattr(part.mesh_info, name, None) for name in _GROUPS]
-        elif (ddp := _ddp(module)) is not None:
+        elif (ddp := ddp_of(module)) is not None:
             groups.append(ddp.process_group)
     return any(group is not None and group not in known for group in groups)
 
@@ -89,7 +89,7 @@ def _drop_gathered_gradients(state: Any) -> None:
                 param._unsharded_param.grad = None
 
 
-def _ddp(module: nn.Module) -> Any:
+def ddp_of(module: nn.Module) -> Any:
     """The DDP wrapper that averages the gradients of a module, if any."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return module

@@ -23,7 +23,8 @@ from torch.utils import data
 from monarch_kernel.net.wire.codec import Frame, keep
 from monarch_kernel.net.wire.shared_classes import ByValuePickler
 from monarch_kernel.train.generators import rng, stateful
-from monarch_kernel.train.parallel.reset_step import forget_step
+from monarch_kernel.train.parallel.ddp_buckets import order_of_buckets, set_order_of_buckets, started_ddp
+from monarch_kernel.train.parallel.reset_step import ddp_of, forget_step
 
 __all__ = ["Captured", "capture", "check", "names_at", "put_back", "set_random_state"]
 
@@ -230,7 +231,18 @@ def _same(thing: Any) -> Any:
 
 def _of_module(module: nn.Module) -> dict[str, Any]:
     extra = {name: part.get_extra_state() for name, part in module.named_modules() if _has_extra_state(part)}
-    return {"tensors": {name: _local(tensor) for name, tensor in _tensors(module).items()}, "extra": extra}
+    buckets = {name: order_of_buckets(ddp) for name, ddp in _replicated(module).items()}
+    return {
+        "tensors": {name: _local(tensor) for name, tensor in _tensors(module).items()},
+        "extra": extra,
+        "buckets": buckets,
+    }
+
+
+def _replicated(module: nn.Module) -> dict[str, Any]:
+    """The parts of a module whose gradients DDP averages, by name."""
+    found = {name: ddp_of(part) for name, part in module.named_modules()}
+    return {name: ddp for name, ddp in found.items() if ddp is not None}
 
 
 def _has_extra_state(module: nn.Module) -> bool:
@@ -280,6 +292,9 @@ def _into_module(name: str, module: nn.Module, state: dict[str, Any]) -> None:
             here.copy_(source)
     for at, extra in state["extra"].items():
         module.get_submodule(at).set_extra_state(extra)
+    for at, order in state["buckets"].items():
+        if order and (ddp := started_ddp(module.get_submodule(at))) is not None:
+            set_order_of_buckets(ddp, order)
 
 
 def _of_optimizer(optimizer: Optimizer) -> dict[str, Any]:
