@@ -6,6 +6,7 @@ BENCH_VENV := .venv-bench
 OLDEST_VENV := .venv-oldest
 DOCS_VENV := .venv-docs
 FIELD_VENV := .venv-field
+TRACKERS_VENV := .venv-trackers
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
@@ -38,7 +39,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-conformance test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
+.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +71,10 @@ test-timing: installed ## Run the timing tier: all that asserts on elapsed time,
 TORCHSTORE ?=
 test-conformance: $(VENV)/.stamp ## Run Monarch's own tests through `import monarch`, or those of a checkout of TorchStore: TORCHSTORE=folder
 	$(BIN)/python -m tests.integrations.monarch.upstream $(if $(TORCHSTORE),--torchstore "$(TORCHSTORE)") $(ARGS)
+
+test-trackers: bytecode $(TRACKERS_VENV)/.stamp ## Test what run records send to Weights & Biases, MLflow and Trackio, and Parquet; installs these
+	$(TRACKERS_VENV)/bin/python -m pytest -p no:cacheprovider -W default \
+		tests/train/record/test_trackers.py tests/features/record/test_archiving.py $(ARGS)
 
 test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
 	$(BIN)/python -m tests.support.limit
@@ -236,6 +241,14 @@ $(FIELD_VENV)/.stamp: docs/site/field-requirements.txt $(VENV)/.stamp
 		>"$$($(FIELD_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
 	$(FIELD_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
 		-r docs/site/field-requirements.txt
+	touch $@
+
+# Experiment trackers, and pyarrow.
+$(TRACKERS_VENV)/.stamp: tests/train/record/requirements.txt $(VENV)/.stamp
+	$(PYTHON) -m venv $(TRACKERS_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$($(TRACKERS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
+	$(TRACKERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -r tests/train/record/requirements.txt
 	touch $@
 
 # The oldest JupyterLab that the extension is for, to test it with.

@@ -251,8 +251,15 @@ def _add_record(commands: Any) -> None:
     )
     replay.add_argument("--until-step", type=int, metavar="N", help="end each loop before this step")
     replay.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="the devices (%(default)s)")
-    export = add("export", "write what ran as a program for torchrun, or as a notebook")
-    export.add_argument("to", metavar="FILE", help="a file that ends in .py or .ipynb")
+    export = add("export", "write what ran as a program, a notebook or a table, or describe the folder as an RO-Crate")
+    export.add_argument(
+        "to", metavar="FILE", help="a file that ends in .py, .ipynb or .parquet; or ro-crate-metadata.json"
+    )
+    export.add_argument("--table", default="metrics", metavar="NAME", help="the table, for .parquet (%(default)s)")
+    export.add_argument("--license", default="", metavar="URL", help="the licence of the run, for the RO-Crate")
+    send = add("send", "send the metrics and knobs to an experiment tracker, as one run")
+    send.add_argument("to", metavar="TRACKER", help="wandb, mlflow or trackio")
+    send.add_argument("option", nargs="*", metavar="NAME=VALUE", help="an option of the tracker, such as project=gpt")
     for each in (replay, export):
         each.add_argument("--mesh", default="", metavar="NAME", help="the mesh, if the record has several")
 

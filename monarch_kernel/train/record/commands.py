@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch_kernel.actor.host_mesh import shutdown_context, this_host
 from monarch_kernel.errors import RecordError
+from monarch_kernel.features.record.archiving import CRATE
 from monarch_kernel.train.record.opened import Record, open
 
 __all__ = ["run"]
@@ -50,8 +51,29 @@ def _export(record: Record, options: argparse.Namespace) -> int:
         print(f"wrote {record.script(target, options.mesh)}")
     elif target.suffix == ".ipynb":
         print(f"wrote {record.notebook(target)}")
+    elif target.suffix == ".parquet":
+        print(f"wrote {record.parquet(target, options.table)}")
+    elif target.name == CRATE and target.absolute().parent in (
+        record.folder,
+        Path.cwd() if target == Path(CRATE) else None,
+    ):
+        print(f"wrote {record.crate(options.license)}")
     else:
-        raise RecordError(f"export to {target}: the name must end in .py (for torchrun) or .ipynb")
+        raise RecordError(
+            f"export to {target}: the name must end in .py (for torchrun), .ipynb or .parquet; or be {CRATE}, which "
+            "describes the folder of the record and is written into it"
+        )
+    return 0
+
+
+def _send(record: Record, options: argparse.Namespace) -> int:
+    given = {}
+    for each in options.option:
+        name, separator, value = each.partition("=")
+        if not separator or not name:
+            raise RecordError(f"send: write an option as NAME=VALUE, such as project=gpt, not {each!r}")
+        given[name] = value
+    print(f"sent to {options.to}: {record.send(options.to, **given)}")
     return 0
 
 
@@ -72,4 +94,4 @@ def _replay(record: Record, options: argparse.Namespace) -> int:
     return 0 if found.are_equal else 1
 
 
-_COMMANDS = {"show": _show, "diff": _diff, "replay": _replay, "export": _export}
+_COMMANDS = {"show": _show, "diff": _diff, "replay": _replay, "export": _export, "send": _send}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.errors import RecordError
+from monarch_kernel.features.record.archiving import CRATE, crate_of, write_parquet
 from monarch_kernel.features.record.differences import Differences, compare
 from monarch_kernel.features.record.exporting import notebook_of, script_of, write
 from monarch_kernel.features.record.reading import RecordReader
+from monarch_kernel.train.record.mirroring import send
 from monarch_kernel.train.record.replaying import Replay, replay
 
 __all__ = ["Record", "open"]
@@ -75,6 +78,39 @@ class Record(RecordReader):
             RecordError: the file can't be written.
         """
         return write(os.fspath(path), notebook_of(self))
+
+    def parquet(self, path: str | os.PathLike[str], table: str = "metrics") -> Path:
+        """Write a table as Parquet: cells, loops, knobs, metrics, events, batches, checks or data_files.
+
+        Raises:
+            RecordError: there is no such table, pyarrow is not installed, or the file can't be written.
+        """
+        target = Path(path).expanduser()
+        write_parquet(self, target, table)
+        return target
+
+    def crate(self, license: str = "") -> Path:
+        """Describe the folder of the record as an RO-Crate: write ``ro-crate-metadata.json`` into it.
+
+        Args:
+            license: the address of a licence, such as ``https://spdx.org/licenses/CC-BY-4.0``.
+
+        Raises:
+            RecordError: the file can't be written.
+        """
+        return write(self.folder / CRATE, crate_of(self, license))
+
+    def send(self, to: str, **options: Any) -> str:
+        """Send the metrics and knobs to an experiment tracker, as one run; returns where to look at it.
+
+        Args:
+            to: ``wandb``, ``mlflow`` or ``trackio``, which must be installed.
+            options: for the tracker: of ``wandb.init`` or ``trackio.init``; or ``tracking_uri`` and ``experiment`` for MLflow.
+
+        Raises:
+            RecordError: the tracker is unknown, not installed, or fails.
+        """
+        return send(self, to, options)
 
     def only_mesh(self) -> str:
         """Return the name of the mesh that ran the cells.

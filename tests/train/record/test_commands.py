@@ -37,7 +37,13 @@ def test_export_writes_by_the_ending_of_the_name(tmp_path: Path, capsys: pytest.
         assert capsys.readouterr().out == f"wrote {tmp_path / name}\n"
         assert (tmp_path / name).stat().st_size > 100
     assert main(["record", "export", str(tmp_path / "run"), str(tmp_path / "run.csv")]) == 1
-    assert "must end in .py (for torchrun) or .ipynb" in capsys.readouterr().err
+    assert "must end in .py (for torchrun), .ipynb or .parquet" in capsys.readouterr().err
+    assert main(["record", "export", str(tmp_path / "run"), str(tmp_path / "ro-crate-metadata.json")]) == 1
+    assert "is written into it" in capsys.readouterr().err
+    target = tmp_path / "run" / "ro-crate-metadata.json"
+    assert main(["record", "export", str(tmp_path / "run"), str(target), "--license", "https://example.org/x"]) == 0
+    assert capsys.readouterr().out == f"wrote {target}\n"
+    assert "https://example.org/x" in target.read_text()
 
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
