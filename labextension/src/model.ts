@@ -5,6 +5,7 @@ import type { Command, Frame, FromKernel, MeshFrame, State } from '../../monarch
 
 export type {
   Command,
+  ComparedMessage,
   ErrorFrame,
   Frame,
   FromKernel,
@@ -13,6 +14,7 @@ export type {
   MeshFrame,
   RankFrame,
   ReplyMessage,
+  RunFrame,
   State,
   ToKernel,
   WaitFrame
@@ -28,7 +30,7 @@ export const STATES: readonly State[] = ['starting', 'idle', 'running', 'failed'
 
 export const COMMANDS: readonly Command[] = ['interrupt', 'heal', 'restart', 'down', 'traceback', 'stacks', 'logs'];
 
-const KINDS: readonly unknown[] = ['frame', 'history', 'curves', 'reply'];
+const KINDS: readonly unknown[] = ['frame', 'history', 'curves', 'reply', 'runs', 'compared'];
 
 /** Ranks of one mesh that died since an earlier frame. */
 export interface Deaths {

@@ -6,6 +6,10 @@ import { Widget } from '@lumino/widgets';
 import { View, mount } from '../../monarch_kernel/notebook/view/static/view.js';
 import { Entry, HeardBy, Hub } from './hub';
 import { meshIcon } from './icons';
+import { RunsSection } from './runs';
+
+/** Time between two requests for the list of runs, while it is visible. */
+const RUNS_MS = 5000;
 
 const EMPTY = 'No open notebook uses the kernel Python (Monarch). The meshes of such a notebook appear here.';
 
@@ -25,7 +29,8 @@ export class MeshPanel extends Widget {
     this.path.className = 'monarch-panel-path';
     this.note.className = 'monarch-panel-note';
     this.host.className = 'monarch-panel-view';
-    this.node.append(this.chooser, this.path, this.note, this.host);
+    this.node.append(this.chooser, this.path, this.note, this.host, this.runs.node);
+    this.timer = setInterval(() => this.isVisible && !document.hidden && this.runs.refresh(), RUNS_MS);
 
     hub.changed.connect(this.follow, this);
     hub.linkChanged.connect(this.relink, this);
@@ -40,6 +45,7 @@ export class MeshPanel extends Widget {
 
   dispose(): void {
     if (!this.isDisposed) {
+      clearInterval(this.timer);
       this.choose(null);
       super.dispose();
     }
@@ -52,18 +58,22 @@ export class MeshPanel extends Widget {
       this.view.receive({ kind: 'frame', ...this.chosen.connection.frame });
       this.chosen.connection.say({ kind: 'hello' }); // for the history
     }
+    this.runs.refresh();
     this.draw();
   }
 
   private relink(_: Hub, entry: Entry): void {
     if (entry === this.chosen) {
       this.view?.receive({ kind: entry.connection.link === 'open' ? 'opened' : 'closed' });
+      this.runs.refresh();
     }
   }
 
   private hear(_: Hub, { entry, said }: HeardBy): void {
     // A hidden view need not draw frames, but still waits for replies.
-    if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
+    if (entry === this.chosen && (said.kind === 'runs' || said.kind === 'compared')) {
+      this.runs.receive(said);
+    } else if (entry === this.chosen && (said.kind !== 'frame' || this.isVisible)) {
       this.view?.receive(said);
     }
   }
@@ -83,6 +93,8 @@ export class MeshPanel extends Widget {
       this.view?.dispose();
       this.view = null;
       this.chosen = entry;
+      this.runs.clear();
+      this.runs.refresh();
     }
     this.draw();
   }
@@ -98,6 +110,7 @@ export class MeshPanel extends Widget {
     this.note.textContent = chosen ? '' : EMPTY;
     this.note.hidden = chosen !== null;
     this.host.hidden = chosen === null;
+    this.runs.node.hidden = chosen === null;
     if (!chosen || !this.isVisible) {
       return;
     }
@@ -111,6 +124,8 @@ export class MeshPanel extends Widget {
   private readonly path = document.createElement('p');
   private readonly note = document.createElement('p');
   private readonly host = document.createElement('div');
+  private readonly runs = new RunsSection(message => this.chosen?.connection.say(message));
+  private readonly timer: ReturnType<typeof setInterval>;
   private offered: Entry[] = [];
   private chosen: Entry | null = null;
   private front: Entry | null = null;

@@ -37,6 +37,7 @@ from monarch_kernel.base.events import LoopView, MeshView
 from monarch_kernel.errors import Failure, MeshDownError, MonarchError
 from monarch_kernel.notebook.cells.cell_names import in_notebook
 from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.magics.run_list import RunList
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.notebook.view.frames import (
     CARDS,
@@ -138,6 +139,8 @@ class Viewer:
             self.looks_until = 0.0
         elif kind == "command":
             self._viewers.carry_out(self, message)
+        elif kind in ("runs", "compare"):
+            self._viewers.tell_of_runs(self, message)
 
     def show(self, frame: ViewState) -> None:
         """Send a frame if it differs from the last one, or if bytes flow, as the viewer draws their rate."""
@@ -192,6 +195,7 @@ class Viewers:
         self._seq = 0
         self._sent_at = self._curves_at = 0.0
         self._lock = threading.Lock()
+        self._runs = RunList()
 
     def connect(self, send: Send, mesh: str = "") -> Viewer:
         """Add a new viewer; it receives updates once it has said that it is visible."""
@@ -307,6 +311,21 @@ class Viewers:
             if views:
                 found[mesh.name] = curves_message(mesh.name, views, earlier)
         return found
+
+    def tell_of_runs(self, viewer: Viewer, message: Mapping[str, Any]) -> None:
+        """Send a viewer the list of recorded runs, or the comparison of two; a thread reads them."""
+
+        def work() -> None:
+            try:
+                is_list = message.get("kind") == "runs"
+                viewer.send(self._runs.message() if is_list else self._runs.comparison(message.get("runs")))
+            except (MonarchError, UsageProblem) as error:
+                viewer.send({"kind": "compared", "problem": str(error)})
+            except Exception as error:  # the page waits for an answer
+                _log.exception("runs can't be listed or compared")
+                viewer.send({"kind": "compared", "problem": f"{type(error).__name__}: {error}"})
+
+        threading.Thread(target=work, name="monarch-runs", daemon=True).start()
 
     def carry_out(self, viewer: Viewer, message: Mapping[str, Any]) -> None:
         """Run a command of a viewer on a separate thread, and send the viewer the result."""

@@ -148,12 +148,52 @@ export interface ReplyMessage {
   text: string;
 }
 
+/** A recorded run. A run that can't be read has only `name`, `outcome` and `problem`. A value is null if it is not finite. */
+export interface RunFrame {
+  name: string;
+  outcome: "running" | "ok" | "failed" | "interrupted" | "no end" | "unreadable";
+  problem?: string;
+  started?: number | null;
+  took?: number | null;
+  steps?: number;
+  cells?: number;
+  deaths?: number;
+  /** The metric of the curve. */
+  metric?: string;
+  curve?: [step: number, value: number | null][];
+  /** The last value of each metric. */
+  last?: [string, number | null][];
+  /** The last value of each knob, and the step from which it holds. */
+  knobs?: [name: string, value: KnobValue, step: number][];
+  nbytes?: number;
+  damage?: string[];
+}
+
+/** The runs that the panel lists, the newest first; the answer to `runs`. */
+export interface RunsMessage {
+  kind: "runs";
+  runs: RunFrame[];
+}
+
+/** How two runs differ; the answer to `compare`. With `problem`, they can't be compared. */
+export interface ComparedMessage {
+  kind: "compared";
+  runs?: [string, string];
+  problem?: string;
+  first?: string;
+  lines?: string[];
+  more?: number;
+  compared?: string;
+  last?: [name: string, first: number | null, second: number | null][];
+}
+
 /** A message of the host of the view about its connection to the kernel: it is open, closed, or has brought nothing yet. */
 export interface LinkMessage {
   kind: "opened" | "closed" | "late";
 }
 
-export type FromKernel = FrameMessage | HistoryMessage | CurvesMessage | ReplyMessage;
+export type FromKernel =
+  FrameMessage | HistoryMessage | CurvesMessage | ReplyMessage | RunsMessage | ComparedMessage;
 
 export interface CommandMessage {
   kind: "command";
@@ -168,7 +208,13 @@ export interface CommandMessage {
   value?: KnobValue;
 }
 
-export type ToKernel = { kind: "hello" } | { kind: "alive" } | { kind: "away" } | CommandMessage;
+export type ToKernel =
+  | { kind: "hello" }
+  | { kind: "alive" }
+  | { kind: "away" }
+  | { kind: "runs" }
+  | { kind: "compare"; runs: [string, string] }
+  | CommandMessage;
 
 export interface Options {
   /** Sends a message of the view to the kernel. */
