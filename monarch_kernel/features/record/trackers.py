@@ -148,5 +148,5 @@ def _module(name: str, extra: str) -> Any:
 
 
 def _mlflow_name(name: str) -> str:
-    """Replace what MLflow does not allow in a name."""
-    return re.sub(r"[^\w\-. /:]", "_", name)[:250]
+    """Replace what MLflow does not allow in a name, and slashes: ``loss/min`` would need a folder where ``loss`` is a file."""
+    return re.sub(r"[^\w\-. :]", "_", name.replace("/", "."))[:250]

@@ -29,7 +29,7 @@ def test_mlflow_has_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "loss")
     assert sorted((each.step, each.value) for each in history) == list(enumerate(LOSSES))
-    assert {each.step: each.value for each in client.get_metric_history(run.info.run_id, "knobs/lr")} == {
+    assert {each.step: each.value for each in client.get_metric_history(run.info.run_id, "knobs.lr")} == {
         0: 0.1,
         2: 0.5,
     }
