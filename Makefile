@@ -39,7 +39,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
+.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -188,6 +188,13 @@ FIELD_PAGES := docs/howto/from-accelerate.md
 docs-test-field: bytecode $(FIELD_VENV)/.stamp ## Run the examples of the guide to accelerate and transformers; installs these
 	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
 		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m docs.site.blocks $(FIELD_PAGES)
+
+FIELD_TESTS := tests/notebook/kernel/test_agent_server.py tests/train/checkpoint/test_transformers.py \
+	tests/train/planning/test_other_tools.py
+
+test-field: bytecode $(FIELD_VENV)/.stamp ## Run the tests with libraries that people use beside this one; installs these
+	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
+		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m pytest $(FIELD_TESTS) $(ARGS)
 
 docs-check: installed ## Check the links of the built site, and open its pages in Chromium
 	$(BIN)/python -m docs.site.check $(SITE)/html

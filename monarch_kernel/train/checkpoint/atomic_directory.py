@@ -38,6 +38,7 @@ __all__ = [
     "describe",
     "finish",
     "latest",
+    "move",
     "previous",
     "resolve",
     "values_of",
@@ -158,13 +159,17 @@ def absolute(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(path)).absolute()
 
 
-def begin(path: Path) -> Path:
+def begin(path: Path, *, replaces: bool = False) -> Path:
     """Create the temporary directory for a checkpoint that is being written.
+
+    Args:
+        path: path of the checkpoint.
+        replaces: whether what is there may be replaced although it is not a checkpoint.
 
     Raises:
         CheckpointError: the path exists, and is not a checkpoint.
     """
-    if path.exists() and not (path / _CONTENTS).is_file():
+    if path.exists() and not replaces and not (path / _CONTENTS).is_file():
         inner = "a directory that is not a checkpoint" if path.is_dir() else "a file"
         raise CheckpointError(
             f"{path} is {inner}, and a checkpoint would replace it: use another path, such as {path / 'step-1'}"
@@ -187,6 +192,15 @@ def finish(making: Path, path: Path, contents: Mapping[str, Any]) -> None:
         file.write(body[:-1] + _SEAL % checksum(body).encode())
         file.flush()
         os.fsync(file.fileno())
+    move(making, path)
+
+
+def move(making: Path, path: Path) -> None:
+    """Move a directory that is complete to its path, replacing the previous one.
+
+    Raises:
+        OSError: this is not possible; then the previous one stays.
+    """
     _sync(making)
     last = path.parent / f".{path.name}.{_LAST}-{secrets.token_hex(4)}"
     if path.exists():
@@ -224,6 +238,11 @@ def resolve(path: str | os.PathLike[str]) -> Path:
         began = any(wanted.parent.glob(f".{escape(wanted.name)}.{_SAVING}-*"))
         more = "a save to it has not finished" if began else _beside(wanted)
         raise CheckpointError(f"there is no checkpoint at {wanted}; {more}")
+    if any(wanted.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{wanted} is no checkpoint of monarch_kernel; it has safetensors files, as format='hf' writes them: read it with "
+            "from_pretrained of transformers, or with safetensors"
+        )
     inner = latest(wanted) if wanted.is_dir() else None
     more = f"the newest in it is {inner}" if inner is not None else "it has no monarch.json, which is written last"
     raise CheckpointError(f"{wanted} is not a complete checkpoint of monarch_kernel; {more}")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from monarch_kernel.base.text import format_nbytes
@@ -26,6 +27,7 @@ from monarch_kernel.train.checkpoint.atomic_directory import (
     as_path,
     begin,
     finish,
+    move,
     previous,
     values_of,
 )
@@ -33,6 +35,15 @@ from monarch_kernel.train.checkpoint.checksums import CHECKSUMS, Part, checksum
 from monarch_kernel.train.checkpoint.checksums import dumped as dumped_checksums
 from monarch_kernel.train.checkpoint.dcp import Refused, files_of, group_here, write
 from monarch_kernel.train.checkpoint.disk_errors import why
+from monarch_kernel.train.checkpoint.hugging_face import (
+    bytes_of,
+    is_of_hugging_face,
+    other_files,
+    plan_files,
+    write_about,
+    write_file,
+    write_index,
+)
 from monarch_kernel.train.checkpoint.replicas import (
     SAME_MODEL,
     Digests,
@@ -54,6 +65,8 @@ T = TypeVar("T")
 _SHOWN_AFTER_S = 1.0
 _EVERY_S = 0.5
 _ROOM = 1.05  # overhead of a file system
+_FORMATS = ("monarch", "hf")
+_SHOWN = 40
 
 
 class Saving:
@@ -169,7 +182,9 @@ _background = _Background()
 settle = _background.settle
 
 
-def save(path: str | os.PathLike[str], *unnamed: Any, wait: bool = True, **things: Any) -> Saving | None:
+def save(
+    path: str | os.PathLike[str], *unnamed: Any, wait: bool = True, format: str = "monarch", **things: Any
+) -> Saving | None:
     """Save a checkpoint. All ranks call this, with the same names.
 
     The checkpoint appears at ``path`` once it is complete; until then, and if the save fails, an existing checkpoint stays.
@@ -178,6 +193,8 @@ def save(path: str | os.PathLike[str], *unnamed: Any, wait: bool = True, **thing
         path: path of a directory that all ranks can reach.
         unnamed: refused, as each object needs a name.
         wait: False: copy tensors to host memory, and write them in the background while training continues.
+        format: ``"hf"`` writes one model in the format of Hugging Face, for other programs: whole tensors in safetensors files,
+            its configuration, and what else has ``save_pretrained``, such as a tokenizer. `load` does not read it.
         things: modules, optimizers, objects with ``state_dict()``, random number generators, and plain values. States and
             values that differ between ranks are saved for each rank. Tensors of modules and optimizers must be the same on all
             ranks, unless they are sharded; of buffers that differ, the values of rank 0 are saved.
@@ -192,18 +209,27 @@ def save(path: str | os.PathLike[str], *unnamed: Any, wait: bool = True, **thing
         ValueError: ``path`` is empty.
     """
     # First the ranks compare their calls: one that refused its own alone would leave the others in a collective.
-    _background.settle(_call_text(path, wait, things, len(unnamed)))
+    _background.settle(_call_text(path, wait, format, things, len(unnamed)))
     where = as_path(path, "save")
     refuse_unnamed("save", unnamed)
     if not isinstance(wait, bool):
         raise TypeError(f"checkpoint.save(wait=...) takes True or False, not a {type(wait).__name__}")
     if not things:
         raise TypeError("nothing to save: checkpoint.save(path, model=model, optimizer=optimizer, step=step)")
+    if format not in _FORMATS:
+        raise ValueError(f"checkpoint.save(format=...) takes one of {', '.join(map(repr, _FORMATS))}, not {format!r}")
+    if format == "hf" and not wait:
+        raise ValueError(
+            "checkpoint.save(format='hf') gathers tensors, so it can't go on beside training: leave wait=False out"
+        )
     group = group_here() if wait else _background.group()
     writers: list[_Writer] = []
 
     def begin_here() -> dict[Place, bytes]:
-        writers.append(_Writer(where, collect(things), group, copies=not wait))
+        if format == "hf":
+            writers.append(_model_writer(where, things, group))
+        else:
+            writers.append(_Writer(where, collect(things), group, copies=not wait))
         return summary(writers[0].digests)
 
     summaries = run_on_all_ranks(group, f"save {where}", begin_here, CheckpointError)
@@ -242,10 +268,11 @@ def refuse_unnamed(function: str, unnamed: tuple[Any, ...]) -> None:
         )
 
 
-def _call_text(path: Any, wait: object, things: Mapping[str, Any], n_unnamed: int) -> str:
+def _call_text(path: Any, wait: object, format: object, things: Mapping[str, Any], n_unnamed: int) -> str:
     where = str(absolute(path)) if isinstance(path, (str, os.PathLike)) else path
     shown = repr(where) if where is None or isinstance(where, str) else f"a {type(where).__name__}"
     how = [] if wait is True else [f"wait={wait}" if isinstance(wait, bool) else f"wait=a {type(wait).__name__}"]
+    how += [] if format == _FORMATS[0] else [f"format={str(format)[:_SHOWN]!r}"]
     given = [shown, *["..."] * n_unnamed, *how, *(f"{name}=..." for name in sorted(things))]
     return f"checkpoint.save({', '.join(given)})"
 
@@ -431,6 +458,90 @@ class _Writer:
         finish(making, self.path, {**contents, "torch": torch.__version__, "checksums": checksum(sums)})
         self.is_complete = True
         note_event("checkpoint", f"{self.path}, checksum {checksum(sums)}")
+
+
+class _ModelWriter(_Writer):
+    """A save in the format of Hugging Face: rank 0 writes whole tensors, one after the other."""
+
+    def __init__(
+        self, path: Path, module: nn.Module, others: Mapping[str, Any], states: States, group: dist.ProcessGroup | None
+    ) -> None:
+        super().__init__(path, states, group, copies=False)
+        self._module = module
+        self._others = others
+        (name,) = self.kinds
+        self._model = {
+            key.removeprefix(f"{name}."): value for key, value in self.flat.items() if isinstance(value, torch.Tensor)
+        }
+        self._files = plan_files(self._model)
+        self.nbytes = sum(len(file.header) + file.nbytes for file in self._files) if self.is_first else 0
+
+    def write(self) -> None:
+        """Write the model; collective."""
+        headers = b"".join(file.header for file in self._files)
+        if (
+            len({*self._run_on_all_ranks(lambda: checksum(headers))}) > 1
+        ):  # they would gather different tensors, and hang
+            raise CheckpointError(
+                f"{self.path} was not saved: ranks have different parts of the model; all must have all of it"
+            )
+        super().write()
+
+    def _begin(self) -> Path | None:
+        if not self.is_first:
+            return None
+        others = other_files(self.path)
+        if is_of_hugging_face(self.path) and others and not self._others:
+            raise CheckpointError(
+                f"{self.path} has files that a save would remove ({', '.join(others[:3])}): use another path, or give what "
+                "wrote them, such as tokenizer=tokenizer"
+            )
+        return begin(self.path, replaces=is_of_hugging_face(self.path))
+
+    def _write_values(self, making: Path) -> None:
+        pass  # a model has none
+
+    def _write_tensors(self, making: Path) -> None:
+        self._run_on_all_ranks(lambda: self._write_model(making))
+
+    def _write_model(self, making: Path) -> None:
+        failure: Exception | None = None
+        for file in self._files:
+            tensors = map(self._whole, file.keys)
+            try:
+                if self.is_first and failure is None:
+                    write_file(making, file, map(bytes_of, tensors))
+            except Exception as error:  # raised below: the other ranks wait for this one to gather the rest with them
+                failure = error
+            for _ in tensors:
+                pass
+        if failure is not None:
+            raise failure
+
+    def _whole(self, key: str) -> torch.Tensor:
+        value = self._model[key]
+        return value.full_tensor() if isinstance(value, DTensor) else value  # type: ignore[no-untyped-call,no-any-return]
+
+    def _finish(self, making: Path, parts: list[dict[str, list[Part]]]) -> None:
+        if self.is_first:
+            floating = (value.dtype for value in self._model.values() if value.is_floating_point())
+            write_index(making, self._files)
+            write_about(making, self._module, next(floating, torch.get_default_dtype()), self._others)
+            move(making, self.path)
+
+
+def _model_writer(path: Path, things: Mapping[str, Any], group: dist.ProcessGroup | None) -> _ModelWriter:
+    modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
+    others = {name: thing for name, thing in things.items() if name not in modules}
+    unknown = [name for name, thing in others.items() if not callable(getattr(thing, "save_pretrained", None))]
+    if len(modules) != 1 or unknown:
+        what = f"not {', '.join(unknown)}" if unknown else f"not {len(modules)} models"
+        raise CheckpointError(
+            f"format='hf' holds one model, and objects with save_pretrained() such as a tokenizer, {what}: save the rest in a "
+            "second checkpoint, without format"
+        )
+    (module,) = modules.values()
+    return _ModelWriter(path, module, others, collect(modules), group)
 
 
 def _copied(tensors: Any) -> Any:
