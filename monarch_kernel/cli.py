@@ -4,6 +4,7 @@
 means the interpreter of the Jupyter server. Where the server lives in another environment than the kernel, ``install`` writes
 one with the absolute path, and copies the JupyterLab extension to where that server looks for it. ``doctor`` checks whether
 the package has everything it needs. This module loads neither torch nor ipykernel, so ``--help`` and ``--version`` are quick.
+`__main__` adds the commands that need the notebook's side of the package.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["install", "install_extension", "is_addressed", "main"]
+__all__ = ["Command", "install", "install_extension", "is_addressed", "main"]
 
 DEFAULT_NAME = "monarch"
 TEMPLATE = Path(__file__).parent / "kernelspec"
@@ -100,25 +101,51 @@ def install_extension(data: Path) -> Path | None:
     return target
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 for success, 1 for a failure, 2 for wrong arguments."""
-    parser = _parser()
+class Command(NamedTuple):
+    """A further command.
+
+    Attributes:
+        add: adds its parser to the parsers of commands.
+        run: runs it, and returns the exit code.
+    """
+
+    add: Callable[[Any], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None, more: Mapping[str, Command] | None = None) -> int:
+    """Run the command line and return its exit code: 0 for success, 1 for a failure, 2 for wrong arguments.
+
+    Args:
+        argv: the arguments; those of the process by default.
+        more: further commands, by name.
+    """
+    further = more or {}
+    parser = _parser(further.values())
     options = parser.parse_args(argv)
     if options.command is None:
         parser.print_help()
         return 0
+    if options.command in further:
+        return _guarded(further[options.command].run, options)
     if options.command == "record":
-        return _record(options)
+        return _guarded(_record, options)
     return _doctor(options) if options.command == "doctor" else _install(options)
 
 
 def _record(options: argparse.Namespace) -> int:
-    from monarch_kernel.errors import RecordError
     from monarch_kernel.train.record.commands import run
+
+    return run(options)
+
+
+def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """Run a command, and print our errors in one line."""
+    from monarch_kernel.errors import MonarchError
 
     try:
         return run(options)
-    except RecordError as error:
+    except MonarchError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
@@ -180,7 +207,7 @@ def _fail(text: str, code: int) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(more: Iterable[Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=_prog(),
         description="A Jupyter kernel that is the single controller of a cluster.",
@@ -225,6 +252,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--quick", action="store_true", help="do not bring a rank up, which takes seconds")
     command.add_argument("--json", action="store_true", help="print JSON, for other programs")
     _add_record(commands)
+    for each in more:
+        each.add(commands)
     return parser
 
 

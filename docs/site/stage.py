@@ -104,6 +104,7 @@ SECTIONS = {
                 ("docs/debugging", "pdb on a rank"),
                 ("docs/editing", "edited code in living objects"),
                 ("docs/detached", "meshes that outlive the kernel"),
+                ("docs/agents", "meshes from a terminal, a script or an agent"),
                 ("docs/text-from-ranks", "what a rank's text may do in the notebook"),
             ),
             "Training": (

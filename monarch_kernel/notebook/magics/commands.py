@@ -59,7 +59,7 @@ from monarch_kernel.notebook.syntax.torchrun import parse_torchrun
 from monarch_kernel.notebook.syntax.up_arguments import parse_up
 from monarch_kernel.notebook.syntax.usage import command_help, mesh_help
 from monarch_kernel.notebook.view.errors import error_block
-from monarch_kernel.notebook.view.frames import LOOP_COMMANDS
+from monarch_kernel.notebook.view.frames import LOOP_COMMANDS, PROFILE, RECORD
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.stacks import stacks_text
 from monarch_kernel.notebook.view.text import meshes_text
@@ -457,9 +457,13 @@ class MeshCommands:
             loops = [loop for loop in mesh.loops if loop.key == request.loop]
             if not loops:
                 raise UsageProblem("the loop is over")
-            return control_loop(loops[0], request.command, count=request.steps, knobs={request.knob: request.value})
+            return control_loop(
+                loops[0], request.command, count=request.count or 1, knobs={request.knob: request.value}
+            )
         if request.ranks is not None:
             if not request.ranks or not set(request.ranks) <= set(mesh.ranks):
+        if request.command == RECORD:
+            return running.status() if self._meshes.names else "no mesh is up, so no record runs"
                 raise UsageProblem(f"{request.mesh} has no ranks {format_ranks(set(request.ranks) - set(mesh.ranks))}")
             mesh = mesh[sorted(set(request.ranks))]
         if request.command == "interrupt":
@@ -471,7 +475,13 @@ class MeshCommands:
         if request.command == "stacks":
             return _stacks(entry, mesh)
         if request.command == "logs":
-            return "".join(text for _, text in _logs(entry, mesh, LogsOptions("")))
+            lines = LogsOptions("", max(1, request.count or LogsOptions.lines))
+            return "".join(text for _, text in _logs(entry, mesh, lines))
+        if request.command == PROFILE:
+            try:
+                return mesh.profile(request.count or 5, seconds=request.seconds).text(in_notebook)
+            except (RuntimeError, ValueError) as error:
+                raise UsageProblem(str(error)) from None
         return _traceback(mesh)
 
 

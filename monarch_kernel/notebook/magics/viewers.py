@@ -45,6 +45,9 @@ from monarch_kernel.notebook.view.frames import (
     EARLIER,
     GONE_S,
     LOOP_COMMANDS,
+    PROFILE,
+    RECORD,
+    TARGET,
     MeshFrame,
     ViewState,
     curves_message,
@@ -56,9 +59,6 @@ from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["TARGET", "Command", "LiveWidget", "Viewer", "ViewerCommand", "Viewers"]
-
-TARGET = "monarch_kernel.view"
-"""Target name of the comms that panels open."""
 
 _EVERY_S = 0.18
 """Minimum time between updates of viewers; a little less than the interval at which the background thread publishes."""
@@ -83,12 +83,13 @@ class ViewerCommand(NamedTuple):
     """A command of a viewer.
 
     Attributes:
-        command: one of `COMMANDS` or `LOOP_COMMANDS`.
-        mesh: name of the mesh.
+        command: one of `COMMANDS` or `LOOP_COMMANDS`, `PROFILE` or `RECORD`.
+        mesh: name of the mesh; empty for `RECORD`.
         ranks: which of its ranks; None for all.
         abort: with ``interrupt``, whether to abort process groups.
         loop: request and number of the loop to control.
-        steps: with ``step``, the number of steps.
+        count: with ``step`` and ``profile``, the number of steps; with ``logs``, of lines; None for the default.
+        seconds: with ``profile``, the most that it may take.
         knob: with ``set``, the name of the knob.
         value: with ``set``, the new value of the knob.
     """
@@ -98,7 +99,8 @@ class ViewerCommand(NamedTuple):
     ranks: list[int] | None = None
     abort: bool = False
     loop: tuple[int, int] = (0, 0)
-    steps: int = 1
+    count: int | None = None
+    seconds: float = 10.0
     knob: str = ""
     value: int | float | str | bool | None = None
 
@@ -345,7 +347,9 @@ class Viewers:
 
     def _ask(self, message: Mapping[str, Any]) -> str:
         command, mesh, ranks = message.get("command"), message.get("mesh"), message.get("ranks")
-        if command not in (*COMMANDS, *LOOP_COMMANDS) or not isinstance(mesh, str):
+        if command == RECORD:
+            return self._command(ViewerCommand(command, ""))
+        if command not in (*COMMANDS, PROFILE, *LOOP_COMMANDS) or not isinstance(mesh, str):
             raise UsageProblem(f"the view has sent an unknown command ({str(command)[:_SHOWN]!r}): reload the page")
         if len(mesh) > _SHOWN:
             raise UsageProblem(f"no mesh has such a name: {mesh[:_SHOWN]!r} ...")
@@ -353,21 +357,33 @@ class Viewers:
             return self._command(_read_loop_command(command, mesh, message))
         if ranks is not None and not (isinstance(ranks, list) and all(type(rank) is int for rank in ranks)):
             raise UsageProblem(f"ranks must be a list of integers, not {str(ranks)[:_SHOWN]!r}")
-        return self._command(ViewerCommand(command, mesh, ranks, bool(message.get("abort"))))
+        seconds = message.get("seconds", 10.0)
+        if type(seconds) not in (int, float):
+            raise UsageProblem(f"the time of a profile must be a number of seconds, not {str(seconds)[:_SHOWN]!r}")
+        return self._command(
+            ViewerCommand(
+                command, mesh, ranks, bool(message.get("abort")), count=_read_count(message), seconds=float(seconds)
+            )
+        )
+
+
+def _read_count(message: Mapping[str, Any]) -> int | None:
+    count = message.get("count")
+    if count is not None and type(count) is not int:
+        raise UsageProblem(f"the number of steps or lines must be an integer, not {str(count)[:_SHOWN]!r}")
+    return count
 
 
 def _read_loop_command(command: str, mesh: str, message: Mapping[str, Any]) -> ViewerCommand:
-    loop, count = message.get("loop"), message.get("count", 1)
+    loop, count = message.get("loop"), _read_count(message)
     knob, value = message.get("knob", ""), message.get("value")
     if not (isinstance(loop, list) and len(loop) == 2 and all(type(each) is int for each in loop)):
         raise UsageProblem(f"a loop must be a list of two integers, not {str(loop)[:_SHOWN]!r}")
-    if type(count) is not int:
-        raise UsageProblem(f"the number of steps must be an integer, not {str(count)[:_SHOWN]!r}")
     if not isinstance(knob, str) or not isinstance(value, (int, float, str, bool, type(None))):
         raise UsageProblem(
             f"a knob needs a name and a value that is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
         )
-    return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), steps=count, knob=knob, value=value)
+    return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), count=count, knob=knob, value=value)
 
 
 def _note(text: str) -> str:

@@ -1,15 +1,16 @@
 """Describes the state of meshes as JSON frames for browsers: each is complete, and small enough for five frames a second.
 
-*Protocol.* The widget in a cell and the panel of JupyterLab use the same messages: JSON objects with a ``kind``.
-A browser sends:
+*Protocol.* The widget in a cell, the panel of JupyterLab and `notebook.clients` use the same messages: JSON objects with a
+``kind``. A browser sends:
 
 - ``hello``: it starts to show meshes and has no state. The kernel answers with a ``history`` and a ``frame``.
 - ``alive``: it still shows meshes. It repeats this every `ALIVE_S` seconds. The kernel assumes that a browser is gone after
   `GONE_S` without it, since a closed page sends nothing.
 - ``away``: it shows no meshes for now, for example because the page is hidden.
-- ``command``: ``id``, ``command``, ``mesh``, and arguments. One of `COMMANDS` takes ``ranks`` (a list; all by default) and
-  ``abort``. One of `LOOP_COMMANDS` takes ``loop`` (request and number, as in `LoopFrame`), ``count`` for ``step``, ``knob`` and
-  ``value`` for ``set``. The kernel answers with a ``reply``.
+- ``command``: ``id``, ``command``, ``mesh``, and arguments. One of `COMMANDS` takes ``ranks`` (a list; all by default),
+  ``abort``, and ``count`` (lines of ``logs``). `PROFILE` takes ``ranks``, ``count`` and ``seconds``. One of `LOOP_COMMANDS`
+  takes ``loop`` (request and number, as in `LoopFrame`), ``count`` for ``step``, ``knob`` and ``value`` for ``set``. `RECORD`
+  takes no mesh. The kernel answers with a ``reply``.
 
 The kernel sends:
 
@@ -49,6 +50,9 @@ __all__ = [
     "EARLIER",
     "GONE_S",
     "LOOP_COMMANDS",
+    "PROFILE",
+    "RECORD",
+    "TARGET",
     "VERSION",
     "ErrorFrame",
     "KnobFrame",
@@ -61,7 +65,11 @@ __all__ = [
     "mesh_frame",
     "pack_states",
     "to_json",
+    "unpack_states",
 ]
+
+TARGET = "monarch_kernel.view"
+"""Target name of the comms that panels open."""
 
 VERSION = 1
 """Version of the protocol; a browser with an older version asks the user to reload the page."""
@@ -73,6 +81,10 @@ CARDS = 32
 """Frames describe each rank of a mesh of up to this size; of larger meshes, they have all states and a few ranks."""
 
 COMMANDS = ("interrupt", "heal", "restart", "down", "traceback", "stacks", "logs")
+
+PROFILE = "profile"
+RECORD = "record"
+"""Further commands, for which browsers have no button: profile a mesh, and say what the record of the run holds."""
 
 LOOP_COMMANDS = ("pause", "resume", "step", "stop", "set")
 
@@ -474,6 +486,17 @@ def pack_states(states: Sequence[RankState]) -> str:
     if len(numbers) % 2:
         numbers.append(0)
     return "".join(_DIGITS[6 * one + other] for one, other in zip(numbers[::2], numbers[1::2]))
+
+
+def unpack_states(packed: str, count: int) -> list[str]:
+    """Return the states that `pack_states` has packed.
+
+    Args:
+        packed: the packed states.
+        count: number of states.
+    """
+    pairs = [divmod(_DIGITS.index(digit), len(STATES)) for digit in packed]
+    return [STATES[state] for pair in pairs for state in pair][:count]
 
 
 def to_json(frame: Any) -> dict[str, Any]:

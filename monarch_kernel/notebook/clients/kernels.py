@@ -1,0 +1,123 @@
+"""Finds the kernels of this user that run on this machine, by their connection files."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from monarch_kernel.errors import MonarchError
+
+__all__ = ["ClientError", "KernelFile", "find_kernels", "read_file"]
+
+_CONNECT_S = 1.0
+_HOW = "python -m monarch_kernel mesh list names the kernels that run"
+
+
+class ClientError(MonarchError):
+    """A client can't do what it was asked; the text is one line that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class KernelFile:
+    """The connection file of a kernel.
+
+    Attributes:
+        path: the file.
+        notebook: the notebook or console that started the kernel, as far as Jupyter knows it.
+        transport: ``tcp`` or ``ipc``.
+        ip: the address at which the kernel listens; for ``ipc`` the beginning of the names of its sockets.
+        control: the port of the control channel.
+    """
+
+    path: Path
+    notebook: str
+    transport: str
+    ip: str
+    control: int
+
+    @property
+    def id(self) -> str:
+        """The id that Jupyter has given to the kernel, from the name of the file."""
+        return self.path.stem.removeprefix("kernel-")
+
+    def is_listening(self) -> bool:
+        """Whether a process listens at the control port; the files of kernels that were killed stay."""
+        if self.transport == "ipc":
+            return Path(f"{self.ip}-{self.control}").is_socket()
+        try:
+            with socket.create_connection((self.ip, self.control), _CONNECT_S):
+                return True
+        except OSError:
+            return False
+
+    def is_named(self, name: str) -> bool:
+        """Whether a user means this kernel: by the file, the notebook, the beginning of the id, or the end of their paths."""
+        paths = [str(self.path), *([self.notebook] if self.notebook else [])]
+        is_id = bool(name) and self.id.startswith(name.removeprefix("kernel-"))
+        return is_id or any(path == name or path.endswith(f"/{name.lstrip('/')}") for path in paths)
+
+
+def read_file(path: Path) -> KernelFile:
+    """Read a connection file.
+
+    Raises:
+        ClientError: there is no such file, it is no connection file, or other users can read it.
+    """
+    try:
+        found = path.stat()
+        about: Any = json.loads(path.read_text(encoding="utf-8"))
+        transport, ip, control = str(about["transport"]), str(about["ip"]), int(about["control_port"])
+    except FileNotFoundError:
+        raise ClientError(f"there is no kernel {path}: {_HOW}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClientError(
+            f"{path} is no connection file of a kernel ({type(error).__name__}: {error}): {_HOW}"
+        ) from None
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ClientError(
+            f"{path} belongs to another user, or other users can read it and run code in the kernel: use a file of your own "
+            f"with mode 0600 (chmod 600 {path})"
+        )
+    return KernelFile(path, str(about.get("jupyter_session") or ""), transport, ip, control)
+
+
+def find_kernels(name: str = "") -> list[KernelFile]:
+    """List the kernels that listen, the newest first.
+
+    Args:
+        name: the kernel that the user means: its connection file, its id or the beginning of that, or its notebook; empty: all.
+
+    Raises:
+        ClientError: no kernel that listens has this name.
+    """
+    if name.endswith(".json") and Path(name).is_file():
+        files = [read_file(Path(name).absolute())]
+    else:
+        files = [file for file in _files() if not name or file.is_named(name)]
+    found = [file for file in files if file.is_listening()]
+    if name and not found:
+        raise ClientError(f"the kernel {name} {'has ended' if files else 'is not known'}: {_HOW}")
+    return found
+
+
+def _files() -> Iterator[KernelFile]:
+    """Yield the connection files in the runtime directory, the newest first."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    for path in sorted(Path(jupyter_runtime_dir()).glob("*.json"), key=_changed_at, reverse=True):
+        with suppress(ClientError):  # a file of something else, such as a server
+            yield read_file(path)
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # the kernel has just ended
+        return 0.0
