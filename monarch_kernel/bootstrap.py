@@ -36,6 +36,7 @@ _FEATURES = (
     "monarch_kernel.runtime.worker.forked_loaders",
     "monarch_kernel.runtime.worker.spawned",
     "monarch_kernel.features.debugging.worker",
+    "monarch_kernel.features.debugging.dap_worker",
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
     "monarch_kernel.features.live.worker",

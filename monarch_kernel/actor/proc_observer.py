@@ -12,6 +12,7 @@ from monarch_kernel.actor.proc_handle import ProcHandle
 from monarch_kernel.base.events import MeshView, StopEvent, WaitView
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import Failure, RemoteError, format_ranks
+from monarch_kernel.features.debugging import dap_controller  # noqa: F401 - so that sessions have it
 from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.live.handle import LiveLoop

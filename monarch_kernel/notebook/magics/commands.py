@@ -26,6 +26,7 @@ from monarch_kernel.notebook.cells.interrupt_progress import inspect_ranks
 from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.magics.bring_up_hosts import request_text
+from monarch_kernel.notebook.magics.editor_ports import EditorPorts
 from monarch_kernel.notebook.magics.kernel_cells import KernelCells
 from monarch_kernel.notebook.magics.loops import control_loop
 from monarch_kernel.notebook.magics.mesh_entry import MeshEntry
@@ -42,6 +43,7 @@ from monarch_kernel.notebook.syntax.options import (
     one_name,
     one_selector,
     parse_check,
+    parse_debug,
     parse_doctor,
     parse_interrupt,
     parse_logs,
@@ -120,7 +122,11 @@ RunCell = Callable[[MeshEntry, ProcMesh, str, RemoteOptions], BackgroundCell | N
 
 
 class MeshCommands:
-    """The commands of ``%mesh``: one method per command, named after it; each takes the rest of the line."""
+    """The commands of ``%mesh``: one method per command, named after it; each takes the rest of the line.
+
+    Attributes:
+        editor_ports: the ports at which editors find ranks to debug.
+    """
 
     def __init__(
         self, shell: InteractiveShell, meshes: Meshes, show_end: Callable[[RemoteCell], None], run_cell: RunCell
@@ -130,6 +136,7 @@ class MeshCommands:
         self._show_end = show_end
         self._run_cell = run_cell
         self._kernel_cells = KernelCells(shell)
+        self.editor_ports = EditorPorts()
 
     def run(self, line: str) -> None:
         """Run the command of a line; list the meshes if the line is empty.
@@ -398,9 +405,12 @@ class MeshCommands:
         return entry, entry.mesh
 
     def debug(self, rest: str) -> None:
-        """Open pdb on a rank, where it failed or stopped at a breakpoint."""
-        selector = one_selector(rest, "debug")
+        """Open pdb on a rank, where it failed or stopped at a breakpoint; ``--dap`` lets an editor debug the rank."""
+        selector, is_editor = parse_debug(rest)
         entry, mesh = self._meshes.select(selector, self._shell.user_ns)
+        if is_editor:
+            print(self.editor_ports.open(mesh))
+            return
         self._meshes.debugger.open(entry.mesh, mesh, selector or mesh.name)
 
     def down(self, rest: str) -> None:
@@ -433,6 +443,7 @@ class MeshCommands:
 
     def _end(self, name: str) -> str:
         entry = self._meshes.get(name)
+        self.editor_ports.close(entry.mesh)
         count = self._meshes.down(name)
         if self._shell.user_ns.get(name) is entry.mesh:
             del self._shell.user_ns[name]
@@ -449,6 +460,8 @@ class MeshCommands:
         Raises:
             UsageProblem: there is no such mesh, rank or loop, or the command can't be applied to it.
         """
+        if request.command == RECORD:
+            return running.status() if self._meshes.names else "no mesh is up, so no record runs"
         if request.mesh not in self._meshes.names:
             raise UsageProblem(f"mesh {request.mesh!r} is down")
         entry = self._meshes.get(request.mesh)
@@ -462,8 +475,6 @@ class MeshCommands:
             )
         if request.ranks is not None:
             if not request.ranks or not set(request.ranks) <= set(mesh.ranks):
-        if request.command == RECORD:
-            return running.status() if self._meshes.names else "no mesh is up, so no record runs"
                 raise UsageProblem(f"{request.mesh} has no ranks {format_ranks(set(request.ranks) - set(mesh.ranks))}")
             mesh = mesh[sorted(set(request.ranks))]
         if request.command == "interrupt":

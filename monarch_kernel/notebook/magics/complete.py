@@ -99,6 +99,8 @@ def candidates(
             return [(name, "mesh") for name in detached()]
         if done[0] == "down":
             names = [*names, *((name, "mesh") for name in detached() if name not in meshes), ("--all", "option")]
+        if done[0] == "debug" and "--dap" not in done:
+            names = [*(names if len(done) == 1 else []), ("--dap", "option")]
         if done[0] == "interrupt" and "--abort" not in done:
             names = [*(names if len(done) == 1 else []), ("--abort", "option")]
         return names if done[0] in COMMANDS else []

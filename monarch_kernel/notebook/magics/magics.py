@@ -351,6 +351,7 @@ def unload(shell: InteractiveShell) -> None:
             del shell.user_ns[entry.mesh.name]
     close: Callable[[], None] = magics.meshes.close
     atexit.unregister(close)
+    magics._commands.editor_ports.close()
     close()  # background cells show their results first
     delattr(shell, _EXTENSION)
     shell.Completer.custom_matchers.remove(matcher)

@@ -28,14 +28,14 @@ ARGUMENTS = {
     "traffic": "[SELECTOR]",
     "profile": "[SELECTOR] [OPTION]...",
     "torchrun": "[SELECTOR] [--background] [--raw] SCRIPT | -m MODULE [ARGUMENT]...",
-    "debug": "[SELECTOR]",
+    "debug": "[SELECTOR] [--dap]",
     "logs": "[SELECTOR] [OPTION]...",
     "doctor": "[--quick]",
     "help": "[COMMAND]",
 }
 """The arguments of each command, for its help and its errors; ``up`` has too many for one line."""
 
-FLAGS = {"down": ("--all",), "interrupt": ("--abort",), "check": ("--axis",)}
+FLAGS = {"down": ("--all",), "interrupt": ("--abort",), "check": ("--axis",), "debug": ("--dap",)}
 """The options of commands without a parser."""
 
 _FLAG = re.compile(r"--?[A-Za-z]")

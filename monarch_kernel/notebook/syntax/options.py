@@ -33,6 +33,7 @@ __all__ = [
     "one_selector",
     "option_names",
     "parse_check",
+    "parse_debug",
     "parse_doctor",
     "parse_interrupt",
     "parse_logs",
@@ -67,7 +68,7 @@ COMMANDS = {
     "traffic": "show how many bytes went between its ranks, by which data paths, and in collectives",
     "profile": "record some steps of what it runs; show where their time goes, and which rank the others wait for",
     "torchrun": "run a script that was written for torchrun in its ranks, as often as you like",
-    "debug": "open pdb on a rank, where it failed or stopped",
+    "debug": "open pdb on a rank, where it failed or stopped; --dap: let an editor such as VS Code debug the rank",
     "logs": "show what ranks have written, including what cells left out",
     "doctor": "check the requirements of the kernel, and say how to meet those that are not met",
     "help": "show the arguments of a command",
@@ -495,6 +496,19 @@ def parse_sync(line: str, known: Known) -> tuple[str, str | None]:
             f"%mesh sync: give one module or path{after}, not {' '.join(words)!r}, such as %mesh sync t mylib{near}"
         )
     return selector, words[0] if words else None
+
+
+def parse_debug(line: str) -> tuple[str, bool]:
+    """Parse the arguments of ``%mesh debug``, ``[SELECTOR] [--dap]``; return the selector, and whether an editor debugs.
+
+    Raises:
+        UsageProblem: there are several selectors, or none for an editor.
+    """
+    words = tokens(line)
+    selector = one_selector(" ".join(word for word in words if word != "--dap"), "debug")
+    if "--dap" in words and not selector:
+        raise UsageProblem("%mesh debug --dap: name one rank, such as %mesh debug t[0] --dap")
+    return selector, "--dap" in words
 
 
 def parse_interrupt(line: str) -> tuple[list[str], bool]:
