@@ -488,7 +488,7 @@ def pack_states(states: Sequence[RankState]) -> str:
     return "".join(_DIGITS[6 * one + other] for one, other in zip(numbers[::2], numbers[1::2]))
 
 
-def unpack_states(packed: str, count: int) -> list[str]:
+def unpack_states(packed: str, count: int) -> list[RankState]:
     """Return the states that `pack_states` has packed.
 
     Args:

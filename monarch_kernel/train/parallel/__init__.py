@@ -15,6 +15,17 @@ from monarch_kernel.errors import PlanError
 from monarch_kernel.train.parallel.gradients import clip_grad_norm_
 from monarch_kernel.train.parallel.parallelize import parallelize, plan_for, plan_of
 from monarch_kernel.train.planning.model_facts import Needs
+from monarch_kernel.train.planning.other_tools import accelerate_config, deepspeed_config
 from monarch_kernel.train.planning.plan import Plan
 
-__all__ = ["Needs", "Plan", "PlanError", "clip_grad_norm_", "parallelize", "plan_for", "plan_of"]
+__all__ = [
+    "Needs",
+    "Plan",
+    "PlanError",
+    "accelerate_config",
+    "clip_grad_norm_",
+    "deepspeed_config",
+    "parallelize",
+    "plan_for",
+    "plan_of",
+]

@@ -1,0 +1,79 @@
+"""Plans as configurations of accelerate and DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from monarch_kernel.errors import PlanError
+from monarch_kernel.train.parallel import Plan, accelerate_config, deepspeed_config, plan_for
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), *[Block() for _ in range(4)])
+
+
+def plan(strategy: Any, axes: dict[str, int], **options: Any) -> Plan:
+    return plan_for(model(), axes, strategy, example=torch.zeros(2, 8), memory_nbytes=1 << 30, **options)
+
+
+def test_fsdp_names_the_classes_that_it_wraps_and_ddp_none() -> None:
+    config = accelerate_config(plan("fsdp", {"dp": 4}, precision="bfloat16", units=("1", "2", "3", "4")), model())
+    assert (config["distributed_type"], config["num_processes"], config["mixed_precision"]) == ("FSDP", 4, "bf16")
+    assert config["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] == "Block"
+    assert config["fsdp_config"]["fsdp_version"] == 2
+    ddp = accelerate_config(plan("auto", {"dp": 2}), model())
+    assert (ddp["distributed_type"], "fsdp_config" in ddp) == ("MULTI_GPU", False)
+
+
+def test_copies_of_shards_have_both_sizes() -> None:
+    found = plan("hsdp", {"hosts": 2, "gpus": 4})
+    assert accelerate_config(found, model())["parallelism_config"] == {
+        "parallelism_config_dp_replicate_size": 2,
+        "parallelism_config_dp_shard_size": 4,
+    }
+    assert deepspeed_config(found)["zero_optimization"] == {"stage": 3, "mics_shard_size": 4}
+
+
+def test_deepspeed_gets_the_stage_of_zero_and_the_precision() -> None:
+    assert deepspeed_config(plan("fsdp", {"dp": 4}, precision="bfloat16"), 8) == {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 3},
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+    }
+    assert deepspeed_config(plan("ddp", {"dp": 4}))["zero_optimization"] == {"stage": 0}
+
+
+@pytest.mark.parametrize("tool", ["accelerate", "DeepSpeed"])
+def test_split_matrices_are_refused(tool: str) -> None:
+    split = plan("tp", {"tp": 2}, tensor={"*.up": "colwise", "*.down": "rowwise"})
+    with pytest.raises(PlanError, match=f"the plan splits matrices along tp, and {tool} has no setting"):
+        accelerate_config(split, model()) if tool == "accelerate" else deepspeed_config(split)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "hsdp"])
+def test_accelerate_reads_the_configuration(strategy: str, tmp_path: Path) -> None:
+    reading = pytest.importorskip(
+        "accelerate.commands.config.config_args", reason="accelerate is in the environment of make test-field"
+    )
+    config = accelerate_config(plan(strategy, {"hosts": 2, "gpus": 2}), model())
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    read = reading.load_config_from_file(str(tmp_path / "config.json"))
+    assert read.num_processes == 4
+    assert read.distributed_type.value == config["distributed_type"]
