@@ -49,6 +49,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "monarch_kernel"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_js_files = ["names.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
