@@ -54,9 +54,9 @@ def ranks_of(kernel: Connection, selector: str) -> list[int] | None:
         ClientError: the mesh has no such ranks.
     """
     name, ranks = split_selector(selector)
-    mesh = next((each for each in kernel.meshes() if each["name"] == name), None)
-    if mesh is None or ranks is None:
-        return None  # an unknown mesh: the kernel says so
+    mesh = kernel.mesh(name)
+    if ranks is None:
+        return None
     count = sum(mesh["counts"].values())
     try:
         return pick_ranks(ranks, range(count))

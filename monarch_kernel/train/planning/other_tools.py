@@ -89,7 +89,7 @@ def _size(plan: Plan, names: tuple[str, ...]) -> int:
 
 
 def _classes(plan: Plan, model: Any) -> list[str]:
-    """The classes of the units that are wrapped; `fully_shard` makes subclasses of those of the user."""
+    """The classes of the units that are wrapped; ``fully_shard`` makes subclasses of those of the user."""
     found: dict[str, None] = {}
     for name in plan.units:
         kinds = type(model.get_submodule(name)).__mro__
