@@ -90,7 +90,8 @@ class ZmqRouter(Wakeable):
         self._is_stirred = self._are_links_used = True
         self._stirred_links: set[int] = set()
         self._received = 0
-        self._expects = False  # whether a process here may soon answer: the last message went to one, and no wait has timed out since
+        # Whether a process here may soon answer: the last message went to one, and no wait has timed out since.
+        self._expects = False
         self._patience = Patience(YIELDS)
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
         self._by_zmq: set[Peer] = set()  # ranks with a connection to the ROUTER

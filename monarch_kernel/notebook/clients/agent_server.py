@@ -16,6 +16,7 @@ from monarch_kernel.notebook.clients.kernels import ClientError
 
 __all__ = ["make_server", "serve"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _INSTRUCTIONS = """Training and other programs run on ranks (processes) of meshes, which a Jupyter kernel controls.
@@ -66,7 +67,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
 
         return on(mesh, action)
 
-    reads = server.tool(annotations=ToolAnnotations(read_only_hint=True))
+    reads: Callable[[F], F] = server.tool(annotations=ToolAnnotations(read_only_hint=True))
 
     @reads
     def list_meshes() -> dict[str, Any]:
@@ -119,7 +120,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
 
     if not allow_changes:
         return server
-    changes = server.tool(annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True))
+    changes: Callable[[F], F] = server.tool(annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True))
 
     @changes
     def set_knob(mesh: str, name: str, value: float | int | bool | str) -> str:

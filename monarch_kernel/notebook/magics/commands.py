@@ -471,7 +471,7 @@ class MeshCommands:
             if not loops:
                 raise UsageProblem("the loop is over")
             return control_loop(
-                loops[0], request.command, count=request.count or 1, knobs={request.knob: request.value}
+                loops[0], request.command, count=request.number or 1, knobs={request.knob: request.value}
             )
         if request.ranks is not None:
             if not request.ranks or not set(request.ranks) <= set(mesh.ranks):
@@ -486,11 +486,11 @@ class MeshCommands:
         if request.command == "stacks":
             return _stacks(entry, mesh)
         if request.command == "logs":
-            lines = LogsOptions("", max(1, request.count or LogsOptions.lines))
+            lines = LogsOptions("", max(1, request.number or LogsOptions.lines))
             return "".join(text for _, text in _logs(entry, mesh, lines))
         if request.command == PROFILE:
             try:
-                return mesh.profile(request.count or 5, seconds=request.seconds).text(in_notebook)
+                return mesh.profile(request.number or 5, seconds=request.seconds).text(in_notebook)
             except (RuntimeError, ValueError) as error:
                 raise UsageProblem(str(error)) from None
         return _traceback(mesh)

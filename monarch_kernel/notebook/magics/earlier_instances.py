@@ -63,7 +63,7 @@ class EarlierInstances:
         if not self._earlier or not self._has_meshes:
             return
         self._earlier = [ref for ref in self._earlier if ref() is not None]
-        for name, found in instances_of([kind for ref in self._earlier if (kind := ref())], namespace).items():
+        for name, found in instances_of([earlier for ref in self._earlier if (earlier := ref())], namespace).items():
             news = [each for each in found if self._told.get(each) != id(namespace[each])]
             if news:
                 self._told.update((each, id(namespace[each])) for each in news)

@@ -88,7 +88,7 @@ class ViewerCommand(NamedTuple):
         ranks: which of its ranks; None for all.
         abort: with ``interrupt``, whether to abort process groups.
         loop: request and number of the loop to control.
-        count: with ``step`` and ``profile``, the number of steps; with ``logs``, of lines; None for the default.
+        number: with ``step`` and ``profile``, the number of steps; with ``logs``, of lines; None for the default.
         seconds: with ``profile``, the most that it may take.
         knob: with ``set``, the name of the knob.
         value: with ``set``, the new value of the knob.
@@ -99,7 +99,7 @@ class ViewerCommand(NamedTuple):
     ranks: list[int] | None = None
     abort: bool = False
     loop: tuple[int, int] = (0, 0)
-    count: int | None = None
+    number: int | None = None
     seconds: float = 10.0
     knob: str = ""
     value: int | float | str | bool | None = None
@@ -362,7 +362,7 @@ class Viewers:
             raise UsageProblem(f"the time of a profile must be a number of seconds, not {str(seconds)[:_SHOWN]!r}")
         return self._command(
             ViewerCommand(
-                command, mesh, ranks, bool(message.get("abort")), count=_read_count(message), seconds=float(seconds)
+                command, mesh, ranks, bool(message.get("abort")), number=_read_count(message), seconds=float(seconds)
             )
         )
 
@@ -383,7 +383,7 @@ def _read_loop_command(command: str, mesh: str, message: Mapping[str, Any]) -> V
         raise UsageProblem(
             f"a knob needs a name and a value that is a number, a text, true, false or null, not {str(value)[:_SHOWN]!r}"
         )
-    return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), count=count, knob=knob, value=value)
+    return ViewerCommand(command, mesh, loop=(loop[0], loop[1]), number=count, knob=knob, value=value)
 
 
 def _note(text: str) -> str:

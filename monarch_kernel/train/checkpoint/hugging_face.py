@@ -156,7 +156,7 @@ def write_about(folder: Path, module: nn.Module, dtype: torch.dtype, others: Map
         others: objects with ``save_pretrained``, such as a tokenizer.
     """
     inner = _inner(module)
-    config = getattr(inner, "config", None)
+    config: Any = getattr(inner, "config", None)
     if callable(getattr(config, "save_pretrained", None)):
         config = copy.deepcopy(config)
         config.architectures = [_class_of(inner).__name__]

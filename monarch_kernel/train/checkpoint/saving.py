@@ -520,7 +520,7 @@ class _ModelWriter(_Writer):
 
     def _whole(self, key: str) -> torch.Tensor:
         value = self._model[key]
-        return value.full_tensor() if isinstance(value, DTensor) else value  # type: ignore[no-untyped-call,no-any-return]
+        return value.full_tensor() if isinstance(value, DTensor) else value
 
     def _finish(self, making: Path, parts: list[dict[str, list[Part]]]) -> None:
         if self.is_first:
