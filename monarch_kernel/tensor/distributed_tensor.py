@@ -133,7 +133,7 @@ class DistributedTensor(torch.Tensor):
         """
         picture = self._part.device.picture_of(self)
         if picture is None:
-            raise TensorError("placements_picture() is for sharded tensors; each rank has all of its own of this one")
+            raise TensorError("placements_picture() is for sharded tensors; each rank has a whole tensor here")
         return picture
 
     @property

@@ -12,7 +12,7 @@ class LibraryCall:
     """A call in which all ranks of the default group meet.
 
     Attributes:
-        call: the call, in a line of its own.
+        call: the call, alone in a line.
         operations: names for it, any of which is right.
         setup: lines before it, which all ranks run.
         words: texts that the description must contain.

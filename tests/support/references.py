@@ -72,7 +72,7 @@ VARIABLES = {
     "hosts": ("HostMesh",),
     "m": ("ProcMesh",),
     "mesh": ("ProcMesh", "ActorMesh", "HostMesh"),
-    "run": ("BackgroundCell",),
+    "run": ("BackgroundCell", "Record"),
     "t": ("ProcMesh",),
     "trainers": ("ProcMesh",),
 }

@@ -92,7 +92,7 @@ def _parts(value: Any) -> Iterator[Any]:
         base = getattr(value, "base", None)  # a view of a memory-mapped array
         if base is not None:
             yield base
-    elif isinstance(files := getattr(value, "cache_files", None), list):  # of `datasets`
+    elif isinstance(files := getattr(value, "cache_files", None), list):  # of Hugging Face datasets
         yield from files
     elif not isinstance(value, type) and hasattr(value, "__dict__") and not callable(value):
         yield from list(vars(value).values())

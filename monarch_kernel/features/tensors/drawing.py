@@ -158,7 +158,7 @@ class Draws:
         self._states: dict[int, tuple[int, int]] = {}  # target -> seed, number of draws
 
     def seed(self, target: int, seed: int) -> None:
-        """Start the draws of a target anew with a seed."""
+        """Start the draws of a target again, with a seed."""
         self._states[target] = (seed, 0)
 
     def draw(self, target: int, name: str, *args: Any, **kwargs: Any) -> Any:

@@ -479,7 +479,7 @@ class TensorWorker:
         """Context in which a function of the program can be interrupted, as if it were a request.
 
         Raises:
-            KeyboardInterrupt: It was interrupted before it has begun.
+            KeyboardInterrupt: It was interrupted before it started.
         """
         main = self._rank.main
         before = main.current

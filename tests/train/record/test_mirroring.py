@@ -85,7 +85,7 @@ def test_a_mirror_follows_the_record_until_it_ends(tmp_path: Path, lines: type[L
     assert (run.name, run.options, run.config["ranks of t"]) == ("run", {"project": "p"}, 2)
 
 
-def test_a_tracker_that_fails_is_told_once_and_the_record_goes_on(tmp_path: Path, lines: type[Lines]) -> None:
+def test_the_failure_of_a_tracker_is_printed_once_and_the_record_goes_on(tmp_path: Path, lines: type[Lines]) -> None:
     lines.fails_at = 2
     said: list[str] = []
     recorder, loop = start(tmp_path / "run")
