@@ -21,6 +21,8 @@ The tree::
     ├── PayloadError               also a TypeError: a value cannot be sent
     ├── PlanError                  a model can't be spread over ranks as it is, or as requested
     ├── CheckpointError            a checkpoint could not be saved, does not exist, or does not fit
+    ├── ClientError                a command for the meshes of a running kernel, or a tool of its agent server, failed
+    │   └── OtherKernel            a kernel is not one of monarch_kernel
     ├── RecordError                a run record can't be written, read or replayed
     ├── SnapshotError              there is no snapshot to go back to
     ├── TensorError                also a RuntimeError: an operation on distributed tensors is wrong, or has failed on a rank

@@ -43,7 +43,7 @@ class NoMarks(OutputMarks):
     def __init__(self) -> None:
         super().__init__((-1, -1), "")
 
-    def set(self, *, display: bool = False, ends_cell: bool = False) -> tuple[int, int]:
+    def set(self, **_: object) -> tuple[int, int]:
         return 0, 0
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.errors import MonarchError
+
 __all__ = ["ClientError", "KernelFile", "find_kernels", "read_file"]
 
 _CONNECT_S = 1.0
 _HOW = "python -m monarch_kernel mesh list names the kernels that run"
 
 
-class ClientError(Exception):
+class ClientError(MonarchError):
     """A client can't do what it was asked; the text is one line that says why and what to do."""
 
 
