@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
@@ -25,7 +24,7 @@ BringUp = Callable[..., ProcMesh]
 @pytest.fixture
 def bring_up(machines: Machines) -> BringUp:
     """Makes meshes with two ranks on each host."""
-    return partial(pairs_on, machines, lost_after_s=LONG_S)
+    return lambda count, lost_after_s=LONG_S: pairs_on(machines, count, lost_after_s)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ BringUp = Callable[..., ProcMesh]
 @pytest.fixture
 def bring_up(cabled: Machines) -> BringUp:
     """Makes meshes with two ranks on each host."""
-    return partial(pairs_on, cabled, lost_after_s=LOST_AFTER_S)
+    return lambda count, lost_after_s=LOST_AFTER_S: pairs_on(cabled, count, lost_after_s)
 
 
 def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
