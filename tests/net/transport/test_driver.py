@@ -495,7 +495,7 @@ def test_an_alarm_that_goes_off_while_it_is_set_is_not_lost(
     try:
         alarm.io_lock = driver._io_lock
         id = 1
-        while caller.call(id) and alarm.io_lock is not None:  # until this thread has led, and not the one in the background
+        while caller.call(id) and alarm.io_lock is not None:  # until this thread has led
             id += 1
         caller.submit(id + 1)  # is left to the holder of the lock, which leaves it to the background thread
         driver._release()
