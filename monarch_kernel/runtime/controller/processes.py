@@ -14,6 +14,7 @@ their collectives at once: no collective with a dead rank ever ends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -148,8 +149,16 @@ class RankProcesses:
             else:
                 record.former = former.former or former
         for at, specs in starts.items():
-            effects += self._hosts[at].send(pack(StartRanks(tuple(specs))))
+            effects += self._start_again(at, specs)
         return effects
+
+    def _start_again(self, at: int, specs: Sequence[RankSpec]) -> list[Effect]:
+        host = self._hosts[at]
+        if not host.is_ending:
+            return host.send(pack(StartRanks(tuple(specs))))
+        for spec in specs:  # the agent would refuse; when it has ended, they are lost, and another agent starts them
+            self._ranks[spec.proc].deadline = math.inf
+        return []
 
     def retire(self, procs: Iterable[int], why: str, grace_s: float, now: float) -> list[Effect]:
         """End processes that others replace (`heal`). They are lost from now on, and no event reports it."""
@@ -203,7 +212,7 @@ class RankProcesses:
         if record.former is not None:
             record.former = None
             if record.death is None:
-                return [*self._hosts[record.host].send(pack(StartRanks((record.spec,))))]
+                return self._start_again(record.host, (record.spec,))
         record.has_ended = True
         effects = self._endings.ended((message.proc,))
         if record.death is not None:

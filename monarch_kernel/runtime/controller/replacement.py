@@ -76,7 +76,7 @@ class Replacement:
         def begin(id: int, now: float) -> list[Effect]:
             def over() -> None:
                 # Of several ranks that are killed together, some are known to be dead later than others. An agent that
-                # something asked to end reports its dead ranks first, and starts no others.
+                # something asked to end reports its dead ranks first, and starts no others: these wait for its end.
                 lost = [proc for proc in procs if self._state.processes.is_lost(proc)]
                 gone = [host for host in self._host_pool.gone(lost) if host not in launched]
                 again = [proc for proc in lost if self._is_to_start(proc, healing, gone)]
@@ -85,6 +85,7 @@ class Replacement:
                 elif gone:
                     self._in_background(lambda: launch(gone, again))
                 else:
+                    healing.forget(again)
                     self._loop.perform(self._healer.heal(again, healing, {}, time.monotonic()))
 
             def launch(gone: Sequence[int], again: Sequence[int]) -> None:
@@ -110,9 +111,11 @@ class Replacement:
         return self._loop.promise(begin, lambda answers: done())
 
     def _is_to_start(self, proc: int, healing: Healing, gone: Collection[int]) -> bool:
-        """Whether to start a process in place of a lost one: it was not replaced yet, or its host agent has ended since."""
+        """Whether to start a process in place of a lost one: it was not replaced yet, or its host agent ends, or has ended."""
         host = self._host_pool.host_of(proc)
-        return host in gone or (proc not in healing.replaced and not self._host_pool.is_gone(host))
+        if self._host_pool.is_gone(host):
+            return host in gone
+        return proc not in healing.replaced or not self._host_pool.starts_ranks(host)
 
     def restart_when_lost(self, procs: Sequence[int], policy: RestartPolicy, new_hosts: NewHosts) -> None:
         """Replace the processes of a mesh when they die.
