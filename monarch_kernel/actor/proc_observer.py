@@ -229,9 +229,14 @@ class ProcObserver(ProcHandle):
             found.save(to)
         return found
 
-    def lateness(self) -> dict[int, Lateness]:
-        """Return flat rank -> how late it has arrived at the collectives of the last seconds; empty if that is not known."""
-        found = self.runtime.extension(LateRanks).late(tuple(self._base), time.monotonic())
+    def lateness(self, last_s: float) -> dict[int, Lateness]:
+        """Return flat rank -> how late it has arrived at the collectives of the last seconds; empty if that is not known.
+
+        Args:
+            last_s: how many seconds; at most five are known.
+        """
+        since_s = time.time() - last_s
+        found = self.runtime.extension(LateRanks).late_since(since_s, tuple(self._base), time.monotonic())
         return {rank: late for rank, late in found.items() if rank in self.ranks}
 
     def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:

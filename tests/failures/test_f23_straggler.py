@@ -26,11 +26,12 @@ for step in live.loop(600):
 
 def test_the_rank_that_others_wait_for_is_named_with_its_line(cells: Cells) -> None:
     (line,) = cells.watched(LOOP.format(slow=2), "live loop")
-    assert line.startswith("live loop: the other ranks wait for [2] in ")
+    assert line.startswith("live loop: the other ranks wait for [2] ")
     assert f"while it is at cell [{cells.number}], line 4, in augment: time.sleep(0.03). Usual causes: " in line
 
 
 def test_a_rank_that_nobody_waits_for_is_compared_with_the_median(cells: Cells) -> None:
+    """No other rank is blamed for the collectives of the cell before."""
     (line,) = cells.watched(ALONE, "live loop")
     assert line.startswith("live loop: [1] takes 6")
     assert " ms a step, the median of the ranks is 2" in line

@@ -38,7 +38,7 @@ class LateRanks(Extension):
         self.handlers = {Arrived: self._arrived}
         self._known: dict[int, _Arrivals] = {}  # views read it on other threads, so its values do not change
         self._reported: dict[int, float] = {}
-        self._found: dict[Sequence[int], tuple[float, dict[int, Lateness]]] = {}
+        self._found: dict[tuple[int, ...], tuple[float, dict[int, Lateness]]] = {}
 
     def may_send(self, proc: int, message: Message) -> bool:
         return isinstance(message, Arrived)
@@ -91,17 +91,28 @@ class LateRanks(Extension):
         at, found = self._found.get(procs, (0.0, {}))
         if now < at + _EVERY_S:
             return found
+        found = self.late_since(0.0, procs, now)
+        self._found = {**{key: old for key, old in self._found.items() if now < old[0] + _OLD_S}, procs: (now, found)}
+        return found
+
+    def late_since(self, since_s: float, procs: tuple[int, ...], now: float) -> dict[int, Lateness]:
+        """Return how late the ranks of a mesh are in the collectives that they start after a time; for any thread.
+
+        Args:
+            since_s: the time, in seconds since 1970.
+            procs: the processes of the mesh, in the order of the ranks.
+            now: the time.
+        """
         arrivals: defaultdict[tuple[_Group, int], dict[int, float]] = defaultdict(dict)
         for rank, proc in enumerate(procs):
             if now < self._reported.get(proc, 0.0) + _OLD_S:
                 for key, kept in self._known.get(proc, {}).items():
                     for number, time_s in kept:
-                        arrivals[key, number][rank] = time_s
+                        if time_s >= since_s:
+                            arrivals[key, number][rank] = time_s
         complete = [
             each
             for (key, _), each in arrivals.items()
             if len(each) == len(key[1] or procs) and max(each.values()) - min(each.values()) < _MOST_S
         ]
-        found = {rank: each for rank, each in lateness(complete).items() if each.of >= _LEAST}
-        self._found = {**{key: old for key, old in self._found.items() if now < old[0] + _OLD_S}, procs: (now, found)}
-        return found
+        return {rank: each for rank, each in lateness(complete).items() if each.of >= _LEAST}

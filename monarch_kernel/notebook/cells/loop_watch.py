@@ -67,7 +67,7 @@ class Mesh(Protocol):
         """Ask all ranks what they do."""
         ...
 
-    def lateness(self) -> Mapping[int, LateRank]:
+    def lateness(self, last_s: float) -> Mapping[int, LateRank]:
         """Return how late ranks have started the collectives of the last seconds, as far as that is known."""
         ...
 
@@ -108,6 +108,7 @@ class LoopWatch:
         self._told: dict[tuple[int, str], str] = {}
         self._stragglers: dict[int, StragglerWatch] = {}  # by number of the loop
         self._compare_at = now + _COMPARE_S
+        self._compared_since: dict[int, float] = {}  # by number of the loop
         self._latest: list[int | None] = []  # what the last comparisons have found
         self._look_at = float("inf")
         self._burst_until = self._rested_at = 0.0
@@ -131,7 +132,7 @@ class LoopWatch:
             self._read(now, _SETTLE_S)
         if self._asks and now >= self._compare_at and self._found is None:
             self._compare_at = now + _COMPARE_S
-            self._compare()
+            self._compare(now)
 
     def end(self, now: float) -> None:
         """The cell has ended."""
@@ -164,12 +165,15 @@ class LoopWatch:
         elif watch.is_close and now >= self._rested_at:
             self._burst(now)
 
-    def _compare(self) -> None:
-        """Compare when the ranks have started the last collectives."""
+    def _compare(self, now: float) -> None:
+        """Compare when the ranks have started the last collectives of the loop."""
         if not (loops := self._trouble()):
             return
         number = list(loops)[-1]
-        late = {rank: each for rank, each in self._mesh.lateness().items() if rank in self._ranks}
+        if number not in self._compared_since:  # what an earlier loop has started says nothing about this one
+            self._compared_since[number], self._latest = now, []
+        late = self._mesh.lateness(now - self._compared_since[number])
+        late = {rank: each for rank, each in late.items() if rank in self._ranks}
         found = latest_of(late, loops[number].step_s())
         self._latest = [*self._latest, None if found is None else found.rank][-_COMPARISONS:]
         if found is not None and self._latest == [found.rank] * _COMPARISONS:

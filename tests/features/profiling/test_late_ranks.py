@@ -79,6 +79,14 @@ def test_old_reports_are_not_shown() -> None:
     assert reports.view(9.0).ranks[1].collectives == 0
 
 
+def test_collectives_before_a_time_are_left_out() -> None:
+    reports = Reports()
+    for proc, late_s in ((11, 0.0), (12, 0.02), (13, 0.0)):
+        reports.report(proc, 1, late_s, 1.0)
+    assert reports.late.late_since(1011.0, PROCS, 2.0)[1].of == 10
+    assert not reports.late.late_since(1021.0, PROCS, 2.0)
+
+
 def test_a_group_that_is_formed_again_is_not_compared_with_the_former_one() -> None:
     reports = Reports()
     for proc in PROCS:
