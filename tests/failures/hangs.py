@@ -372,8 +372,10 @@ def _names_of(kind: str, steps: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return library.operations, library.words
     if kind == "store":
         return ("wait",), ("vocabulary",)
-    if kind == "ddp":  # the second forward pass agrees on new buckets
-        return (("DistributedDataParallel",), ()) if steps == 1 else (("all_reduce",), ("weight",))
+    if kind == "ddp" and steps == 1:  # the second forward pass agrees on new buckets, by a broadcast
+        return ("DistributedDataParallel", "all_reduce"), ()  # which a rank leaves that sends nothing to a missing one
+    if kind == "ddp":
+        return ("all_reduce",), ("weight",)
     if kind in ("fsdp", "fsdp backward", "hsdp"):
         return ("all_gather",), ("FSDP",)
     if kind == "file store":
