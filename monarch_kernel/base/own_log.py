@@ -3,7 +3,8 @@
 The loggers of the package have names that begin with ``monarch_kernel.``, and its threads have names that begin with
 ``monarch-``. Without a handler Python prints the records of a logger to `sys.stderr`, and so it does with the traceback of an
 exception that ends a thread. In a notebook that is the output of a cell, which is saved with it. On a rank that is what the
-rank writes, which a cell shows.
+rank writes, which a cell shows. The traceback of an exception that ends a thread of the user goes there, without the package's
+frames, as a wrapped method of torch has one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from types import TracebackType
 from typing import ClassVar, NamedTuple
+
+from monarch_kernel.base.location import PACKAGE
 
 __all__ = ["ForwardingHandler", "LogFileHandler", "LoggedErrors", "take_log"]
 
@@ -82,6 +86,8 @@ def take_log(handler: logging.Handler) -> Callable[[], None]:
 
     def thread_ended(args: threading.ExceptHookArgs) -> None:
         if args.thread is None or not args.thread.name.startswith(_THREADS):
+            if args.exc_value is not None:
+                _leave_out_own_frames(args.exc_value)
             before(args)
         elif args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
             log.error("an exception ended the thread %s", args.thread.name, exc_info=args.exc_value)
@@ -96,3 +102,21 @@ def take_log(handler: logging.Handler) -> Callable[[], None]:
     log.addHandler(handler)
     threading.excepthook = thread_ended
     return give_back
+
+
+def _leave_out_own_frames(error: BaseException) -> None:
+    """Cut the package's frames out of the traceback of an error and of those that it was raised from; one of them alone stays."""
+    seen: set[int] = set()
+    each: BaseException | None = error
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        step, steps = each.__traceback__, []
+        while step is not None:
+            if not step.tb_frame.f_code.co_filename.startswith(PACKAGE):
+                steps.append(step)
+            step = step.tb_next
+        kept: TracebackType | None = None
+        for step in reversed(steps):
+            kept = TracebackType(kept, step.tb_frame, step.tb_lasti, step.tb_lineno)
+        each.__traceback__ = kept or each.__traceback__
+        each = each.__cause__ or each.__context__
