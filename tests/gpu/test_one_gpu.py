@@ -6,7 +6,11 @@ Without a GPU the tests are skipped. ``MONARCH_GPU_TESTS=cpu`` runs all but what
 from __future__ import annotations
 
 import os
+import pickle
+import re
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -99,7 +103,12 @@ def test_running_out_of_memory_is_an_error_and_the_rank_goes_on(mesh: ProcMesh) 
     with pytest.raises(RemoteError, match="OutOfMemoryError") as caught:
         run(mesh, "torch.empty(1 << 42, dtype=torch.uint8, device=device)")
     assert "4096.00 GiB" in str(caught.value)
+    folder = re.search(r"what the GPU held is in (\S+), in a file named by the pid", str(caught.value))
+    assert folder is not None
+    snapshot = Path(folder[1], f"{run(mesh, 'import os; os.getpid()')}.pickle")
+    assert "segments" in pickle.loads(snapshot.read_bytes())
     assert run(mesh, "torch.ones(2, device=device).sum().item()") == 2
+    shutil.rmtree(folder[1])
 
 
 @only_gpu
