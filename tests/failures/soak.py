@@ -98,7 +98,8 @@ import contextlib, gc, sys
 import torch.distributed as dist
 for group in [each for each in dist.distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
     with contextlib.suppress(Exception): dist.destroy_process_group(group)  # an interrupt may have hit torch while it made one
-for name in ("group", "a", "g", "i", "m", "n", "store", "x", "pairs", "y", "step", "held"): globals().pop(name, None)
+names = "group a g i m n store x pairs y step held works each meet stage schedule batch"
+for name in names.split(): globals().pop(name, None)
 sys.last_value = sys.last_traceback = sys.last_type = sys.last_exc = None
 _ = gc.collect()
 """
