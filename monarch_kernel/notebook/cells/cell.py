@@ -38,8 +38,8 @@ from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.messages import Payload, Rewind
 from monarch_kernel.notebook.cells.early_failures import EarlyFailures
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.interrupt_progress import InterruptProgress, describe_interrupt, inspect_ranks
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.loop_watch import LoopWatch
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.cells.recording import CellRecording

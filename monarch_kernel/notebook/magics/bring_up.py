@@ -14,7 +14,7 @@ from monarch_kernel.actor.start_notes import environment_notes, gpu_notes, shado
 from monarch_kernel.errors import LaunchError, RanksError, RemoteInterrupt
 from monarch_kernel.notebook.cells.cell import CellQueue
 from monarch_kernel.notebook.cells.display import LiveView
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import DetachedMeshes
 from monarch_kernel.notebook.magics.bring_up_hosts import Allocation
 from monarch_kernel.notebook.magics.mesh_entry import MeshEntry

@@ -10,7 +10,7 @@ from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.registry import ENGINES, make_launcher, plan_text
 from monarch_kernel.net.wire.config import Recipe
 from monarch_kernel.notebook.cells.display import LiveView
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.syntax.up_arguments import UpOptions
 from monarch_kernel.notebook.view.hosts import coming_text, missing_text
 from monarch_kernel.runtime.controller.session import Session, current_session

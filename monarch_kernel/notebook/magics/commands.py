@@ -22,8 +22,8 @@ from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.cell_names import in_notebook, with_cell_names
 from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.interrupt_progress import inspect_ranks
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import resumed_cells, show_missed
 from monarch_kernel.notebook.magics.bring_up_hosts import request_text
 from monarch_kernel.notebook.magics.editor_ports import EditorPorts

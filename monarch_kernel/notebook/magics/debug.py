@@ -41,7 +41,7 @@ from monarch_kernel.features.debugging.controller import DebugPrompts
 from monarch_kernel.net.wire.messages import ListErrors
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.debug_prompt import TOGETHER_S, Conversation, grouped, label
 from monarch_kernel.notebook.syntax.lines import UsageProblem
 from monarch_kernel.runtime.controller.runtime import Runtime

@@ -18,7 +18,7 @@ from monarch_kernel.base.events import StopEvent
 from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 
 __all__ = ["TOGETHER_S", "Conversation", "Prompter", "grouped", "label"]
 

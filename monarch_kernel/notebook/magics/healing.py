@@ -11,7 +11,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.errors import LaunchError, MonarchError, RemoteInterrupt, format_ranks
 from monarch_kernel.notebook.cells.cell import CellQueue
 from monarch_kernel.notebook.cells.display import LiveView
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.view.hosts import coming_text, engine_title, up_text
 from monarch_kernel.runtime.rpc.future import Future
 

@@ -24,7 +24,7 @@ from monarch_kernel.net.wire.shared_classes import CellClasses
 from monarch_kernel.notebook.cells.background import BackgroundCell
 from monarch_kernel.notebook.cells.cell import RemoteCell
 from monarch_kernel.notebook.cells.display import Sink
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.magics.attach import DetachedMeshes, default_root
 from monarch_kernel.notebook.magics.autoremote import CellTransformer, share_classes
 from monarch_kernel.notebook.magics.commands import MeshCommands

@@ -18,8 +18,8 @@ from monarch_kernel.errors import LaunchError, MeshDownError, format_ranks
 from monarch_kernel.notebook.cells.background import Background
 from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import LiveView, Sink
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.interrupt_progress import MeshInterruptProgress
-from monarch_kernel.notebook.cells.interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.notebook.magics.attach import AttachedMesh, DetachedMeshes
 from monarch_kernel.notebook.magics.bring_up import BringUp, print_notes
