@@ -105,7 +105,7 @@ def take_log(handler: logging.Handler) -> Callable[[], None]:
 
 
 def _leave_out_own_frames(error: BaseException) -> None:
-    """Cut the package's frames out of the traceback of an error and of those that it was raised from; one of them alone stays."""
+    """Cut the frames of the package out of the tracebacks of an error and its causes; one of such frames alone stays."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
