@@ -205,4 +205,6 @@ def test_a_jupyter_server_drops_nothing(server: Server) -> None:
         shown = server.run(f"%%remote\n{code}\nprint('the end')")
         text = "".join(message["content"].get("text", "") for message in shown)
         assert "rate exceeded" not in text, (name, text[-500:])
+        errors = [message["content"] for message in shown if message["msg_type"] == "error"]
+        assert not errors, name
         assert "the end" in text, name
