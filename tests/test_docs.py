@@ -162,6 +162,8 @@ Some text.
         ("killed by ...", "killed by SIGKILL", None),
         ("...\nend", "end", None),
         ("cell [3] failed", "cell [11] failed", None),
+        ("rank  device\n   0  cpu", "rank  device   memory    in   out\n   0  cpu     171 MiB  25 B/s  2 B/s", None),
+        ("[1] killed; it held 185 MiB at the last reading", "[1] killed", None),
     ],
 )
 def test_outputs_are_compared_without_what_varies(expected: str, actual: str, missing: str | None) -> None:
