@@ -32,7 +32,7 @@ def llama(tied):
 
 @pytest.fixture(autouse=True)
 def no_bars() -> Iterator[None]:
-    """transformers shows its progress with tqdm, and tqdm starts a thread that watches the bars and stays."""
+    """The library shows its progress with tqdm, and tqdm starts a thread that watches the bars and stays."""
     transformers.utils.logging.disable_progress_bar()
     yield
     transformers.utils.logging.enable_progress_bar()
