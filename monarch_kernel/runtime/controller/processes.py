@@ -155,7 +155,7 @@ class RankProcesses:
     def _start_again(self, at: int, specs: Sequence[RankSpec]) -> list[Effect]:
         host = self._hosts[at]
         if not host.is_ending:
-            return host.send(pack(StartRanks(tuple(specs))))
+            return [*host.send(pack(StartRanks(tuple(specs))))]
         for spec in specs:  # the agent would refuse; when it has ended, they are lost, and another agent starts them
             self._ranks[spec.proc].deadline = math.inf
         return []
