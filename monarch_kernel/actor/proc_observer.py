@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -229,11 +230,11 @@ class ProcObserver(ProcHandle):
             found.save(to)
         return found
 
-    def lateness(self, last_s: float) -> dict[int, Lateness]:
+    def lateness(self, last_s: float = math.inf) -> dict[int, Lateness]:
         """Return flat rank -> how late it has arrived at the collectives of the last seconds; empty if that is not known.
 
         Args:
-            last_s: how many seconds; at most five are known.
+            last_s: how many seconds; without it, all that are known: about five.
         """
         since_s = time.time() - last_s
         found = self.runtime.extension(LateRanks).late_since(since_s, tuple(self._base), time.monotonic())
