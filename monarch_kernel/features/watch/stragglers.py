@@ -99,7 +99,7 @@ def latest_of(late: Mapping[int, LateRank], step_s: float) -> Straggler | None:
 
     Args:
         late: how late ranks are, by rank.
-        step_s: how long a step takes, in seconds; 0 if that is not known, and nobody is blamed.
+        step_s: how long a step takes, in seconds; 0 if that is not known; then no rank is blamed.
     """
     shares = {rank: each.behind / each.of for rank, each in late.items() if each.of >= _LEAST_COLLECTIVES}
     if len(shares) < 2 or step_s <= 0:

@@ -140,7 +140,7 @@ def test_a_rank_that_starts_collectives_after_the_others_has_one_line() -> None:
     assert len(cell.compared_at) < 31
 
 
-def test_collectives_of_an_earlier_cell_blame_nobody() -> None:
+def test_collectives_of_an_earlier_cell_blame_no_rank() -> None:
     cell = Cell()
     cell.begin()
     cell.latest = lateness([{0: step, 1: step + 0.02, 2: step + 0.001} for step in range(40)])

@@ -1,4 +1,4 @@
-"""Clients find the kernels that run by their connection files, and use only files that nobody else can read."""
+"""Clients find the kernels that run by their connection files, and use only files that no other user can read."""
 
 from __future__ import annotations
 
