@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import logging
 import threading
 from collections.abc import Coroutine
@@ -42,18 +43,35 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            rest = asyncio.all_tasks(self._loop)
-            for task in rest:
-                task.cancel()
-            if rest:
-                self._loop.run_until_complete(asyncio.wait(rest))
-            # One that is closed still has bytes for a peer that takes none, such as a forwarded connection that has broken.
-            for transport in list(getattr(self._loop, "_transports", {}).values()):
-                transport.abort()
+            self._end_rest()
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._end_rest()
         finally:
             self._loop.close()
+
+    def _end_rest(self) -> None:
+        """End all tasks and connections, and those that the loop accepts meanwhile."""
+        while (tasks := asyncio.all_tasks(self._loop)) | (transports := self._open_transports()):
+            # The task of a connection that was just accepted has not started: cancelled now, it would leave the socket open.
+            started = {each for each in tasks if _has_started(each)}
+            for task in started:
+                task.cancel()
+            # One that is closed still has bytes for a peer that takes none, such as a forwarded connection that has broken.
+            for transport in transports:
+                transport.abort()
+            self._loop.run_until_complete(asyncio.wait(started) if started else asyncio.sleep(0))
+
+    def _open_transports(self) -> set[Any]:
+        """The transports of the loop whose sockets are open; asyncio has no public way to ask."""
+        transports: Any = getattr(self._loop, "_transports", {})
+        found = {each: each.get_extra_info("socket") for each in list(transports.values())}
+        return {each for each, socket in found.items() if socket is not None and socket.fileno() >= 0}
+
+
+def _has_started(task: asyncio.Task[Any]) -> bool:
+    coroutine: Any = task.get_coro()
+    return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
