@@ -196,7 +196,7 @@ def test_the_warning_names_a_process_that_does_not_respond(procs: ProcMesh, go: 
     wait_until_started(go, 0, 1, 2)
     with showing(go) as shown:
         answers.get(LONG_S, warn_after_s=0.3)
-    assert "[0-2] can't say what it does" in shown[0]
+    assert "[0-2] did not answer what it does" in shown[0]
 
 
 def test_fast_calls_and_calls_without_a_warning_show_nothing(procs: ProcMesh, go: Path) -> None:

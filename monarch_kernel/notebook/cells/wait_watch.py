@@ -117,7 +117,7 @@ class WaitWatch:
         if not self._inspection.done():
             if now < self._asked_at + _ANSWER_S:
                 return
-            self._inspection.cancel()  # native code holds the GIL of a rank
+            self._inspection.cancel()  # a rank has not answered
         answers_now, self._inspection = self._inspection.get(), None
         if self._is_brief and any(isinstance(each, Doing) and each.collectives for each in answers_now.values()):
             self._ask(now, brief=False)

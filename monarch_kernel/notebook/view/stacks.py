@@ -79,7 +79,7 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
         yield ["its process is not up yet"], []
     elif no_answer(answer):
         what = f", while it runs {rank.activity}" if rank.activity else ""
-        yield [f"does not answer{what}: native code that holds the GIL, or a stopped process"], []
+        yield [f"has not answered{what}: what it does is not known"], []
     elif isinstance(answer, Failure):
         yield [plain(answer.headline())], []
     else:

@@ -8,7 +8,7 @@ from monarch_kernel.base.events import MeshView
 from monarch_kernel.base.text import format_seconds, plain
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.stacks import AwaitedCall, Doing
-from monarch_kernel.runtime.diagnostics.waits import Stall, full_place, no_answer, place_of_thread
+from monarch_kernel.runtime.diagnostics.waits import NOT_ANSWERED, Stall, full_place, no_answer, place_of_thread
 
 __all__ = ["call_waits"]
 
@@ -69,7 +69,7 @@ def _instead(note: str, missing: Sequence[int], view: MeshView, answers: Mapping
     return parts
 
 
-_VERBS = {"is": "are", "runs": "run", "does": "do"}
+_VERBS = {"is": "are", "runs": "run", "has": "have"}
 
 
 def _does(note: str, rank: int, view: MeshView, answer: Doing | Failure | None) -> tuple[str, str]:
@@ -77,7 +77,7 @@ def _does(note: str, rank: int, view: MeshView, answer: Doing | Failure | None) 
     if rank < len(view.ranks) and view.ranks[rank].state in ("dead", "stopped", "starting"):
         return "is", {"starting": "not up"}.get(view.ranks[rank].state, "dead")
     if no_answer(answer):
-        return "does", "not answer: native code that holds the GIL, or a stopped process"
+        return "has", NOT_ANSWERED
     actor = f"actor {note.rpartition('.')[0]}"
     activities = answer.activities if isinstance(answer, Doing) else ()
     at = next((each for each in activities if each.executor == actor and each.user_frame is not None), None)

@@ -17,6 +17,7 @@ from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doin
 
 __all__ = [
     "LEAST_WAIT_S",
+    "NOT_ANSWERED",
     "Stall",
     "collective_text",
     "differs",
@@ -29,11 +30,13 @@ __all__ = [
 LEAST_WAIT_S = 1.0
 """The least age of a wait that the report of an interrupt describes, in seconds."""
 
+NOT_ANSWERED = "not answered: what it does is not known"
+"""Of a live rank that has not reported what it does. It may be slow, stopped, or in native code that holds the GIL."""
+
 _MAX_PLACES = 4
 _NEW_GROUP = "new_group"
 _SAME_SHAPES = ("all_reduce", "broadcast", "reduce")  # inputs of other collectives may differ between ranks
 _VERBS = {
-    "does": ("does", "do", "did"),
     "has": ("has", "have", "had"),
     "is": ("is", "are", "was"),
     "waits": ("waits", "wait", "waited"),
@@ -318,9 +321,15 @@ class _Describer:
         if self.view is None and answer is None:
             return "is", f"not in {self.what}"
         if no_answer(answer):
-            return "does", "not answer: native code that holds the GIL, or a stopped process"
+            return "has", NOT_ANSWERED
         if not isinstance(answer, Doing):
             return "has", "not started it"
+        if answer.unknown:
+            at = _busiest(answer)
+            return (
+                "is",
+                f"at {full_place(at)}, and its collectives are not known" if at else "not known to have started it",
+            )
         if answer.collectives:
             other = answer.collectives[0]
             place = self._place(rank, other)

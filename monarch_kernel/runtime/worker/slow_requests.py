@@ -151,7 +151,7 @@ def _what(future: PendingFuture, doing: Doing | Failure) -> str:
     """Describe what a rank does instead of answering."""
     if isinstance(doing, Failure):
         if doing.etype == "CancelledError":
-            return "can't say what it does: native code holds the GIL, or the process is stopped"
+            return "did not answer what it does"
         return doing.message
     mine, one = _activities(future, doing)
     if one is None:

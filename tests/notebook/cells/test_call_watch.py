@@ -131,7 +131,7 @@ def test_a_younger_wait_is_not_shown() -> None:
         (
             Failure("interrupted", "CancelledError", ""),
             "running",
-            "[2] does not answer: native code that holds the GIL, or ",
+            "[2] has not answered: what it does is not known",
         ),
         (Failure("lost", "RankDied", ""), "dead", "[2] is dead"),
         (Failure("lost", "RankDied", ""), "starting", "[2] is not up"),

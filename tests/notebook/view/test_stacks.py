@@ -136,7 +136,7 @@ def test_a_class_of_the_notebook() -> None:
 
 def test_a_rank_that_does_not_answer() -> None:
     gone = Failure("interrupted", "CancelledError", "cancelled by the caller")
-    said = "[0] does not answer, while it runs cell [5]: native code that holds the GIL, or a stopped process"
+    said = "[0] has not answered, while it runs cell [5]: what it does is not known"
     assert text(view("running"), {0: gone}) == said
     assert text(view("running"), {}) == said
 

@@ -60,7 +60,15 @@ def test_missing_ranks_that_have_finished_died_or_are_silent() -> None:
     mesh = view("running", "idle", "dead", "running")
     assert text({0: waits(12), 1: Doing(), 2: Failure("lost", "RankDied", ""), 3: SILENT}, (1,), mesh) == (
         "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; [1] has finished the cell; [2] is dead; "
-        "[3] does not answer: native code that holds the GIL, or a stopped process"
+        "[3] has not answered: what it does is not known"
+    )
+
+
+def test_a_rank_whose_collectives_are_not_known_is_not_said_to_be_late() -> None:
+    dumped = Doing((at(15, "solve(a)"),), unknown="KeyError: 'entries'")
+    assert text({0: waits(12), 1: waits(12), 2: dumped, 3: Doing(unknown="KeyError: 'entries'")}) == (
+        "[0-1] wait for 12 s in all_reduce #17 (shape 4), cell [5], line 12; "
+        "[2] is at cell [5], line 15: solve(a), and its collectives are not known; [3] is not known to have started it"
     )
 
 

@@ -39,7 +39,7 @@ def test_other_code_has_its_place_only() -> None:
 
 def test_a_rank_that_does_not_answer_and_one_that_works_for_others() -> None:
     assert goes_on_text(future(), {0: SILENT, 1: at(8, LINE)}) == (
-        "[0] goes on with a.block, and can't say what it does: native code holds the GIL, or the process is stopped; "
+        "[0] goes on with a.block, and did not answer what it does; "
         "[1] goes on with a.block, and waits its turn: the actor is at cell [2], line 9, in block: time.sleep(s)"
     )
 
