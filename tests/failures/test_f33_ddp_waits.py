@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.unreduced_gradients import unreduced_text
 from tests.failures.cells import Cells
 
 PREPARE = """
@@ -20,16 +23,39 @@ class DistributedDataParallel(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.is_reduced = True
         self.module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
 
     def forward(self) -> None:
         raise RuntimeError("... in the prior iteration\nParameter indices which did not receive grad for rank 0: 2 3")
+
+    def _check_reducer_finalized(self) -> None:
+        if not self.is_reduced:
+            self.forward()
 
 
 def test_parameters_without_a_gradient_are_named_for_their_indices() -> None:
     with pytest.raises(RuntimeError) as caught:
         DistributedDataParallel()()
     assert "parameters without a gradient on this rank: b.weight, b.bias" in describe(caught.value).notes
+
+
+def test_a_backward_that_reduces_no_gradients_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, known = DistributedDataParallel(), set[object]()
+    monkeypatch.setitem(sys.modules, "torch.nn.parallel.distributed", sys.modules[__name__])
+    names = {"m": model, "same": model, "other": model.module, "x": 1}
+    assert unreduced_text(names, known) == ""
+    model.is_reduced = False
+    assert unreduced_text(names, known) == (
+        "m: its last backward has not reduced all gradients, which may differ by rank; "
+        "parameters without a gradient on this rank: b.weight, b.bias; use all parameters in the loss, or make it with "
+        "find_unused_parameters=True"
+    )
+    assert unreduced_text(names, known) == ""
+    model.is_reduced = True
+    assert unreduced_text(names, known) == ""
+    model.is_reduced = False
+    assert unreduced_text(names, known).startswith("m: ")
 
 
 @pytest.mark.parametrize("is_old", [True, False])

@@ -28,6 +28,7 @@ import inspect
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ from IPython.core.compilerop import PyCF_MASK
 from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
 from monarch_kernel.runtime.diagnostics.earlier_classes import classes_to_be_redefined, instances_text
+from monarch_kernel.runtime.diagnostics.unreduced_gradients import unreduced_text
 from monarch_kernel.runtime.worker.cell_outcome import (
     CellOutcome,
     cell_failure,
@@ -89,6 +91,7 @@ class CellShell:
         self._shell.loop_runner = self._run_in_loop
         self._shell.open(publish)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._unreduced: weakref.WeakSet[Any] = weakref.WeakSet()  # models that a cell has described
         self._last_error: BaseException | None = None
         self._raise_if_interrupted = raise_if_interrupted
         self._transformers = _transformers(shell)
@@ -193,12 +196,17 @@ class CellShell:
         namespace = self.namespace
         value: Any = None
         before = classes_to_be_redefined(units, namespace)
-        if any(unit.co_flags & inspect.CO_COROUTINE for unit in units):
-            value = self._run_in_loop(_awaited(units, namespace))
-        else:
-            for unit in units:
-                value = eval(unit, namespace)
-        if before and (text := instances_text(before, namespace)):
+        try:
+            if any(unit.co_flags & inspect.CO_COROUTINE for unit in units):
+                value = self._run_in_loop(_awaited(units, namespace))
+            else:
+                for unit in units:
+                    value = eval(unit, namespace)
+        finally:
+            unreduced = unreduced_text(namespace, self._unreduced)
+        # Of a cell that fails in a backward, the error says more.
+        texts = (instances_text(before, namespace) if before else "", unreduced)
+        if text := "\n".join(filter(None, texts)):
             print(text, file=sys.stderr)
         return value
 
