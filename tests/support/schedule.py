@@ -15,16 +15,12 @@ from xdist.scheduler import LoadScopeScheduling
 __all__ = ["Schedule", "longest_first", "scope_of"]
 
 TOGETHER = {
-    "tests/lab/test_completer.py": "JupyterLab",
-    "tests/lab/test_listeners.py": "JupyterLab",
-    "tests/lab/test_panel.py": "JupyterLab",  # two browsers at once would leave nothing of two cores to the tests
-    "tests/lab/test_rates.py": "JupyterLab",
-    "tests/lab/test_widget.py": "JupyterLab",
+    "tests/lab": "JupyterLab",  # two browsers at once would leave nothing of two cores to the tests
     "tests/launch/test_kept.py": "Ray",
     "tests/launch/test_ray.py": "Ray",
     "tests/test_demo_many.py": "Ray",  # its Ray cluster starts slowly beside another one
 }
-"""Modules that share something expensive, or that should not run at the same time -> its name."""
+"""Modules and folders that share something expensive, or that should not run at the same time -> its name."""
 
 LONGEST = (
     "JupyterLab",
@@ -58,7 +54,7 @@ def scope_of(nodeid: str) -> str:
     """What one process runs together with a test: its module, or several modules under a name."""
     module = nodeid.partition("::")[0]
     engine = nodeid.endswith("[ray]") and module == "tests/launch/test_conformance.py"
-    return "Ray" if engine else TOGETHER.get(module, module)
+    return "Ray" if engine else TOGETHER.get(module) or TOGETHER.get(module.rpartition("/")[0], module)
 
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:

@@ -19,7 +19,7 @@ def test_each_name_in_the_tables_exists() -> None:
 
 def test_the_longest_come_first_and_all_else_keeps_its_order() -> None:
     names = ["tests/a/test_z.py::test", f"{LONGEST[-1]}::test_b", f"{LONGEST[-1]}::test_a", "tests/a/test_a.py::test"]
-    names += [f"{module}::test" for module in reversed(TOGETHER)]
+    names += [f"{place if place.endswith('.py') else place + '/test_a.py'}::test" for place in reversed(TOGETHER)]
     items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
     ordered = [item.nodeid for item in longest_first(items)]
     assert ordered[-4:] == [f"{LONGEST[-1]}::test_b", f"{LONGEST[-1]}::test_a", names[0], names[3]]
