@@ -10,7 +10,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from monarch_kernel.notebook.clients.actions import HEAL_S, about, control_loop, ranks_of
+from monarch_kernel.notebook.clients.actions import ALL_RANKS, HEAL_S, about, control_loop, ranks_of, whole_mesh
+from monarch_kernel.notebook.clients.actions import show_mesh as show_mesh_of
 from monarch_kernel.notebook.clients.connection import Connection, connect, connect_all
 from monarch_kernel.notebook.clients.kernels import ClientError
 
@@ -91,7 +92,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
     @reads
     def show_mesh(mesh: str) -> dict[str, Any]:
         """Show a mesh: what each rank does, its line, its memory, how late it is, its error; waits, loops, knobs and curves."""
-        return on(mesh, lambda connection: connection.mesh(mesh.partition("[")[0]))
+        return on(mesh, lambda connection: show_mesh_of(connection, mesh))
 
     @reads
     def show_stacks(mesh: str) -> str:
@@ -116,7 +117,13 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
     @reads
     def show_record(mesh: str = "") -> str:
         """Say what the record of the run holds (code, knobs, metrics, seeds), and whether one is written."""
-        return on(mesh, lambda connection: connection.ask("record"))
+
+        def action(connection: Connection) -> str:
+            if mesh:
+                connection.mesh(whole_mesh(mesh, "a record is of the whole run"))
+            return connection.ask("record")
+
+        return on(mesh, action)
 
     if not allow_changes:
         return server
@@ -125,7 +132,11 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
     @changes
     def set_knob(mesh: str, name: str, value: float | int | bool | str) -> str:
         """Set a knob of the live loop of a mesh, such as the learning rate; says from which step on it holds."""
-        return on(mesh, lambda connection: connection.loop(mesh, "set", knob=name, value=value))
+
+        def action(connection: Connection) -> str:
+            return connection.loop(whole_mesh(mesh, ALL_RANKS), "set", knob=name, value=value)
+
+        return on(mesh, action)
 
     @changes
     def control_live_loop(mesh: str, action: str) -> str:

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch_kernel.base.text import printable
-from monarch_kernel.notebook.clients.actions import HEAL_S, about, control_loop, ranks_of, split_selector
+from monarch_kernel.notebook.clients.actions import (
+    HEAL_S,
+    about,
+    control_loop,
+    ranks_of,
+    read_loop,
+    show_mesh,
+    split_selector,
+)
 from monarch_kernel.notebook.clients.connection import Connection, connect, connect_all
 from monarch_kernel.notebook.clients.kernels import ClientError
 from monarch_kernel.notebook.clients.texts import list_text, mesh_text
@@ -38,16 +46,17 @@ def add_mesh(commands: Any) -> None:
             action.add_argument("mesh", metavar=mesh, nargs="?" if mesh.startswith("[") else None, default="")
         action.add_argument("--kernel", default="", metavar="K", help="the kernel: its notebook, id or connection file")
         action.add_argument("--json", action="store_true", help="print JSON")
+        action.set_defaults(refuse=action.error)
         return action
 
     add("list", "list the kernels that run, and their meshes")
-    add("show", "show the ranks, loops, waits and errors of a mesh, or of all", "[NAME]")
+    add("show", "show the ranks, loops, waits and errors of a mesh, of some ranks, or of all meshes", "[NAME[RANKS]]")
     add("stacks", "show what every rank does now", "NAME[RANKS]")
     logs = add("logs", "show what ranks have written", "NAME[RANKS]")
     logs.add_argument("--lines", type=int, default=200, metavar="N", help="the last N lines of each rank (%(default)s)")
     add("traceback", "show the last failures of ranks", "NAME[RANKS]")
     profile = add(
-        "profile", "record some steps; show where their time goes, and which rank the others wait for", "NAME"
+        "profile", "record some steps; show where their time goes, and which rank the others wait for", "NAME[RANKS]"
     )
     profile.add_argument("--steps", type=int, default=5, metavar="N", help="the number of steps (%(default)s)")
     profile.add_argument("--seconds", type=float, default=10.0, metavar="S", help="the most it may take (%(default)s)")
@@ -93,10 +102,10 @@ def run_mesh(options: argparse.Namespace) -> int:
     """
     if options.action in ("list", "show") and not getattr(options, "mesh", ""):
         return _all(options)
-    name, _ = split_selector(options.mesh) if options.action != "record" else ("", None)
+    name = _checked_name(options)
     with connect(options.kernel, name) as kernel:
         if options.action == "show":
-            found = kernel.mesh(name)
+            found = show_mesh(kernel, options.mesh)
             _print({**about(kernel), "meshes": [found]}, mesh_text(found), options)
             return 0
         ranks = None if options.action in ("record", "loop") else ranks_of(kernel, options.mesh)
@@ -104,6 +113,19 @@ def run_mesh(options: argparse.Namespace) -> int:
         answer = {"command": options.action, "mesh": name, "ranks": ranks, "text": text}
         _print({**about(kernel), **answer}, text, options)
     return 0
+
+
+def _checked_name(options: argparse.Namespace) -> str:
+    """Return the name of the mesh of a command, after its words are checked; wrong ones end the program with exit code 2."""
+    if options.action == "record":
+        return ""
+    try:
+        if options.action == "loop":
+            return read_loop(options.mesh, options.words).selector
+        return split_selector(options.mesh)[0]
+    except ClientError as error:
+        options.refuse(str(error))
+        raise
 
 
 def _all(options: argparse.Namespace) -> int:

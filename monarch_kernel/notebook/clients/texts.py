@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from monarch_kernel.base.text import aligned, format_nbytes, format_seconds, one_line
+from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, one_line
 
 __all__ = ["list_text", "mesh_text"]
 
@@ -38,11 +38,12 @@ def mesh_text(mesh: Mapping[str, Any], at: float | None = None) -> str:
     """Format a mesh: its ranks as a table, and below it the loops, the waits and the errors.
 
     Args:
-        mesh: its frame.
+        mesh: its frame, or that of some of its ranks.
         at: the current time.
     """
     now = time.time() if at is None else at
-    lines = [f"{mesh['name']}: {_axes(mesh)}, {_counts(mesh)}, {mesh['where']}, up for {_since(mesh, now)}"]
+    part = format_ranks(mesh["selected"]) if "selected" in mesh else ""
+    lines = [f"{mesh['name']}{part}: {_axes(mesh)}, {_counts(mesh)}, {mesh['where']}, up for {_since(mesh, now)}"]
     ranks = mesh.get("ranks", ())
     columns = [
         ("rank", [str(rank["rank"]) for rank in ranks], True),

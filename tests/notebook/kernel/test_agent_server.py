@@ -66,6 +66,11 @@ def test_an_agent_can_read_and_has_no_tools_to_change(notebook: Notebook) -> Non
         assert [mesh["name"] for kernel in listed["kernels"] for mesh in kernel["meshes"]] == ["t"]
         shown = (await client.call_tool("show_mesh", {"mesh": "t"})).structured_content
         assert [rank["state"] for rank in shown["ranks"]] == ["idle", "idle"]
+        part = (await client.call_tool("show_mesh", {"mesh": "t[1]"})).structured_content
+        assert [rank["rank"] for rank in part["ranks"]] == [1]
+        assert "from 0 to 1" in await refusal_of(client, "show_mesh", mesh="t[9]")
+        assert "there is no mesh 'u'" in await refusal_of(client, "show_record", mesh="u")
+        assert "a record is of the whole run; write t" in await refusal_of(client, "show_record", mesh="t[0]")
         assert "hello from 1" in await text_of(client, "read_logs", mesh="t[1]", lines=5)
         assert "no record runs" in await text_of(client, "show_record")
         assert "there is no mesh 'u'" in await refusal_of(client, "show_stacks", mesh="u")
@@ -86,6 +91,8 @@ def test_an_agent_names_the_straggler_and_turns_a_knob_where_it_may(notebook: No
         assert "[1] is last in" in await text_of(client, "profile", mesh="t", steps=10, seconds=60)
         assert (await text_of(client, "set_knob", mesh="t", name="lr", value=0.5)).startswith("lr is 0.5 from step ")
         assert "at most 1" in await refusal_of(client, "set_knob", mesh="t", name="lr", value=7)
+        assert "write t, without ranks" in await refusal_of(client, "set_knob", mesh="t[0]", name="lr", value=0.2)
+        assert "write t, without ranks" in await refusal_of(client, "control_live_loop", mesh="t[0]", action="pause")
         assert "pause before step" in await text_of(client, "control_live_loop", mesh="t", action="pause")
         await text_of(client, "control_live_loop", mesh="t", action="step 2")
         await text_of(client, "interrupt", mesh="t")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.notebook.clients.actions import control_loop, ranks_of
+from monarch_kernel.notebook.clients.actions import control_loop, ranks_of, show_mesh
 from monarch_kernel.notebook.clients.connection import Connection
 from monarch_kernel.notebook.clients.kernels import ClientError, read_file
 from tests.notebook.kernel.conftest import Notebook
@@ -85,6 +85,8 @@ def test_the_command_line_prints_meshes_logs_and_reasons_as_json(notebook: Noteb
     assert (logs["mesh"], logs["ranks"], logs["command"]) == ("t", [1], "logs")
     assert "hello from 1" in logs["text"]
     assert "hello from 0" not in logs["text"]
+    shown = mesh_command(notebook, "show", "t[1]").stdout
+    assert shown.startswith("t[1]: gpus=2, 1 idle, ")
     refused = mesh_command(notebook, "show", "u", "--json")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("monarch_kernel: error: there is no mesh 'u' in ")
@@ -100,6 +102,15 @@ def test_a_client_interrupts_a_cell_and_says_what_it_has_no_answer_for(
     cell.wait()
     assert cell.ename == "RemoteInterrupt"
     assert ranks_of(client, "t[0:2]") == [0, 1]
+    shown = show_mesh(client, "t[1]")
+    assert [rank["rank"] for rank in shown["ranks"]] == shown["selected"] == [1]
+    assert sum(shown["counts"].values()) == 1
+    with pytest.raises(ClientError, match=r"t\[9\]: write ranks of t as 0,2 or 1-3 or 0:4, from 0 to 1"):
+        show_mesh(client, "t[9]")
+    with pytest.raises(
+        ClientError, match=r"t\[0\]: a loop is controlled on all of its ranks together; write t, without"
+    ):
+        control_loop(client, "t[0]", ["pause"])
     with pytest.raises(ClientError, match=r"t\[5\]: write ranks of t as 0,2 or 1-3 or 0:4, from 0 to 1"):
         ranks_of(client, "t[5]")
     with pytest.raises(ClientError, match="t has no ranks"):
