@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from monarch_kernel.base import numbers
+
 __all__ = ["Command", "install", "install_extension", "is_addressed", "main"]
 
 DEFAULT_NAME = "monarch"
@@ -278,7 +280,7 @@ def _add_record(commands: Any) -> None:
     replay = add(
         "replay", "run the cells of a record again on new ranks, and compare; the exit code is 1 if results differ"
     )
-    replay.add_argument("--until-step", type=int, metavar="N", help="end each loop before this step")
+    replay.add_argument("--until-step", type=numbers.count, metavar="N", help="end each loop before this step")
     replay.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="the devices (%(default)s)")
     export = add("export", "write what ran as a program, a notebook or a table, or describe the folder as an RO-Crate")
     export.add_argument(

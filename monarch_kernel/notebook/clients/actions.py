@@ -12,7 +12,7 @@ from monarch_kernel.notebook.clients.connection import Connection
 from monarch_kernel.notebook.clients.kernels import ClientError
 from monarch_kernel.notebook.syntax.arguments import Known
 from monarch_kernel.notebook.syntax.lines import UsageProblem
-from monarch_kernel.notebook.syntax.options import LoopOptions, parse_loop
+from monarch_kernel.notebook.syntax.options import LOOP_ACTIONS, LoopOptions, parse_loop
 from monarch_kernel.notebook.syntax.selector import pick_ranks
 
 __all__ = [
@@ -49,12 +49,14 @@ def about(kernel: Connection) -> dict[str, Any]:
 
 
 def read_loop(selector: str, words: Sequence[str]) -> LoopOptions:
-    """Read the words that ``%mesh loop`` takes.
+    """Read the words that ``%mesh loop`` takes; there must be an action or a knob.
 
     Raises:
         ClientError: the words are not valid, or the selector names ranks.
     """
     name = whole_mesh(selector, ALL_RANKS)
+    if not any(word.strip() for word in words):
+        raise ClientError(f"mesh loop: write one of {', '.join(LOOP_ACTIONS)}, or KNOB=VALUE")
     try:
         return parse_loop(" ".join(map(shlex.quote, [name, *words])), Known([name], lambda word: word == name))
     except UsageProblem as problem:

@@ -102,7 +102,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
     @reads
     def read_logs(mesh: str, lines: int = 100) -> str:
         """Read the last lines that ranks have written; equal lines of several ranks appear once, with their ranks."""
-        return ask(mesh, "logs", count=max(1, lines))
+        return ask(mesh, "logs", count=lines)
 
     @reads
     def show_traceback(mesh: str) -> str:
@@ -112,7 +112,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
     @reads
     def profile(mesh: str, steps: int = 5, seconds: float = 10.0) -> str:
         """Record some steps of what ranks run, and say where the time goes, and which rank the others wait for."""
-        return ask(mesh, "profile", takes_s=60.0 + seconds, count=max(1, steps), seconds=seconds)
+        return ask(mesh, "profile", takes_s=60.0 + seconds, count=steps, seconds=seconds)
 
     @reads
     def show_record(mesh: str = "") -> str:

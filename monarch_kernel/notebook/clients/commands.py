@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from monarch_kernel.base import numbers
 from monarch_kernel.base.text import printable
 from monarch_kernel.notebook.clients.actions import (
     HEAL_S,
@@ -53,13 +54,19 @@ def add_mesh(commands: Any) -> None:
     add("show", "show the ranks, loops, waits and errors of a mesh, of some ranks, or of all meshes", "[NAME[RANKS]]")
     add("stacks", "show what every rank does now", "NAME[RANKS]")
     logs = add("logs", "show what ranks have written", "NAME[RANKS]")
-    logs.add_argument("--lines", type=int, default=200, metavar="N", help="the last N lines of each rank (%(default)s)")
+    logs.add_argument(
+        "--lines", type=numbers.count, default=200, metavar="N", help="the last N lines of a rank (%(default)s)"
+    )
     add("traceback", "show the last failures of ranks", "NAME[RANKS]")
     profile = add(
         "profile", "record some steps; show where their time goes, and which rank the others wait for", "NAME[RANKS]"
     )
-    profile.add_argument("--steps", type=int, default=5, metavar="N", help="the number of steps (%(default)s)")
-    profile.add_argument("--seconds", type=float, default=10.0, metavar="S", help="the most it may take (%(default)s)")
+    profile.add_argument(
+        "--steps", type=numbers.count, default=5, metavar="N", help="the number of steps (%(default)s)"
+    )
+    profile.add_argument(
+        "--seconds", type=numbers.seconds, default=10.0, metavar="S", help="the most it may take (%(default)s)"
+    )
     add("record", "say what the record of the run holds")
     loop = add("loop", "control the live loop of a mesh, or set its knobs", "NAME")
     loop.add_argument("words", nargs="+", metavar="pause | resume | step [N] | stop | KNOB=VALUE")
@@ -161,19 +168,13 @@ def _ask(kernel: Connection, name: str, ranks: list[int] | None, options: argpar
     more: dict[str, Any] = {}
     takes_s = HEAL_S if action == "heal" else 60.0
     if action == "logs":
-        more["count"] = _positive("--lines", options.lines)
+        more["count"] = options.lines
     elif action == "profile":
-        more = {"count": _positive("--steps", options.steps), "seconds": options.seconds}
+        more = {"count": options.steps, "seconds": options.seconds}
         takes_s += options.seconds
     elif action == "interrupt":
         more["abort"] = options.abort
     return kernel.ask(action, name, takes_s=takes_s, ranks=ranks, **more)
-
-
-def _positive(option: str, value: int) -> int:
-    if value < 1:
-        raise ClientError(f"{option} takes a number of 1 or more, not {value}")
-    return value
 
 
 def _print(data: Mapping[str, Any], text: str, options: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -126,6 +127,9 @@ class Connection:
         Raises:
             ClientError: the command failed; the text is the reason.
         """
+        for name, value in arguments.items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
+                raise ClientError(f"{command} {mesh}: {name} must be a finite number, not {value}")
         self._open()
         id = next(self._ids)
         self._say({"kind": "command", "id": id, "command": command, "mesh": mesh, **arguments})

@@ -486,7 +486,7 @@ class MeshCommands:
         if request.command == "stacks":
             return _stacks(entry, mesh)
         if request.command == "logs":
-            lines = LogsOptions("", max(1, request.number or LogsOptions.lines))
+            lines = LogsOptions("", request.number or LogsOptions.lines)
             return "".join(text for _, text in _logs(entry, mesh, lines))
         if request.command == PROFILE:
             try:

@@ -371,6 +371,8 @@ def _read_count(message: Mapping[str, Any]) -> int | None:
     count = message.get("count")
     if count is not None and type(count) is not int:
         raise UsageProblem(f"the number of steps or lines must be an integer, not {str(count)[:_SHOWN]!r}")
+    if count is not None and count < 1:
+        raise UsageProblem(f"the number of steps or lines must be 1 or more, not {count}")
     return count
 
 

@@ -86,12 +86,25 @@ def test_a_loop_is_refused_for_some_ranks() -> None:
         whole_mesh("t[", "why")
 
 
+@pytest.mark.parametrize("words", [[], ["", " "]])
+def test_a_loop_needs_an_action(words: list[str]) -> None:
+    with pytest.raises(ClientError, match="write one of pause, resume, step, stop, or KNOB=VALUE"):
+        read_loop("t", words)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["loop", "t[0]", "pause"], "write t, without ranks"),
         (["loop", "t", "faster"], "'faster' is neither one of pause, resume, step, stop nor KNOB=VALUE"),
         (["loop", "t", "step", "0"], "step takes a number of steps, such as 10, not '0'"),
+        (["loop", "t", ""], "write one of pause, resume, step, stop, or KNOB=VALUE"),
+        (["profile", "t", "--seconds", "nan"], "--seconds: write a number of seconds above 0, such as 10, not 'nan'"),
+        (["profile", "t", "--seconds", "inf"], "--seconds: write a number"),
+        (["profile", "t", "--seconds", "-1"], "--seconds: write a number"),
+        (["profile", "t", "--steps", "0"], "--steps: write a whole number of 1 or more, not '0'"),
+        (["logs", "t", "--lines", "-3"], "--lines: write a whole number of 1 or more, not '-3'"),
+        (["logs", "t", "--lines", "1.5"], "--lines: write a whole number of 1 or more, not '1.5'"),
         (["show", "t[0"], "'t[0' is no mesh"),
         (["interrupt", ""], "'' is no mesh"),
     ],

@@ -73,6 +73,9 @@ def test_an_agent_can_read_and_has_no_tools_to_change(notebook: Notebook) -> Non
         assert "a record is of the whole run; write t" in await refusal_of(client, "show_record", mesh="t[0]")
         assert "hello from 1" in await text_of(client, "read_logs", mesh="t[1]", lines=5)
         assert "no record runs" in await text_of(client, "show_record")
+        assert "must be 1 or more, not -3" in await refusal_of(client, "read_logs", mesh="t", lines=-3)
+        assert "must be 1 or more, not 0" in await refusal_of(client, "profile", mesh="t", steps=0)
+        assert "seconds must be above 0" in await refusal_of(client, "profile", mesh="t", seconds=-1)
         assert "there is no mesh 'u'" in await refusal_of(client, "show_stacks", mesh="u")
         assert "t runs nothing" in await refusal_of(client, "profile", mesh="t")
         assert "Unknown tool" in await refusal_of(client, "interrupt", mesh="t")
@@ -93,6 +96,10 @@ def test_an_agent_names_the_straggler_and_turns_a_knob_where_it_may(notebook: No
         assert "at most 1" in await refusal_of(client, "set_knob", mesh="t", name="lr", value=7)
         assert "write t, without ranks" in await refusal_of(client, "set_knob", mesh="t[0]", name="lr", value=0.2)
         assert "write t, without ranks" in await refusal_of(client, "control_live_loop", mesh="t[0]", action="pause")
+        for action in ("", " "):
+            refusal = await refusal_of(client, "control_live_loop", mesh="t", action=action)
+            assert "write one of pause, resume, step, stop, or KNOB=VALUE" in refusal
+        assert "neither one of pause" in await refusal_of(client, "control_live_loop", mesh="t", action="faster")
         assert "pause before step" in await text_of(client, "control_live_loop", mesh="t", action="pause")
         await text_of(client, "control_live_loop", mesh="t", action="step 2")
         await text_of(client, "interrupt", mesh="t")

@@ -119,6 +119,13 @@ def test_a_client_interrupts_a_cell_and_says_what_it_has_no_answer_for(
         client.ask("profile", "t")
     with pytest.raises(ClientError, match="must be a number of seconds"):
         client.ask("profile", "t", seconds="soon")
+    with pytest.raises(ClientError, match="profile t: seconds must be a finite number, not nan"):
+        client.ask("profile", "t", seconds=float("nan"))
+    for command in ("logs", "profile"):
+        with pytest.raises(ClientError, match="the number of steps or lines must be 1 or more, not 0"):
+            client.ask(command, "t", count=0)
+    with pytest.raises(ClientError, match="seconds must be above 0"):
+        client.ask("profile", "t", seconds=-1.0)
     assert client.ask("record").startswith("no record runs")
 
 
