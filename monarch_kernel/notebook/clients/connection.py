@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty
@@ -106,8 +106,7 @@ class Connection:
         meshes = self.meshes()
         found = next((mesh for mesh in meshes if mesh["name"] == name), None)
         if found is None:
-            names = ", ".join(mesh["name"] for mesh in meshes) or "none"
-            raise ClientError(f"there is no mesh {name!r} in {self.file.notebook or self.file.path}; meshes: {names}")
+            raise ClientError(_no_mesh(name, {self: [mesh["name"] for mesh in meshes]}))
         if found.get("loops"):
             with suppress(ClientError):  # the loop may be gone by now
                 self._wait(lambda: name in self._curves, f"the curves of {name}", _CURVES_S)
@@ -248,40 +247,69 @@ def _readable(mesh: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def connect(kernel: str = "", mesh: str = "") -> Connection:
+def connect(kernel: str = "", mesh: str = "", answer_s: float = _ANSWER_S) -> Connection:
     """Connect to the one kernel that a user means.
 
     Args:
         kernel: its connection file, id or notebook; empty if only one is possible.
         mesh: a mesh that it must have; empty for any.
+        answer_s: how long each kernel may take to answer. One that does not answer prevents no command to another.
+
+    Raises:
+        ClientError: there is no such kernel, or there are several; the text has the kernels that could not be reached, and why.
+    """
+    connections, problems = connect_all(kernel, answer_s)
+    names: dict[Connection, list[str]] = {}
+    chosen: Connection | None = None
+    try:
+        for each in connections:
+            try:
+                names[each] = [one["name"] for one in each.meshes()] if mesh else []
+            except ClientError as error:  # it has no say in which kernel is meant
+                problems.append(str(error))
+        chosen = _choose(names, mesh, problems)
+        return chosen
+    finally:
+        for each in connections:
+            if each is not chosen:
+                each.close()
+
+
+def _choose(names: Mapping[Connection, Sequence[str]], mesh: str, problems: Sequence[str]) -> Connection:
+    """Return the one kernel that has a mesh.
+
+    Args:
+        names: the names of the meshes of each kernel that answers.
+        mesh: the mesh; empty for any.
+        problems: why other kernels can't be reached.
 
     Raises:
         ClientError: there is no such kernel, or there are several.
     """
-    connections, problems = connect_all(kernel)
-    fitting = [each for each in connections if not mesh or any(one["name"] == mesh for one in each.meshes())]
-    possible = fitting or (
-        connections if len(connections) == 1 else []
-    )  # a single kernel says that it has no such mesh
-    for each in connections:
-        if possible != [each]:
-            each.close()
-    if len(possible) == 1:
-        return possible[0]
-    if not connections:
-        raise ClientError(
-            problems[0] if problems else "no kernel with meshes runs: start a notebook with the kernel Monarch"
-        )
-    named = ", ".join(each.file.notebook or each.file.id for each in fitting or connections)
-    what = f"has a mesh {mesh!r}" if mesh else "runs"
-    raise ClientError(
-        f"more than one kernel {what} ({named}): name one with --kernel"
-        if fitting
-        else f"no kernel {what}; these run: {named}"
-    )
+    fitting = [each for each, known in names.items() if not mesh or mesh in known]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        what = f"has a mesh {mesh!r}" if mesh else "runs"
+        named = ", ".join(each.file.notebook or each.file.id for each in fitting)
+        raise ClientError(f"more than one kernel {what} ({named}): name one with --kernel")
+    if names:
+        missing = _no_mesh(mesh, names)
+    elif problems:
+        missing = "no kernel answers" if len(problems) > 1 else ""
+    else:
+        missing = "no kernel with meshes runs: start a notebook with the kernel Monarch"
+    raise ClientError("; ".join([*([missing] if missing else []), *problems]))
 
 
-def connect_all(kernel: str = "") -> tuple[list[Connection], list[str]]:
+def _no_mesh(name: str, known: Mapping[Connection, Sequence[str]]) -> str:
+    kernels = [
+        f"{each.file.notebook or each.file.path}; meshes: {', '.join(has) or 'none'}" for each, has in known.items()
+    ]
+    return f"there is no mesh {name!r} in {', nor in '.join(kernels)}"
+
+
+def connect_all(kernel: str = "", answer_s: float = _ANSWER_S) -> tuple[list[Connection], list[str]]:
     """Connect to all kernels with meshes that run, or to those of a name.
 
     Returns:
@@ -292,16 +320,16 @@ def connect_all(kernel: str = "") -> tuple[list[Connection], list[str]]:
     """
     files = find_kernels(kernel)
     with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
-        tried = list(pool.map(_try, files))
+        tried = list(pool.map(_try, files, itertools.repeat(answer_s)))
     problems = [each for each in tried if isinstance(each, str) and each]
     return [each for each in tried if isinstance(each, Connection)], problems
 
 
-def _try(file: KernelFile) -> Connection | str:
+def _try(file: KernelFile, answer_s: float) -> Connection | str:
     """Connect to a kernel; the reason if that is not possible, and an empty text for a kernel of something else."""
     try:
-        return Connection(file)
-    except OtherKernel:
+        return Connection(file, answer_s)
+    except (OtherKernel, FileNotFoundError):  # one that has just ended removes its file
         return ""
     except ClientError as error:
         return str(error)

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from monarch_kernel.notebook.clients.connection import connect
 from monarch_kernel.notebook.clients.kernels import ClientError, find_kernels, read_file
+
+PORTS = {"shell_port": 1, "iopub_port": 1, "stdin_port": 1, "hb_port": 1}  # nothing listens there
 
 
 @pytest.fixture
@@ -90,3 +93,11 @@ def test_a_file_that_is_none_and_a_missing_one_are_one_line(tmp_path: Path) -> N
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(ClientError, match="is no connection file of a kernel"):
         read_file(tmp_path / "list.json")
+
+
+def test_each_kernel_that_does_not_answer_is_named_with_the_reason(runtime: Path, listener: int) -> None:
+    paths = [write(runtime, id, listener, **PORTS) for id in ("aaa-1", "bbb-2")]
+    with pytest.raises(ClientError, match="^no kernel answers; ") as refused:
+        connect("", "t", answer_s=0.2)
+    for path in paths:
+        assert f"the kernel {path} does not answer: it has hung in native code" in str(refused.value)

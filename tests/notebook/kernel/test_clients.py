@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from monarch_kernel.notebook.clients import connection
 from monarch_kernel.notebook.clients.actions import control_loop, ranks_of, show_mesh
-from monarch_kernel.notebook.clients.connection import Connection
+from monarch_kernel.notebook.clients.connection import Connection, connect
 from monarch_kernel.notebook.clients.kernels import ClientError, read_file
 from tests.notebook.kernel.conftest import Notebook
 from tests.notebook.kernel.test_loops import TRAINS
@@ -152,3 +153,45 @@ def test_a_kernel_that_is_stopped_is_reported(notebook: Notebook) -> None:
     finally:
         os.kill(notebook.pid, signal.SIGCONT)
     assert notebook.ok("1").ok
+
+
+class Ending(Connection):
+    """A connection to a kernel that has ended since it answered."""
+
+    def meshes(self) -> list[dict[str, Any]]:
+        raise ClientError(f"the kernel {self.file.path} has ended")
+
+
+def test_a_kernel_that_ends_meanwhile_prevents_no_command_to_another(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = read_file(Path(notebook.manager.connection_file))
+
+    def found(*arguments: object) -> tuple[list[Connection], list[str]]:
+        return [Ending(file, answer_s=60.0), Connection(file, answer_s=60.0)], []
+
+    monkeypatch.setattr(connection, "connect_all", found)
+    with connect("", "t") as kernel:
+        assert kernel.ask("record").startswith("no record runs")
+    with pytest.raises(ClientError, match=r"there is no mesh 'u' in .*; meshes: t; the kernel .* has ended"):
+        connect("", "u")
+
+
+@pytest.mark.slow  # waits until it is clear that a kernel does not answer, which takes 10 s
+def test_a_kernel_that_does_not_answer_prevents_no_command_to_another(
+    notebook: Notebook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    about = json.loads(Path(notebook.manager.connection_file).read_text())
+    for id, key in (("good", about["key"]), ("silent", "wrong")):
+        path = tmp_path / f"kernel-{id}.json"
+        path.write_text(json.dumps({**about, "key": key, "jupyter_session": ""}))
+        path.chmod(0o600)
+    with connect("", "t") as kernel:
+        assert kernel.file.id == "good"
+        assert kernel.ask("record").startswith("no record runs")
+    with pytest.raises(ClientError) as refused:
+        connect("", "u")
+    text = str(refused.value)
+    assert text.startswith(f"there is no mesh 'u' in {tmp_path}/kernel-good.json; meshes: t; ")
+    assert f"the kernel {tmp_path}/kernel-silent.json does not answer: it has hung in native code" in text
