@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,34 @@ def test_classifiers_are_known_and_in_order(metadata: Any) -> None:
     known = pytest.importorskip("trove_classifiers").classifiers
     assert set(metadata.classifiers) <= known
     assert list(metadata.config["classifiers"]) == sorted(metadata.config["classifiers"])
+
+
+def test_advice_to_install_names_the_extra_that_has_the_package(metadata: Any) -> None:
+    """The extra has the version that was tested, so messages and documents name no package that an extra has."""
+    extras = {
+        name: {re.split(r"[<>=~!\[; ]", each)[0] for each in requirements}
+        for name, requirements in metadata.optional_dependencies.items()
+    }
+    of_users = {
+        "checkpoint",
+        "kubernetes",
+        "lightning",
+        "mcp",
+        "mlflow",
+        "parquet",
+        "ray",
+        "rdma",
+        "ssh",
+        "tensorboard",
+    }
+    packages = set().union(*(extras[name] for name in of_users | {"trackio", "wandb"}))
+    texts = [*(ROOT / "monarch_kernel").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    for path in texts:
+        text = path.read_text(encoding="utf-8")
+        for named in re.findall(r"monarch_kernel\[([a-z,]+)\]", text):
+            assert set(named.split(",")) <= set(extras), f"{path}: monarch_kernel[{named}]"
+        for what in re.findall(r"pip install ['\"]?([A-Za-z0-9_-]+)", text):
+            assert what not in packages, f"{path}: pip install {what}"
 
 
 def test_versions_agree(metadata: Any) -> None:

@@ -114,7 +114,8 @@ class TensorBoardJournal:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f"TensorBoard's package writes the files, where the notebook runs: pip install tensorboard ({error})"
+                "TensorBoard's package writes the files, where the notebook runs: "
+                f"pip install 'monarch_kernel[tensorboard]' ({error})"
             ) from None
         try:
             self.folder = Path(folder).expanduser().absolute()

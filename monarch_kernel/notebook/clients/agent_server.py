@@ -47,7 +47,8 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
         from mcp_types import ToolAnnotations
     except ImportError as error:
         raise ClientError(
-            f"python -m monarch_kernel mcp needs the package mcp, version 2 or later ({error}): pip install 'mcp>=2'"
+            f"python -m monarch_kernel mcp needs the package mcp, version 2 or later ({error}): "
+            "pip install 'monarch_kernel[mcp]'"
         ) from None
 
     server = MCPServer(

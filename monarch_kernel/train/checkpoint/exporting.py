@@ -43,7 +43,9 @@ def export(path: str | os.PathLike[str], file: str | os.PathLike[str], name: str
         from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError:
-        raise CheckpointError("checkpoint.export needs the safetensors package: pip install safetensors") from None
+        raise CheckpointError(
+            "checkpoint.export needs the safetensors package: pip install 'monarch_kernel[checkpoint]'"
+        ) from None
     contents = describe(path)
     if contents.names.get(name) != "module":
         modules = [key for key, kind in contents.names.items() if kind == "module"]

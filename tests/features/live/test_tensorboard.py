@@ -186,6 +186,6 @@ def test_a_folder_that_can_not_be_created_is_refused_at_once(tmp_path: Path) -> 
 
 def test_without_its_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tensorboard.summary.writer.event_file_writer", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install tensorboard"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'monarch_kernel\[tensorboard\]'"):
         TensorBoardJournal(tmp_path / "runs", "t")
     assert not (tmp_path / "runs").exists()

@@ -12,5 +12,6 @@ from monarch_kernel.notebook.clients.kernels import ClientError
 
 def test_a_missing_package_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server", None)  # as if it were not installed
-    with pytest.raises(ClientError, match=r"needs the package mcp, version 2 or later \(.*\): pip install 'mcp>=2'"):
+    advice = r"needs the package mcp, version 2 or later \(.*\): pip install 'monarch_kernel\[mcp\]'"
+    with pytest.raises(ClientError, match=advice):
         make_server()
