@@ -23,6 +23,7 @@ from monarch_kernel.actor.spawning import SPAWN_DEFAULTS, BootstrapCommand, Devi
 from monarch_kernel.base.events import HostsView
 from monarch_kernel.base.frontend import shows_all_output
 from monarch_kernel.base.mesh import Extent, Point, Region, Shaped
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import ActorError, Failure, LaunchError, MonarchError, SupervisionError
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.net.wire.codec import dump_bytes
@@ -236,8 +237,8 @@ class HostMesh(Handle, Shaped):
         extent = Extent(axes if axes is not None else [*self.extent.items(), *local.items()])
         if extent.nelements != world:
             raise ValueError(
-                f"axes {dict(extent)} have {extent.nelements} points, but there are {world} processes: name axes whose sizes "
-                f"multiply to {world}"
+                f"axes {dict(extent)} have {plural(extent.nelements, 'point')}, but there {'is' if world == 1 else 'are'} "
+                f"{plural(world, 'process', 'processes')}: name axes whose sizes multiply to {world}"
             )
         all_starts = starts(bootstrap_command, env, self._python, extent)
         session = self._session
@@ -398,7 +399,7 @@ def _complete_here(spec: RankSpec, gpus: Callable[[str | None], Sequence[str]]) 
         return assign_resources(spec, os.environ, gpus, "here", "", threads)
     except TooFewGpusError as error:
         raise ValueError(
-            f"{error.needed} processes need a GPU each, but this machine has {error.found}; "
+            f"{plural(error.needed, 'process', 'processes')} requested with a GPU each, but this machine has {error.found}; "
             "spawn fewer processes, or pass device='cpu'"
         ) from None
 

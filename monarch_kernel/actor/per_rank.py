@@ -14,6 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from monarch_kernel.base.mesh import Region, ValueMesh
+from monarch_kernel.base.text import plural
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import Apply, Push
 
@@ -50,7 +51,9 @@ def by_rank(region: Region, values: Iterable[T], what: str) -> ValueMesh[T]:
     if len(items) != len(region):
         few = "1 was given" if len(items) == 1 else f"{len(items)} were given"
         given = few if len(items) < len(region) else "more were given"
-        raise ValueError(f"{what}: {region.extent} has {len(region)} ranks and needs as many values, but {given}")
+        raise ValueError(
+            f"{what}: {region.extent} has {plural(len(region), 'rank')} and needs as many values, but {given}"
+        )
     return ValueMesh(region.extent, items)
 
 
@@ -86,7 +89,7 @@ def apply_messages(
     try:
         inspect.signature(function).bind(*values)
     except TypeError as error:
-        raise TypeError(f"map() calls {_name(function)} with {len(values)} values: {error}") from None
+        raise TypeError(f"map() calls {_name(function)} with {plural(len(values), 'value')}: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
     roots = {_name(function): function}

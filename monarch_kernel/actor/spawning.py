@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from monarch_kernel.base.mesh import Extent, Point
+from monarch_kernel.base.text import plural
 from monarch_kernel.net.wire.codec import dump_bytes
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.function_calls import run_bootstrap
@@ -193,7 +194,10 @@ def check_binds(binds: Sequence[Mapping[str, str]], per_host: int) -> None:
         ValueError: there are too few or too many, or a key is unknown.
     """
     if len(binds) != per_host:
-        raise ValueError(f"proc_bind has {len(binds)} entries, but each host has {per_host} processes")
+        raise ValueError(
+            f"proc_bind has {plural(len(binds), 'entry', 'entries')}, but each host has "
+            f"{plural(per_host, 'process', 'processes')}"
+        )
     for bind in binds:
         if not isinstance(bind, Mapping):
             raise TypeError(f"an entry of proc_bind is a dict such as {{'cpus': '0-3'}}, not {bind!r}")

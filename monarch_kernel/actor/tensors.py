@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 from monarch_kernel.actor.per_rank import apply_messages, by_rank
 from monarch_kernel.base.mesh import Extent, Point, Region, ValueMesh
 from monarch_kernel.base.mesh.extent import list_axes
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import (
     BufferGoneError,
     Failure,
@@ -87,7 +88,7 @@ class Moved:
         rate = f", {_size(int(self.nbytes / self.seconds))}/s" if self.seconds and self.nbytes else ""
         paths = sorted(self.data_paths, key=lambda path: -self.data_paths[path])
         by = f" by {' and '.join(paths)}" if paths else ""
-        parts = [f"{_size(self.nbytes)} of {self.tensors} tensors in {self.seconds:.3f} s{rate}{by}"]
+        parts = [f"{_size(self.nbytes)} of {plural(self.tensors, 'tensor')} in {self.seconds:.3f} s{rate}{by}"]
         parts += [f"{len(self.missing)} missing"] * bool(self.missing)
         parts += [f"{len(self.unexpected)} unexpected"] * bool(self.unexpected)
         return f"<Moved {'; '.join(parts)}>"

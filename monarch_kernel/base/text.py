@@ -19,7 +19,9 @@ __all__ = [
     "last_line",
     "one_line",
     "plain",
+    "plural",
     "printable",
+    "were",
 ]
 
 Column = tuple[str, list[str], bool]
@@ -65,6 +67,22 @@ def format_nbytes(nbytes: float) -> str:
         if value < 1023.5:
             return f"{value:.0f} {unit}"
     return f"{value:,.0f} PiB"
+
+
+def plural(count: int, what: str, several: str = "") -> str:
+    """Format a count with its noun: ``1 host``, ``2 hosts``, ``1,024 hosts``.
+
+    Args:
+        count: the number.
+        what: the noun, in the singular.
+        several: the plural, where it is not the singular and an s.
+    """
+    return f"{count:,} {what if count == 1 else several or f'{what}s'}"
+
+
+def were(count: int) -> str:
+    """Return the verb after a count: ``1 rank was asked for``, ``2 ranks were asked for``."""
+    return "was" if count == 1 else "were"
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 
 from monarch_kernel.base.directories import is_replaceable, session_roots, temporary_directory
-from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.base.text import format_nbytes, plural
 from monarch_kernel.doctor.report import Finding, Sign
 from monarch_kernel.net.memory.limits import cores, largest_file, processes, room
 
@@ -28,8 +28,11 @@ def processors() -> Iterator[Finding]:
     allowed, usable = len(os.sched_getaffinity(0)), cores()
     found = f"{allowed} of {os.cpu_count()} may be used"
     if usable < allowed:
-        found += f", but a control group limits CPU time to {usable:g} cores"
-        remedy = f"ranks divide {allowed} threads: give each fewer, for example %mesh up t -n 4 --env OMP_NUM_THREADS=1"
+        found += f", but a control group limits CPU time to {usable:g} core{'s' * (usable != 1)}"
+        remedy = (
+            f"ranks divide {plural(allowed, 'thread')}: give each fewer, for example "
+            "%mesh up t -n 4 --env OMP_NUM_THREADS=1"
+        )
         yield Finding("cores", Sign.WARNING, found, remedy)
     else:
         yield Finding("cores", Sign.OK, found)

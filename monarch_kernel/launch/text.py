@@ -6,12 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["how_ended", "last_line", "most_common", "plural", "signal_name"]
-
-
-def plural(count: int, what: str) -> str:
-    """Format a count with its noun, such as ``1 host``, ``2 hosts``."""
-    return f"{count} {what}{'s' * (count != 1)}"
+__all__ = ["how_ended", "last_line", "most_common", "signal_name"]
 
 
 def most_common(texts: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.base.text import format_nbytes, plural
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
 
 __all__ = ["Holding", "Holdings", "count_by_name", "holdings_of", "names_of", "tensors_in", "tensors_on"]
@@ -55,18 +55,14 @@ class Holdings(tuple[Holding, ...]):
 
     def __repr__(self) -> str:
         count, nbytes = sum(each.tensors for each in self), sum(each.nbytes for each in self)
-        lines = [f"{format_nbytes(nbytes)} in {_plural(count)} on each rank"]
+        lines = [f"{format_nbytes(nbytes)} in {plural(count, 'tensor')} on each rank"]
         lines += [
-            f"  {format_nbytes(each.nbytes)} in {_plural(each.tensors)}: {each.line or 'an earlier line'}"
+            f"  {format_nbytes(each.nbytes)} in {plural(each.tensors, 'tensor')}: {each.line or 'an earlier line'}"
             for each in self[:_SHOWN]
         ]
         if (rest := self[_SHOWN:]) != ():
-            lines.append(f"  {format_nbytes(sum(each.nbytes for each in rest))} by {len(rest)} other lines")
+            lines.append(f"  {format_nbytes(sum(each.nbytes for each in rest))} by {plural(len(rest), 'other line')}")
         return "\n".join(lines)
-
-
-def _plural(count: int) -> str:
-    return "1 tensor" if count == 1 else f"{count:,} tensors"
 
 
 def tensors_on(device: Any) -> list[DistributedTensor]:
@@ -100,10 +96,10 @@ def names_of(device: Any, namespace: Mapping[str, Any] | None = None) -> str:
     rest = named.pop("", 0)
     shown = [name if count == 1 else f"{name} ({count})" for name, count in list(named.items())[:_SHOWN]]
     if more := len(named) - _SHOWN:
-        shown += [f"{more} other variables"] * (more > 0)
+        shown += [f"{plural(more, 'other variable')}"] * (more > 0)
     if rest:
         shown.append(f"{rest} that no variable refers to directly")
-    return f"{_plural(len(tensors))}: {', '.join(shown)}" if shown else _plural(0)
+    return f"{plural(len(tensors), 'tensor')}: {', '.join(shown)}" if shown else plural(0, "tensor")
 
 
 def count_by_name(ids: set[int], namespace: Mapping[str, Any] | None = None) -> dict[str, int]:

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import TensorError
 from monarch_kernel.features.tensors.functions import MAX_RESULTS
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
@@ -143,7 +144,7 @@ def texts_of(mesh: ProcMesh, placements: Mapping[str, Any], before: Sequence[str
         if text.startswith("S"):
             dim = int(text[2:-1])
             if not -n_dims <= dim < n_dims:
-                raise TensorError(f"{axis}=Shard({dim}) is not possible: the tensor has {n_dims} dimensions")
+                raise TensorError(f"{axis}=Shard({dim}) is not possible: the tensor has {plural(n_dims, 'dimension')}")
             text = f"S({dim % n_dims})"
         texts.append(text)
     return tuple(texts)

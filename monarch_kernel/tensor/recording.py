@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import TensorError
 from monarch_kernel.features.tensors.blocks import ARGUMENT, BEFORE, KEPT, LOCAL
 from monarch_kernel.features.tensors.messages import DefineBlock
@@ -263,12 +264,15 @@ class Recorded:
             run = kind.last
             if run is None:
                 continue
-            state = "recorded" if kind.block is not None else f"not recorded after {kind.runs} calls"
+            state = "recorded" if kind.block is not None else f"not recorded after {plural(kind.runs, 'call')}"
             counts: dict[str, int] = {}
             for op in run.ops:
                 counts[op.title] = counts.get(op.title, 0) + 1
             listed = ", ".join(f"{title} {n}" for title, n in sorted(counts.items(), key=lambda item: -item[1]))
-            lines.append(f"{self._name}: {state}; {len(run.steps)} operations, {len(run.kept)} tensors kept: {listed}")
+            lines.append(
+                f"{self._name}: {state}; {plural(len(run.steps), 'operation')}, "
+                f"{plural(len(run.kept), 'tensor')} kept: {listed}"
+            )
         return "\n".join(lines) or f"{self._name}: not called yet"
 
     def _device(self, tensors: Sequence[DistributedTensor]) -> Device:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.actor.tensors import move_parts
-from monarch_kernel.base.text import format_nbytes, format_ranks
+from monarch_kernel.base.text import format_nbytes, format_ranks, plural
 from monarch_kernel.errors import SupervisionError
 from monarch_kernel.features.tensors.refilling import (
     Piece,
@@ -62,7 +62,8 @@ class Refilled(NamedTuple):
         if not self.ranks:
             return "nothing to refill: no rank has lost a part of a tensor"
         text = (
-            f"{format_ranks(self.ranks)}: {self.copied} tensors copied from other ranks ({format_nbytes(self.nbytes)})"
+            f"{format_ranks(self.ranks)}: {plural(self.copied, 'tensor')} copied from other ranks "
+            f"({format_nbytes(self.nbytes)})"
         )
         if self.loaded:
             text += f", {self.loaded} loaded"

@@ -110,7 +110,7 @@ def test_an_extent_is_made_of_names_and_sizes() -> None:
     assert isinstance(extent.labels, list)
     assert (str(extent), f"{extent}") == ("{hosts: 2, gpus: 4}", "{'hosts': 2, 'gpus': 4}")
     assert pickle.loads(pickle.dumps(extent.labels)) == ["hosts", "gpus"]
-    with pytest.raises(ValueError, match="1 axes were given with 2 sizes"):
+    with pytest.raises(ValueError, match="1 axis was given with 2 sizes"):
         Extent(["hosts"], [2, 4])
     assert (extent.region.extent, list(extent.region.ranks)) == (extent, list(range(8)))  # type: ignore[attr-defined]
     point = Point(5, extent)
@@ -252,7 +252,7 @@ def test_commands_add_and_remove_variables() -> None:
 def test_bindings_are_checked() -> None:
     check_binds([{"cpus": "0-3,8"}, {"physcpubind": "1"}], 2)
     for binds, error, text in [
-        ([{"cpus": "0"}], ValueError, "1 entries, but each host has 2"),
+        ([{"cpus": "0"}], ValueError, "1 entry, but each host has 2 processes"),
         ([{"cpus": "a"}, {}], ValueError, "list of numbers"),
         ([{"membind": "0"}, {}], ValueError, "numactl"),
         (["0", "1"], TypeError, "a dict"),

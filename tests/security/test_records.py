@@ -142,7 +142,7 @@ def test_what_is_left_out_is_named(folder: Path) -> None:
     change(folder, "UPDATE cell SET started = 'long ago' WHERE id = 1")
     with RecordReader(folder) as record:
         assert [cell.id for cell in record.cells] == [2]
-        assert "1 rows of cells have values that no record has" in record.text()
+        assert "1 row of cells with values that no record has" in record.text()
 
 
 @pytest.mark.parametrize(

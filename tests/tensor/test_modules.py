@@ -35,7 +35,7 @@ def two() -> nn.Module:
         ({"nothing": {}}, "no parameter of the module matches 'nothing'"),
         (
             {"1": {"r": Shard(1)}},
-            r"1.bias \(2,\) can't be placed: r=Shard\(1\) is not possible: the tensor has 1 dimensions",
+            r"1.bias \(2,\) can't be placed: r=Shard\(1\) is not possible: the tensor has 1 dimension",
         ),
         ({"1": {"r": Partial()}}, "1.weight can't be Partial"),
         ({"1": {"r": "left"}}, "1.weight .* r='left' is no placement"),

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import TypeVar, cast
 
+from monarch_kernel.base.text import plural, were
+
 __all__ = ["Extent", "Point", "as_index", "as_size", "list_axes", "quote"]
 
 
@@ -59,7 +61,9 @@ class Extent(Mapping[str, int]):
         if of is not None:
             labels = cast("Sequence[str]", sizes)
             if len(labels) != len(of):
-                raise ValueError(f"{len(labels)} axes were given with {len(of)} sizes")
+                raise ValueError(
+                    f"{plural(len(labels), 'axis', 'axes')} {were(len(labels))} given with {plural(len(of), 'size')}"
+                )
             sizes = list(zip(labels, of))
         pairs = list(sizes.items() if isinstance(sizes, Mapping) else cast("Iterable[tuple[str, int]]", sizes))
         self._sizes: dict[str, int] = {}

@@ -15,6 +15,7 @@ from operator import index
 from typing import TypeAlias, TypeVar, cast
 
 from monarch_kernel.base.mesh.extent import Extent, Point, as_index, as_size, list_axes, quote
+from monarch_kernel.base.text import plural, were
 
 __all__ = ["AxisIndex", "Region", "Shaped"]
 
@@ -43,7 +44,9 @@ class Region:
     def __post_init__(self) -> None:
         ranks = _compact(self.ranks)
         if len(ranks) != self.extent.nelements:
-            raise ValueError(f"{self.extent} needs {self.extent.nelements} ranks, but {len(ranks)} were given")
+            raise ValueError(
+                f"{self.extent} needs {plural(self.extent.nelements, 'rank')}, but {len(ranks)} {were(len(ranks))} given"
+            )
         if min(ranks[0], ranks[-1]) < 0 if isinstance(ranks, range) else min(ranks) < 0:
             raise ValueError(f"ranks are counted from 0, but {min(ranks)} was given")
         if not isinstance(ranks, range) and len(set(ranks)) != len(ranks):

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from monarch_kernel.base.mesh.extent import Point
 from monarch_kernel.base.mesh.shape import Region, Shaped
-from monarch_kernel.base.text import format_ranks
+from monarch_kernel.base.text import format_ranks, plural, were
 
 __all__ = ["ValueMesh"]
 
@@ -46,7 +46,9 @@ class ValueMesh(Shaped, Generic[T]):
         region = _region_of(shape)
         store = tuple(values)
         if len(store) != len(region):
-            raise ValueError(f"{region.extent} needs {len(region)} values, but {len(store)} were given")
+            raise ValueError(
+                f"{region.extent} needs {plural(len(region), 'value')}, but {len(store)} {were(len(store))} given"
+            )
         # The ranks of the region index the store.
         self._region = region if region.ranks == range(len(store)) else Region.whole(region.extent)
         self._store = store
@@ -120,7 +122,7 @@ class ValueMesh(Shaped, Generic[T]):
         if len(groups) == 1:
             return f"{head} {lines[0]}"
         if len(groups) > _SHOWN_GROUPS:
-            lines.append(f"... {len(groups) - _SHOWN_GROUPS} more distinct values")
+            lines.append(f"... {plural(len(groups) - _SHOWN_GROUPS, 'more distinct value')}")
         return "\n  ".join([head, *lines])
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from monarch_kernel.base.events import LoopView
+from monarch_kernel.base.text import plural
 from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.live.csv_text import csv_text
 from monarch_kernel.features.live.knobs import fitting
@@ -125,7 +126,7 @@ class LiveLoop:
 
         def do(loop: LoopRecord) -> tuple[T, Grant | None]:
             if loop.pace.is_over:
-                raise RuntimeError(f"the loop of {loop.mesh} is over, after {loop.pace.progress:,} steps")
+                raise RuntimeError(f"the loop of {loop.mesh} is over, after {plural(loop.pace.progress, 'step')}")
             return change(loop)
 
         return self._control.change(self.key, do)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, plain
+from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, plain, plural
 from monarch_kernel.errors import Failure, Frame
 from monarch_kernel.features.profiling.analysis import PARTS, Findings, analyse
 from monarch_kernel.features.profiling.controller import ProfileControl
@@ -225,7 +225,7 @@ def _columns(found: Findings) -> list[tuple[str, list[str], bool]]:
 def _straggler_text(found: Findings, rename: Rename) -> str:
     assert found.straggler is not None
     rank, late, place, more_s = found.straggler
-    text = f"[{rank}] is last in {late.last} of {late.of} collectives with long waits, by {_time(late.by_s)}"
+    text = f"[{rank}] is last in {late.last} of {plural(late.of, 'collective')} with long waits, by {_time(late.by_s)}"
     if place is None:
         return f"{text}; no line takes it longer than the others"
     each = " a step" if found.steps else ""
@@ -239,7 +239,7 @@ def _even_text(found: Findings) -> str:
     each = " a step" if found.steps else ""
     return (
         f"no rank is late all the time: [{latest}] costs the others the most, {_time(lost_s)}{each}, and is last in "
-        f"{late.last} of {late.of} collectives with long waits"
+        f"{late.last} of {plural(late.of, 'collective')} with long waits"
     )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import RecordError
 from monarch_kernel.features.record.reading import RecordReader
 from monarch_kernel.features.record.tables import FILE
@@ -141,13 +142,13 @@ def crate_of(record: RecordReader, license: str = "") -> str:
 
 
 def _description(record: RecordReader) -> str:
-    meshes = ", ".join(f"{name} with {ranks} ranks" for name, ranks in record.meshes().items())
+    meshes = ", ".join(f"{name} with {plural(ranks, 'rank')}" for name, ranks in record.meshes().items())
     steps = sum(loop.reached for loop in record.loops)
     commit = record.run.get("git_commit", "")
     turns, events = sum(not knob.is_default for knob in record.knobs), len(record.events)
     counts = [
         f"cells of an interactive run{f' on {meshes}' if meshes else ''}: {len(record.cells):,}",
-        f"loops: {len(record.loops):,}, with {steps:,} steps",
+        f"loops: {len(record.loops):,}, with {plural(steps, 'step')}",
         f"changes of knobs: {turns:,}",
         f"events: {events:,}",
     ]
@@ -207,7 +208,7 @@ def _values(record: RecordReader) -> Iterator[Entity]:
     last = {(metric.loop, metric.name): metric for metric in record.metrics}
     for number, ((loop, name), metric) in enumerate(last.items()):
         if metric.mean == metric.mean:
-            text = f"{name} of loop {loop} in step {metric.step}, the mean of {metric.ranks} ranks"
+            text = f"{name} of loop {loop} in step {metric.step}, the mean of {plural(metric.ranks, 'rank')}"
             yield {
                 "@id": f"#value-{number}",
                 "@type": "PropertyValue",

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
+from monarch_kernel.base.text import plural
+
 __all__ = ["ALLOWED", "allowed_variables", "describe", "git_state"]
 
 ALLOWED = (
@@ -57,7 +59,7 @@ def git_state(folder: str) -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     if len(diff) > _LARGEST_DIFF:
-        diff = f"{diff[:_LARGEST_DIFF]}\n… {len(diff) - _LARGEST_DIFF:,} more characters\n"
+        diff = f"{diff[:_LARGEST_DIFF]}\n… {plural(len(diff) - _LARGEST_DIFF, 'more character')}\n"
     return {"git_commit": commit, "git_diff": diff}
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monarch_kernel.base.text import one_line
+from monarch_kernel.base.text import one_line, plural
 from monarch_kernel.errors import RecordError
 from monarch_kernel.features.record.checking import MAX_RANKS, Unfit, fitting, foreign_part, state_of, value_of
 from monarch_kernel.features.record.packing import BATCHES, Summary, unpack_digests, unpack_metrics
@@ -79,7 +79,7 @@ class RecordReader:
         self._tables = tables
 
     def __repr__(self) -> str:
-        return f"<record {self.folder}: {len(self.cells):,} cells, {len(self.loops):,} loops>"
+        return f"<record {self.folder}: {plural(len(self.cells), 'cell')}, {plural(len(self.loops), 'loop')}>"
 
     def __enter__(self) -> RecordReader:
         return self
@@ -136,7 +136,9 @@ class RecordReader:
         found = [row for row in rows if row is not None]
         fit = [kind(*row) for row in found if fitting(kind, row)]
         if len(fit) < len(found):
-            self._note(f"{len(found) - len(fit):,} rows of {kind.__name__.lower()}s have values that no record has")
+            self._note(
+                f"{plural(len(found) - len(fit), 'row')} of {kind.__name__.lower()}s with values that no record has"
+            )
         return Table(kind, fit)
 
     def _blocks(self, which: str, unpack: Callable[[bytes], Sequence[StepT]]) -> Iterator[tuple[int, int, StepT]]:

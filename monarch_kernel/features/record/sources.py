@@ -9,6 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.features.record.messages import DataFile
 
 __all__ = ["MOST_FILES", "files_of", "fingerprint", "text_of"]
@@ -29,7 +30,7 @@ def text_of(iterator: Any) -> str:
     sampler = getattr(iterator, "_index_sampler", None)
     parts = [type(dataset).__name__]
     try:
-        parts.append(f"{len(dataset):,} rows")  # type: ignore[arg-type]
+        parts.append(plural(len(dataset), "row"))  # type: ignore[arg-type]
     except Exception:  # a stream
         pass
     if isinstance(found := getattr(dataset, "_fingerprint", None), str):

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
-from monarch_kernel.base.text import one_line
+from monarch_kernel.base.text import one_line, plural
 
 __all__ = [
     "FILE",
@@ -215,7 +215,7 @@ class Table(Sequence[RowT], Generic[RowT]):
         lines = ["  ".join(self.columns)]
         lines += ["  ".join(_brief(value) for value in row) for row in self._rows[:most]]
         if len(self) > most:
-            lines.append(f"… {len(self) - most:,} more rows")
+            lines.append(f"… {plural(len(self) - most, 'more row')}")
         return "\n".join(lines)
 
     def to_dicts(self) -> list[dict[str, Any]]:

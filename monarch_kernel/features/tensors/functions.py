@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.features.tensors.messages import DefineCall
 from monarch_kernel.features.tensors.parts import is_sharded
 from monarch_kernel.features.tensors.records import Poison, Slot, TensorLayout
@@ -118,7 +119,8 @@ class CallEntry:
             made.structure = structure
             if len(made) > len(self.returns):
                 raise ValueError(
-                    f"{self._name} has returned {len(made)} tensors; more than {len(self.returns)} need propagate=function"
+                    f"{self._name} has returned {plural(len(made), 'tensor')}; more than {len(self.returns)} need "
+                    "propagate=function"
                 )
             return made
         return self._checked(found)

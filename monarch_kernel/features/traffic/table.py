@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
-from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table, one_line
+from monarch_kernel.base.text import Column, aligned, format_nbytes, html_table, one_line, plural
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.features.traffic.bandwidth import bus_factor
 from monarch_kernel.runtime.host.link_speeds import links_text
@@ -276,7 +276,7 @@ def _collected(rows: Sequence[CollectiveRow], unread: int) -> tuple[list[Column]
         ("algbw", [_bandwidth(group, 1.0) for group in shown], True),
         ("busbw", [_bandwidth(group, bus_factor(group[0].operation, group[0].ranks)) for group in shown], True),
     ]
-    below = [f"and {len(groups) - len(shown)} more kinds"] if len(groups) > len(shown) else []
+    below = [f"and {plural(len(groups) - len(shown), 'more kind')}"] if len(groups) > len(shown) else []
     if unread:
         below.append(f"{_count(unread, 'collective')} more, which torch has counted: bytes unknown")
     columns = [column for column in columns if any(column[1])]

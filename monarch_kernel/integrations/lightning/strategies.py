@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
+from monarch_kernel.base.text import plural
 from monarch_kernel.integrations.lightning.launcher import LaunchFailed, MeshLauncher
 
 if TYPE_CHECKING:
@@ -123,9 +124,9 @@ class OnMesh:
         devices, nodes = frame.f_locals.get("devices", "auto"), frame.f_locals.get("num_nodes", 1)
         assert self.parallel_devices is not None
         per, kind = len(self.parallel_devices), self.parallel_devices[0].type
-        has = f"mesh {mesh.name!r} has {len(mesh)} ranks, {per} on each of {self._nodes} hosts"
+        has = f"mesh {mesh.name!r} has {plural(len(mesh), 'rank')}, {per} on each of {self._nodes} hosts"
         if self._nodes == 1:
-            has = f"mesh {mesh.name!r} has {per} ranks on one host"
+            has = f"mesh {mesh.name!r} has {plural(per, 'rank')} on one host"
         number = _number_of(devices)
         if number not in (None, per):
             raise ValueError(f"Trainer(devices={devices!r}), but {has}: leave devices out, or start another mesh")

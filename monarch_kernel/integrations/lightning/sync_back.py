@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.net.wire.shared_classes import ByValuePickler
 
 __all__ = ["dump_trainer_state", "load_trainer_state"]
@@ -79,8 +80,8 @@ def _take_weights(trainer: Any, weights: dict[str, Any]) -> None:
     if missing.unexpected_keys:
         few = ", ".join(missing.unexpected_keys[:3])
         warnings.warn(
-            f"the notebook's module lacks {len(missing.unexpected_keys)} tensors of the trained module ({few} ...), whose "
-            "layers configure_model() or setup() creates only on the ranks; load them from a checkpoint",
+            f"the notebook's module lacks {plural(len(missing.unexpected_keys), 'tensor')} of the trained module ({few} ...), "
+            "whose layers configure_model() or setup() creates only on the ranks; load them from a checkpoint",
             stacklevel=2,
         )
 

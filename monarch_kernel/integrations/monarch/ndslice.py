@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.base.text import plural, were
 
 __all__ = ["NDSlice", "Shape"]
 
@@ -133,7 +134,9 @@ class Shape:
 
     def __init__(self, labels: Sequence[str], ndslice: NDSlice) -> None:
         if len(labels) != ndslice.ndim:
-            raise ValueError(f"{len(labels)} names were given for {ndslice.ndim} axes")
+            raise ValueError(
+                f"{plural(len(labels), 'name')} {were(len(labels))} given for {plural(ndslice.ndim, 'axis', 'axes')}"
+            )
         self.labels = list(labels)
         self.ndslice = ndslice
 

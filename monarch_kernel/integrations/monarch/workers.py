@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 
 from monarch_kernel.actor import Future, HostMesh, allocate
 from monarch_kernel.base.peer_users import is_trusted, user_of_peer
+from monarch_kernel.base.text import plural, were
 from monarch_kernel.integrations.monarch.awaited import future_of
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.net.wire.config import LOOPBACK, AgentConfig
@@ -354,7 +355,10 @@ class WorkerLauncher:
 
             for host in hosts:
                 host.close(0.0)
-            raise LaunchError(f"{len(configs)} workers were asked for, but only {len(free)} are free")
+            raise LaunchError(
+                f"{plural(len(configs), 'worker')} {were(len(configs))} asked for, but only {len(free)} "
+                f"{'is' if len(free) == 1 else 'are'} free"
+            )
         self._hosts += hosts
         return hosts
 

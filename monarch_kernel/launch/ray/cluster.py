@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.launch.ray import agent_actor
-from monarch_kernel.launch.text import plural
 
 __all__ = ["Cluster", "Node", "amount", "explain", "in_numbers"]
 

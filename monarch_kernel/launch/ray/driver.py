@@ -46,9 +46,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.launch.ray.cluster import Cluster, Node, amount, explain, in_numbers
 from monarch_kernel.launch.ray.options import Options
-from monarch_kernel.launch.text import how_ended, plural
+from monarch_kernel.launch.text import how_ended
 
 __all__ = ["RayDriver", "main"]
 

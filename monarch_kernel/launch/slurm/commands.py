@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from monarch_kernel.base.text import plural
+
 __all__ = [
     "COMMAND_S",
     "ENDS",
@@ -148,8 +150,7 @@ def too_many(n: int, partition: str) -> str:
     ((name, n_there),) = sizes.items()
     if n <= n_there:
         return ""
-    nodes = "1 node" if n_there == 1 else f"{n_there} nodes"
-    return f"asked for {n} hosts; partition {name.rstrip('*')} of the Slurm cluster has {nodes}"
+    return f"asked for {plural(n, 'host')}; partition {name.rstrip('*')} of the Slurm cluster has {plural(n_there, 'node')}"
 
 
 def why_refused(stderr: str, partition: str) -> str:

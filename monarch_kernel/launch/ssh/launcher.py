@@ -31,13 +31,13 @@ import threading
 from collections.abc import Sequence
 from typing import Literal
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import LaunchError
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.launch.ssh.host import SshHost
 from monarch_kernel.launch.ssh.hostlist import SshTarget, read_hosts
 from monarch_kernel.launch.ssh.login import Login
 from monarch_kernel.launch.ssh.loop_thread import LoopThread
-from monarch_kernel.launch.text import plural
 from monarch_kernel.net.wire.config import AgentConfig
 
 __all__ = ["SshLauncher"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from monarch_kernel.base.events import MeshView, WaitView
-from monarch_kernel.base.text import format_seconds
+from monarch_kernel.base.text import format_seconds, plural
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
 from monarch_kernel.runtime.diagnostics.call_waits import call_waits
@@ -157,7 +157,8 @@ class WaitWatch:
         for stall in due[:_MAX_TOLD]:
             self._say(stall.text)
         if hidden := due[_MAX_TOLD:]:
-            self._say(f"and {len(hidden)} more waits, of {format_ranks(_all_ranks(hidden))} (%mesh stacks shows them)")
+            count = plural(len(hidden), "more wait")
+            self._say(f"and {count}, of {format_ranks(_all_ranks(hidden))} (%mesh stacks shows them)")
         for stall in found:
             known = self._told.get(stall.key)
             is_due, is_shown = stall in due, stall in due[:_MAX_TOLD]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.notebook.output.folding import OutputFolder
 from monarch_kernel.notebook.output.rate_limit import UNLIMITED, FoldedLine, Stream
 from monarch_kernel.notebook.output.text import last_update
@@ -106,6 +107,6 @@ def _bounded(lines: list[FoldedLine]) -> list[FoldedLine]:
     for i in range(len(lines) - 1, -1, -1):
         room -= len(lines[i].text.encode("utf-8", "replace")) + 20
         if room < 0:
-            text = f"… {i + 1:,} earlier lines left out here; select one rank, or fewer --lines"
+            text = f"… {plural(i + 1, 'earlier line')} left out here; select one rank, or fewer --lines"
             return [FoldedLine((), "stdout", text, note=True), *lines[i + 1 :]]
     return lines

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import format_ranks
 
 __all__ = ["STDERR", "STDOUT", "UNLIMITED", "FoldedItem", "FoldedLine", "RateLimiter"]
@@ -401,7 +402,6 @@ def _note(counts: Counter[int], more: str) -> FoldedLine:
     ]
     if len(parts) > _MAX_RANKS_IN_NOTE:
         n_named = sum(len(ranks) for ranks in list(by_count.values())[:_MAX_RANKS_IN_NOTE])
-        parts[_MAX_RANKS_IN_NOTE:] = [f"and {len(counts) - n_named:,} more ranks"]
-    lines = "line" if total == 1 else "lines"
-    text = f"… {total:,} {lines} left out here ({', '.join(parts)}; shown: the first and the last{more})"
+        parts[_MAX_RANKS_IN_NOTE:] = [f"and {plural(len(counts) - n_named, 'more rank')}"]
+    text = f"… {plural(total, 'line')} left out here ({', '.join(parts)}; shown: the first and the last{more})"
     return FoldedLine(tuple(sorted(counts)), "stdout", text, note=True)

@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.mime import Bundle, checked, embedded, nbytes, title
 from monarch_kernel.notebook.output.rate_limit import FoldedItem
@@ -350,7 +351,7 @@ def _plain_of_all(groups: Sequence[Group]) -> str:
         indent = "\n" + " " * (len(label) + 1)
         text = str(data.get("text/plain", ""))
         if len(text) > room:
-            text = f"{text[: room // 2]} … {len(text) - room:,} characters left out here … {text[-room // 2 :]}"
+            text = f"{text[: room // 2]} … {plural(len(text) - room, 'character')} left out here … {text[-room // 2 :]}"
         texts.append(f"{label} " + indent.join(text.splitlines() or [""]))
     return "\n".join(texts)
 

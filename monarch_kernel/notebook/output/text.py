@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from monarch_kernel.base.text import plural
+
 __all__ = ["Partial", "close_colors", "cut", "last_update", "rewrites_line"]
 
 _ANSI_COLOR = re.compile(r"\x1b\[([0-9;:]*)m")
@@ -79,7 +81,7 @@ def cut(line: str, n_cut: int, max_length: int) -> str:
         return line
     half = max_length // 2
     n_cut += max(0, len(line) - 2 * half)
-    return f"{line[:half]} … {n_cut:,} characters left out here … {line[-half:]}"
+    return f"{line[:half]} … {plural(n_cut, 'character')} left out here … {line[-half:]}"
 
 
 def close_colors(text: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
+from monarch_kernel.base.text import plural, were
 from monarch_kernel.launch.registry import ENGINES, Engine, EngineOption
 from monarch_kernel.net.wire.config import LEAST_SILENCE_S
 from monarch_kernel.notebook.syntax.lines import Parser, UsageProblem, checked_name, refuse_unknown, tokens
@@ -306,12 +307,12 @@ def _parse_up_hosts(known: argparse.Namespace, read: Callable[[str], str | None]
         total = math.prod(axes.values())
         if per_host is None and total % hosts:
             raise UsageProblem(
-                f"%mesh up: --axes {known.axes} makes {total} ranks, which {hosts} hosts can't share evenly"
+                f"%mesh up: --axes {known.axes} makes {plural(total, 'rank')}, which {plural(hosts, 'host')} can't share evenly"
             )
         if per_host is not None and total != hosts * per_host:
             raise UsageProblem(
-                f"%mesh up: --axes {known.axes} makes {total} ranks, but {hosts} hosts with {per_host} each have "
-                f"{hosts * per_host}"
+                f"%mesh up: --axes {known.axes} makes {plural(total, 'rank')}, but {plural(hosts, 'host')} with "
+                f"{per_host} each have {hosts * per_host}"
             )
     elif per_host is None:
         raise UsageProblem("%mesh up: specify the number of ranks of each host: -n N, or --gpus N with a GPU each")
@@ -435,7 +436,9 @@ def _parse_up_here(known: argparse.Namespace, gpus_here: int, visible: str | Non
     if axes:
         total = math.prod(axes.values())
         if size is not None and size != total:
-            raise UsageProblem(f"%mesh up: --axes {known.axes} makes {total} ranks, but {size} were asked for")
+            raise UsageProblem(
+                f"%mesh up: --axes {known.axes} makes {plural(total, 'rank')}, but {size} {were(size)} asked for"
+            )
         size = total
     elif size is None:
         if known.device == "cpu" or not gpus_here:
@@ -443,13 +446,13 @@ def _parse_up_here(known: argparse.Namespace, gpus_here: int, visible: str | Non
         size = gpus_here
     if wants_gpus and size > gpus_here:
         raise UsageProblem(
-            f"%mesh up: {size} GPUs were asked for, this machine has {gpus_here}{limit}; ask for fewer, "
-            f"or for ranks without a GPU: -n {size} --device cpu"
+            f"%mesh up: {plural(size, 'GPU')} {were(size)} asked for, this machine has "
+            f"{gpus_here}{limit}; ask for fewer, or for ranks without a GPU: -n {size} --device cpu"
         )
     device = known.device
     if device == "auto" and not wants_gpus and gpus_here and size > gpus_here:
         raise UsageProblem(
-            f"%mesh up: {size} ranks can't have a GPU each, this machine has {gpus_here}{limit}; add --device cpu"
+            f"%mesh up: {plural(size, 'rank')} can't have a GPU each, this machine has {gpus_here}{limit}; add --device cpu"
         )
     device = "cuda" if wants_gpus else device
     return UpOptions(known.name, axes or {"gpus": size}, wants_gpus, device, detach=known.detach)

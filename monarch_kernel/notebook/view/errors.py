@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from monarch_kernel.base.steady_text import without_gloo_place
-from monarch_kernel.base.text import one_line, plain, printable
+from monarch_kernel.base.text import one_line, plain, plural, printable
 from monarch_kernel.errors import Failure, Frame, RanksError, causes_by_rank, format_ranks
 from monarch_kernel.notebook.view.messages import condensed, narrow
 from monarch_kernel.runtime.diagnostics.source_names import short_file
@@ -166,7 +166,7 @@ def _processes(reports: Mapping[int, Failure]) -> str:
         pids = [pid for pid in all_pids if pid]
         shown = ", ".join(map(str, pids[:4])) + (", …" if len(pids) > 4 else "")
         hosts.append(f"{host} (pid{'s' if len(pids) > 1 else ''} {shown})" if pids else host)
-    more = f", and {len(by_host) - 4} more hosts" if len(by_host) > 4 else ""
+    more = f", and {plural(len(by_host) - 4, 'more host')}" if len(by_host) > 4 else ""
     return f"on {', '.join(hosts)}{more}" if hosts else ""
 
 
@@ -238,7 +238,7 @@ def _variables(frame: Frame, paint: _Paint, whole: bool, on_rank: str) -> Iterat
     for name, description in shown:
         yield f"          {name}: {_narrow(plain(description).replace(chr(10), ' '), whole)}"
     if len(frame.variables) > len(shown):
-        yield paint.dim(f"          … and {len(frame.variables) - len(shown)} more variables")
+        yield paint.dim(f"          … and {plural(len(frame.variables) - len(shown), 'more variable')}")
 
 
 def _place(frame: Frame) -> str:
@@ -280,7 +280,7 @@ def _shortened(block: list[str], paint: _Paint) -> list[str]:
     n_head = _MAX_LINES // 2
     n_tail = _MAX_LINES - n_head - 1
     n_cut = len(block) - n_head - n_tail
-    return [*block[:n_head], paint.dim(f"    … {n_cut} lines left out here …"), *block[-n_tail:]]
+    return [*block[:n_head], paint.dim(f"    … {plural(n_cut, 'line')} left out here …"), *block[-n_tail:]]
 
 
 def _narrow(line: str, whole: bool = False) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from monarch_kernel.base.events import MeshView, RankView
-from monarch_kernel.base.text import format_seconds, one_line, plain
+from monarch_kernel.base.text import format_seconds, one_line, plain, plural
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
@@ -62,7 +62,7 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
             found += [f"    {one_line(line)}" for line in _wait_lines(wait, view, answers)]
     if hidden := shown[_MAX_BLOCKS:]:
         others = format_ranks(rank for block_ranks, _, _ in hidden for rank in block_ranks)
-        found.append(f"and {len(hidden)} more places, on {others}")
+        found.append(f"and {plural(len(hidden), 'more place')}, on {others}")
     return found
 
 

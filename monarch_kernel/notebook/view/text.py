@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from monarch_kernel.base.events import DetachedView, MeshView, RankState, RankView
-from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, one_line, plain
+from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seconds, html_table, one_line, plain, plural
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.pictures import curves_html
@@ -202,7 +202,7 @@ def _activity(rank: RankView) -> str:
 
 def _caption(view: MeshView) -> str:
     n_ranks = len(view.ranks)
-    ranks = f"{n_ranks:,} rank{'' if n_ranks == 1 else 's'}"
+    ranks = plural(n_ranks, "rank")
     states = f" ({_states(view.ranks)})" if view.ranks else ""
     axes = f"{_axes(view)}, " if view.axes else ""
     return f"{view.name}: {axes}{ranks}{states}, {view.where}, up for {format_seconds(view.age_s)}"
@@ -239,8 +239,9 @@ def _ranks_to_show(view: MeshView) -> tuple[Sequence[RankView], str]:
 def _lost_hosts(view: MeshView) -> list[str]:
     """Format a line for each lost host, with the reason, up to a limit."""
     lost = view.lost_hosts
+    n_more = len(lost) - _MAX_LOST
     named = [f"host {host.name or host.number} is lost: {_one_line(host.why, 160)}" for host in lost[:_MAX_LOST]]
-    more = [f"and {len(lost) - _MAX_LOST} more hosts are lost"] if len(lost) > _MAX_LOST else []
+    more = [f"and {plural(n_more, 'more host')} {'is' if n_more == 1 else 'are'} lost"] if n_more > 0 else []
     remedy = (
         [f"%mesh heal {view.name} requests {'a replacement' if len(lost) == 1 else 'replacements'}"] if lost else []
     )
@@ -254,9 +255,8 @@ def _refused_connections(view: MeshView) -> list[str]:
         return []
     most = sorted(view.refused_connections, key=lambda each: -each[1])
     named = [f"{count:,} {f'at {name}' if name else 'here'}" for name, count in most[:_MAX_LOST]]
-    more = [f"others at {len(most) - _MAX_LOST} more hosts"] if len(most) > _MAX_LOST else []
-    what = "1 connection" if total == 1 else f"{total:,} connections"
-    return [f"refused {what} without the keys of this session: {', '.join([*named, *more])}"]
+    more = [f"others at {plural(len(most) - _MAX_LOST, 'more host')}"] if len(most) > _MAX_LOST else []
+    return [f"refused {plural(total, 'connection')} without the keys of this session: {', '.join([*named, *more])}"]
 
 
 def _one_line(text: str, max_length: int) -> str:

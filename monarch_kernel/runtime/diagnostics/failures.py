@@ -32,6 +32,7 @@ from typing import Any
 
 from monarch_kernel.base.failure_reports import FailureKind
 from monarch_kernel.base.location import PACKAGE
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import Cause, Failure, Frame
 from monarch_kernel.runtime.diagnostics.earlier_classes import notes_about_instances
 from monarch_kernel.runtime.diagnostics.masking import Mask, secrets_near
@@ -512,7 +513,7 @@ def _without_middle(text: str, length: int) -> str:
     """Cut a long text in its middle: the last line of an error often says the most."""
     if len(text) <= length:
         return text
-    mark = f" … {len(text) - length:,} characters left out … "
+    mark = f" … {plural(len(text) - length, 'character')} left out … "
     n_tail = length // 4
     return f"{text[: length - n_tail - len(mark)]}{mark}{text[-n_tail:]}"
 

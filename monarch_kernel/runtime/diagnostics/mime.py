@@ -6,6 +6,8 @@ from binascii import b2a_base64
 from collections.abc import Mapping
 from typing import Any
 
+from monarch_kernel.base.text import plural
+
 __all__ = ["bounded", "encoded"]
 
 MAX_NBYTES = 8 << 20
@@ -32,7 +34,7 @@ def bounded(data: dict[str, Any]) -> dict[str, Any]:
             if len(value) > MAX_TEXT:
                 half = MAX_TEXT // 2
                 left_out = len(value) - 2 * half
-                data[mime] = f"{value[:half]} … {left_out:,} characters left out here … {value[-half:]}"
+                data[mime] = f"{value[:half]} … {plural(left_out, 'character')} left out here … {value[-half:]}"
         elif len(value) > MAX_NBYTES:
             del data[mime]
             notes.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from monarch_kernel.base.text import plural, were
 from monarch_kernel.net.wire.messages import RankSpec
 from monarch_kernel.runtime.host.gpus import VISIBLE
 
@@ -21,10 +22,10 @@ class TooFewGpusError(Exception):
     def __init__(self, needed: int, found: int, hostname: str) -> None:
         self.needed = needed
         self.found = found
-        counted = f"{found} GPU{'' if found == 1 else 's'}"
         super().__init__(
-            f"{needed} ranks with a GPU each were requested on every host, but host {hostname} has {counted}; "
-            f"request fewer ranks per host, hosts with {needed} GPUs, or device cpu"
+            f"{plural(needed, 'rank')} with a GPU each {were(needed)} requested on every host, but host "
+            f"{hostname} has {plural(found, 'GPU')}; request fewer ranks per host, "
+            f"hosts with {plural(needed, 'GPU')}, or device cpu"
         )
 
 

@@ -24,7 +24,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from monarch_kernel.base.text import format_nbytes, html_table, one_line
+from monarch_kernel.base.text import format_nbytes, html_table, one_line, plural
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.checksums import WRONG, checksum, damaged
 from monarch_kernel.train.checkpoint.disk_errors import why
@@ -88,7 +88,7 @@ class Contents:
         for name, kind in self.names.items():
             own = [(full, *self.tensors[full]) for full in self.tensors if full.startswith(f"{name}.")]
             each = ", by rank" if name in self.by_rank else ""
-            lines.append(f"  {name} ({kind}{each}){f': {len(own):,} tensors' if own else ''}")
+            lines.append(f"  {name} ({kind}{each}){': ' + plural(len(own), 'tensor') if own else ''}")
             if kind == "module":
                 lines += [
                     f"    {full.partition('.')[2]} {dtype}{list(shape)}" for full, shape, dtype in own[:_MAX_SHOWN]

@@ -21,6 +21,8 @@ import torch
 from torch import distributed as dist
 from torch.utils import data
 
+from monarch_kernel.base.text import plural
+
 __all__ = ["Loader", "Sampler", "dealt_again", "is_dealt", "misfit"]
 
 _MARK = "monarch_sampler"
@@ -82,7 +84,7 @@ class Sampler(data.Sampler[int]):
         self.is_counted = False
 
     def __repr__(self) -> str:
-        return f"<checkpoint.Sampler: {self.total:,} samples, rank {self.rank} of {self.ranks}, epoch {self.epoch}>"
+        return f"<checkpoint.Sampler: {plural(self.total, 'sample')}, rank {self.rank} of {self.ranks}, epoch {self.epoch}>"
 
     @property
     def total(self) -> int:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from monarch_kernel.base.text import format_nbytes
+from monarch_kernel.base.text import format_nbytes, plural
 from monarch_kernel.errors import CheckpointError, format_ranks
 from monarch_kernel.features.record.notes import note_event
 from monarch_kernel.train.checkpoint.atomic_directory import (
@@ -444,7 +444,8 @@ class _Writer:
         files = files_of(making) | ({values_of(rank) for rank in range(ranks)} if self.by_rank else set())
         if absent := sorted(name for name in files if not (making / name).is_file()):
             raise CheckpointError(
-                f"{self.path}: rank 0 does not find {len(absent)} of {len(files)} files: the hosts have different disks there; "
+                f"{self.path}: rank 0 does not find {len(absent)} of {plural(len(files), 'file')}: the hosts have "
+                f"different disks there; "
                 "use a directory that all hosts share"
             )
         tensors = {

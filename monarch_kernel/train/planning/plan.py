@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from monarch_kernel.base.text import format_nbytes, plain
+from monarch_kernel.base.text import format_nbytes, plain, plural
 from monarch_kernel.train.planning.memory import MemoryEstimate, Sent
 from monarch_kernel.train.planning.model_facts import ModelFacts
 from monarch_kernel.train.planning.request import Axes, Resources, Strategy
@@ -226,7 +226,7 @@ def nothing_fits(plans: Sequence[Plan], resources: Resources, facts: ModelFacts)
     free = format_nbytes(resources.free_nbytes)
     lines = [
         f"training {facts.numel / 1e6:,.1f} M parameters does not fit into the {free} that the smallest of "
-        f"{resources.ranks} ranks has free:"
+        f"{plural(resources.ranks, 'rank')} has free:"
     ]
     for plan in plans:
         name = _NAMES[plan.strategy] + (" with blocks recomputed" if plan.checkpoint else "")
@@ -235,7 +235,9 @@ def nothing_fits(plans: Sequence[Plan], resources: Resources, facts: ModelFacts)
     state = (least.parameters + least.gradients + least.optimizer) * resources.ranks
     left = 0.85 * resources.free_nbytes - least.gathered - least.activations
     if left > 0:
-        lines.append(f"about {-(-state // int(left)):,} ranks of this size would suffice; or use a smaller batch")
+        lines.append(
+            f"about {plural(-(-state // int(left)), 'rank')} of this size would suffice; or use a smaller batch"
+        )
     else:
         lines.append("more ranks do not help: use a smaller batch or smaller blocks, or split the blocks (tensor=)")
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, NamedTuple
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.errors import format_ranks
 
 __all__ = ["Arguments", "Call", "Tensor", "describe", "difference", "message_mismatch_text", "mismatch_text"]
@@ -110,7 +111,7 @@ class Call:
     @property
     def tensors_text(self) -> str:
         """The tensors in one line: ``float32 (4), int64 (2, 3)``."""
-        return ", ".join(map(str, self.tensors)) + (f" and {self.more} more tensors" if self.more else "")
+        return ", ".join(map(str, self.tensors)) + (f" and {plural(self.more, 'more tensor')}" if self.more else "")
 
     def text(self, members: Sequence[int]) -> str:
         """The call in one line: ``all_reduce of float32 (4), sum``.

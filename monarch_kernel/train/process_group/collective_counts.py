@@ -28,6 +28,7 @@ from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 from weakref import ref
 
+from monarch_kernel.base.text import plural
 from monarch_kernel.features.profiling.arrivals import ARRIVALS
 from monarch_kernel.features.traffic.bandwidth import Moved
 from monarch_kernel.net.memory.counters import CollectiveKind, Meters, Transferred
@@ -351,7 +352,7 @@ def _check_peer(group: Any, peer: int | None) -> None:
     """
     size = group.size()
     if peer is not None and not 0 <= peer < size:
-        raise ValueError(f"rank {peer} does not exist: the process group has {size} ranks, 0 to {size - 1}")
+        raise ValueError(f"rank {peer} does not exist: the process group has {plural(size, 'rank')}, 0 to {size - 1}")
 
 
 def _of_message(method: str, args: tuple[Any, ...]) -> tuple[int | None, tuple[Sequence[int], ...], int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
-from monarch_kernel.base.text import format_seconds
+from monarch_kernel.base.text import format_seconds, plural
 from monarch_kernel.errors import RanksError, RecordError, format_ranks
 from monarch_kernel.features.record.controller import RecordControl
 from monarch_kernel.features.record.differences import Difference, Differences, compare
@@ -120,7 +120,7 @@ def _mesh_of(record: RecordReader, mesh: ProcMesh) -> str:
     if name not in sizes:
         raise RecordError(f"{record.folder}: no cell ran on {name}; meshes: {', '.join(sizes) or 'none'}")
     if len(mesh) < sizes[name]:
-        raise RecordError(f"{record.folder}: {name} had {sizes[name]} ranks, but {mesh.name} has {len(mesh)}")
+        raise RecordError(f"{record.folder}: {name} had {plural(sizes[name], 'rank')}, but {mesh.name} has {len(mesh)}")
     return name
 
 

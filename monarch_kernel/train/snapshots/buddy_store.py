@@ -134,7 +134,9 @@ class Series:
             if self.rewound is not None:
                 note_event("restored", f"the snapshot of step {step:,}: {', '.join(self._things)}")
             note_event(
-                "snapshot", f"every {self._every:,} steps, the last {self._most:,} are kept: {', '.join(self._things)}"
+                "snapshot",
+                f"every {'step' if self._every == 1 else f'{self._every:,} steps'}, "
+                f"the last {'one is' if self._most == 1 else f'{self._most:,} are'} kept: {', '.join(self._things)}",
             )
 
     def roll_back(self, before: int, step: int) -> int:
