@@ -6,8 +6,8 @@ Theory of operation
 Python runs no signal handler while a thread is in native code. This module therefore wraps the parts of torch that wait there:
 
 - A wait for keys of a store (``wait``, ``get``) asks the store in turns, and a ``TCPStore`` first connects in Python. So an
-  interrupt is raised at once, and the store stays usable. (Stores of this package are interruptible anyway.) gloo, which asks
-  in native code, gets a store in Python that does so.
+  interrupt is raised at once, and the store stays usable. gloo, which asks in native code, gets a store in Python that does so.
+- A wait for keys of a store of this package, below a ``PrefixStore``, is interruptible anyway; it is only noted.
 - ``Work.wait``, ``monitored_barrier``, and what makes a process group of gloo or the server of a ``TCPStore``, are noted, with
   the sockets that were open before. `RankGroup.abort` shuts down those that they have opened since.
 
@@ -27,7 +27,7 @@ from datetime import timedelta
 from functools import cache, wraps
 from typing import Any
 
-from monarch_kernel.runtime.worker.store_client import note_values, values_set
+from monarch_kernel.runtime.worker.store_client import is_session_store, note_values, values_set
 from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 
@@ -52,6 +52,7 @@ class _Wait:
         members: of the process group that the call makes; empty for all ranks.
         size: the number of its members.
         what: for which keys of a store Python waits, or for which server; empty for other calls.
+        is_in_session: whether the store is one of this package, whose waits `RankGroup.abort` ends.
         is_ended: whether it is to raise an error now.
     """
 
@@ -60,6 +61,7 @@ class _Wait:
     members: tuple[int, ...] = ()
     size: int = 0
     what: str = ""
+    is_in_session: bool = False
     is_ended: bool = False
 
 
@@ -78,7 +80,7 @@ class NativeWaits:
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         wait = self._waits.get(thread)
-        if wait is None or not wait.what:
+        if wait is None or not wait.what or wait.is_in_session:
             return False
         wait.is_ended = True
         return True
@@ -119,7 +121,7 @@ class NativeWaits:
         asked = (dist.TCPStore, dist.FileStore, dist.HashStore)
         dist.Store.wait = self._asking(dist.Store.wait, asked, dist.DistStoreError, dist.DistNetworkError)
         for name in ("get", "multi_get"):
-            setattr(dist.Store, name, _after_wait(getattr(dist.Store, name), asked))
+            setattr(dist.Store, name, self._getting(getattr(dist.Store, name), asked))
         dist.TCPStore.__init__ = self._connecting(dist.TCPStore.__init__, dist.DistNetworkError)
         if hasattr(dist, "ProcessGroupGloo"):
             dist.ProcessGroupGloo.__init__ = self._making(dist.ProcessGroupGloo.__init__, asked)
@@ -201,7 +203,8 @@ class NativeWaits:
         def wait(store: Any, keys: Sequence[str], timeout: timedelta | None = None) -> None:
             limit = store.timeout if timeout is None else timeout
             if not isinstance(_without_prefix(store), asked):
-                original(store, keys, limit)
+                with self._asking_session(store, "wait", keys):
+                    original(store, keys, limit)
                 return
             kind = type(_without_prefix(store)).__name__
             with self._noted(_Wait(what=f"{kind}.wait for {_named(keys)}")) as noted:
@@ -217,17 +220,29 @@ class NativeWaits:
 
         return wait
 
+    def _getting(self, original: Callable[..., Any], asked: tuple[type, ...]) -> Callable[..., Any]:
+        """Wrap a method that returns the values of keys, so that it first waits until they exist."""
+        name = original.__name__
 
-def _after_wait(original: Callable[..., Any], asked: tuple[type, ...]) -> Callable[..., Any]:
-    """Wrap a method that returns the values of keys, so that it first waits until they exist."""
+        @wraps(original)
+        def get(store: Any, keys: Any) -> Any:
+            names = [keys] if isinstance(keys, str) else keys
+            if isinstance(_without_prefix(store), asked):
+                store.wait(names)
+                return original(store, keys)
+            with self._asking_session(store, name, names):
+                return original(store, keys)
 
-    @wraps(original)
-    def get(store: Any, keys: Any) -> Any:
-        if isinstance(_without_prefix(store), asked):
-            store.wait([keys] if isinstance(keys, str) else keys)
-        return original(store, keys)
+        return get
 
-    return get
+    def _asking_session(self, store: Any, name: str, keys: Sequence[str]) -> contextlib.AbstractContextManager[object]:
+        """Context for a method of a store that waits for keys; it notes the wait if the store is one of this package.
+
+        What makes a process group asks such a store, too. That is a part of a wait that is already noted.
+        """
+        if threading.get_ident() in self._waits or not is_session_store(store):
+            return contextlib.nullcontext()
+        return self._noted(_Wait(what=f"{type(store).__name__}.{name} for {_named(keys)}", is_in_session=True))
 
 
 def _await_server(host: str, port: int, timeout: timedelta, wait: _Wait, error: type[Exception]) -> None:

@@ -54,6 +54,7 @@ def outcome(future: Future[object]) -> dict[int, str]:
 
 
 SERVER = "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
+OF_MESH = "dist.PrefixStore('p', dist.distributed_c10d._get_default_store())"
 WAITS = {
     "receive": "dist.recv(torch.ones(1), 3)",
     "monitored barrier": "dist.monitored_barrier()",
@@ -65,6 +66,7 @@ WAITS = {
     "init of some ranks": "dist.destroy_process_group()\ndist.init_process_group('gloo')",
     "keys": f"{SERVER}\nstore.wait(['none'])",
     "value of a key": f"{SERVER}\ndist.PrefixStore('some', store).get('none')",
+    "key of the mesh": f"{OF_MESH}.wait(['never'])",
     "keys in this process": "dist.HashStore().wait(['none'])",
     "server that is missing": "dist.TCPStore('127.0.0.1', 1, None, False)",
     "clients that are missing": "dist.TCPStore('127.0.0.1', 0, 2, True)",
@@ -96,6 +98,12 @@ store = store or dist.TCPStore("127.0.0.1", port[0], None, False)
 LINEAR = "torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4))"
 DESCRIBED = {
     "keys": (f"{STORE}if rank != 3: store.wait(['a', 'b'])", "TCPStore.wait for keys 'a', 'b'"),
+    "key below a prefix": (
+        f"{STORE}if rank != 3: dist.PrefixStore('p', store).wait(['never'])",
+        "TCPStore.wait for key 'never'",
+    ),
+    "key of the mesh": (f"if rank != 3: {OF_MESH}.wait(['never'])", "PrefixStore.wait for key 'never'"),
+    "value of a key of the mesh": (f"if rank != 3: {OF_MESH}.get('never')", "PrefixStore.get for key 'never'"),
     "server": (
         "if rank != 3: dist.TCPStore('127.0.0.1', 1, None, False)",
         "TCPStore for its server at 127.0.0.1 port 1",
@@ -152,7 +160,9 @@ def test_a_wait_is_described(ranks: Ranks, code: str, expected: str) -> None:
         assert {"interrupted"} == set(outcome(future).values())
 
 
-@pytest.mark.parametrize("wait", ["receive", "monitored barrier", "new group", "keys", "server that is missing"])
+@pytest.mark.parametrize(
+    "wait", ["receive", "monitored barrier", "new group", "keys", "key of the mesh", "server that is missing"]
+)
 def test_the_failure_of_another_rank_ends_a_wait(ranks: Ranks, wait: str) -> None:
     future = ranks.mesh.run(f"if rank == 3: raise ValueError('no data')\n{WAITS[wait]}")
     assert outcome(future) == {0: "released", 1: "released", 2: "released", 3: "exception"}
