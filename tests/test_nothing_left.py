@@ -57,6 +57,17 @@ def wide():
 
 def test_wide_fixture(wide):
     pass
+
+@pytest.fixture(scope="module")
+def starter():
+    from tests.support.leftovers import starting_others
+    with subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell, starting_others([shell.pid]):
+        yield shell
+
+def test_starts_another(starter):
+    starter.stdin.write(b"sleep 62 </dev/null >/dev/null 2>&1 & echo\\n")
+    starter.stdin.flush()
+    starter.stdout.readline()
 """
 
 
@@ -81,7 +92,7 @@ def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "10 passed, 8 errors" in run.stdout, run.stdout + run.stderr
+    assert "11 passed, 8 errors" in run.stdout, run.stdout + run.stderr
     reports = [line.strip() for line in run.stdout.splitlines() if line.startswith("  ")]
     expected = [
         ("process", "sleep 60"),
@@ -92,6 +103,7 @@ def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
         ("shared memory", "/dev/shm/monarch-left-"),
         ("in the temporary directory", "monarch-left-"),
         ("process", "sleep 61"),
+        ("process", "sleep 62"),
     ]
     assert len(reports) == len(expected), run.stdout
     assert "| 'left-over' is here:" in run.stdout

@@ -1,4 +1,4 @@
-"""Fixtures for tests of a real JupyterLab in a real browser: a server, a browser for each test, and user actions.
+"""Fixtures for tests of a real JupyterLab in a real browser: a server, a page for each test, and user actions.
 
 The tests are skipped, with the reason, if Chromium, JupyterLab, Playwright or the built extension is missing.
 """
@@ -16,8 +16,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,9 @@ import pytest
 
 from monarch_kernel import cli
 from monarch_kernel.doctor.jupyter import LAB_EXTENSION
+from tests.support.leftovers import starting_others
 from tests.support.ports import free_ports
+from tests.support.processes import children
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -53,6 +55,22 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+)
+# Extensions that these tests do not need: without them a page loads with two thirds of the processor time.
+UNUSED = tuple(
+    f"@jupyterlab/{name}"
+    for name in (
+        *("audio-extension", "celltags-extension", "console-extension", "csvviewer-extension", "debugger-extension"),
+        *("documentsearch-extension", "extensionmanager-extension", "fileeditor-extension", "help-extension"),
+        *("htmlviewer-extension", "hub-extension", "imageviewer-extension", "inspector-extension"),
+        *("javascript-extension", "json-extension", "launcher-extension", "logconsole-extension", "lsp-extension"),
+        *("markdownviewer-extension", "mathjax-extension", "mermaid-extension", "metadataform-extension"),
+        *("pdf-extension", "pluginmanager-extension", "settingeditor-extension"),
+        *("terminal-extension", "toc-extension", "tooltip-extension", "vega5-extension", "video-extension"),
+        # Plugins that require the ones above.
+        *("notebook-extension:language-server", "notebook-extension:search", "notebook-extension:toc"),
+        "notebook-extension:update-raw-mimetype",
+    )
 )
 # Errors that JupyterLab itself logs when a kernel restarts, or when a page loads while the kernel is busy.
 ALLOWED = re.compile(
@@ -89,6 +107,7 @@ class Server:
     Args:
         folder: folder for all files that it writes.
         python: the interpreter of the server; kernels use that of the tests.
+        disabled: extensions of JupyterLab, or plugins of them, that pages do not load.
 
     Attributes:
         url: address of the server.
@@ -96,7 +115,7 @@ class Server:
         notebooks: the folder that it serves.
     """
 
-    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable, disabled: Collection[str] = ()) -> None:
         self.notebooks = folder / "notebooks"
         self.notebooks.mkdir()
         self.token = secrets.token_hex(16)
@@ -118,6 +137,10 @@ class Server:
         kernel = cli.install(prefix=str(folder))
         ipykernel.kernelspec.install(prefix=str(folder), kernel_name="plain")
         environment["JUPYTER_PATH"] = os.pathsep.join((str(folder / "share"), str(kernel.parents[1])))
+        page_config = folder / "CONFIG_DIR" / "labconfig" / "page_config.json"
+        page_config.parent.mkdir(parents=True)
+        # Each page would start Node.js several times, to find out whether it can build extensions.
+        page_config.write_text(json.dumps({"disabledExtensions": dict.fromkeys(disabled, True), "buildCheck": False}))
         notices = folder / "settings" / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
         notices.parent.mkdir(parents=True)
         notices.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
@@ -310,13 +333,26 @@ class Lab:
         return [{"id": each["id"], "nodes": [node["html"] for node in each["nodes"]]} for each in found["violations"]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def playwright() -> Iterator[Playwright]:
     # The fixture of pytest-playwright lives as long as the session, and other tests would run inside its event loop.
+    if why := missing():
+        pytest.skip(why)
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as started:
+    before = set(children(os.getpid()))
+    with sync_playwright() as started, starting_others(set(children(os.getpid())) - before):
         yield started
+
+
+@contextmanager
+def serving(folder: Path, python: str = sys.executable, disabled: Collection[str] = ()) -> Iterator[Server]:
+    """A server that answers."""
+    server = Server(folder, python, disabled)
+    try:
+        yield server.wait()
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="package")
@@ -329,16 +365,13 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         python = str(OLDEST)
         if not OLDEST.exists():
             pytest.skip(f"there is no {OLDEST.relative_to(ROOT)} with the oldest JupyterLab (make .venv-oldest/.stamp)")
-    server = Server(tmp_path_factory.mktemp("lab"), python)
-    try:
-        yield server.wait()
-    finally:
-        server.close()
+    with serving(tmp_path_factory.mktemp("lab"), python, UNUSED) as server:
+        yield server
 
 
-@pytest.fixture
-def browser(server: Server, playwright: Playwright) -> Iterator[Browser]:
-    """A browser for each test, so that no process of it remains."""
+@pytest.fixture(scope="package")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    """The browser of all tests; each test has its own profile in it."""
     browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
     yield browser
     browser.close()
@@ -346,7 +379,7 @@ def browser(server: Server, playwright: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def lab(server: Server, browser: Browser) -> Iterator[Lab]:
-    """JupyterLab in a page; its console must have no unexpected errors."""
+    """JupyterLab in a page of a new profile; its console must have no unexpected errors."""
     lab = Lab(browser.new_context(viewport={"width": 1400, "height": 900}).new_page(), server)
     yield lab
     lab.page.context.close()

@@ -1,15 +1,26 @@
-"""Tests that the newest JupyterLab shows a new mesh in the panel, the status bar and the widget."""
+"""Tests that the newest JupyterLab, with all its extensions, shows a new mesh in the panel, the status bar and the widget."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.lab.conftest import SLOW_MS, UP, Lab, Server
+from tests.lab.conftest import SLOW_MS, UP, Lab, Server, missing, serving
 
 pytest.importorskip("playwright")
 from playwright.sync_api import expect
 
 expect.set_options(timeout=SLOW_MS)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a JupyterLab with all its extensions, as users have it."""
+    if why := missing():
+        pytest.skip(why)
+    with serving(tmp_path_factory.mktemp("lab")) as server:
+        yield server
 
 
 def test_ranks_appear(lab: Lab, server: Server) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +39,7 @@ KEPT_THREAD_MODULES = ("execnet.", "zmq.utils.garbage")
 # multiprocessing keeps this helper for the life of the first process that used shared memory.
 KEPT_PROCESSES = (b"multiprocessing.resource_tracker",)
 
+_starting_others: set[int] = set()  # processes of fixtures, as `starting_others` says
 _reported: set[str] = set()  # leaks that were reported, so that the end of the session does not report them again
 
 
@@ -67,6 +68,19 @@ def nothing_left(nothing_left_by_the_session: None) -> Iterator[None]:
     before = Snapshot()
     yield
     check_nothing_left(before)
+
+
+@contextmanager
+def starting_others(pids: Collection[int]) -> Iterator[None]:
+    """Leave out what processes of a wider fixture start, such as a browser, which starts and ends processes at any time.
+
+    That holds as long as the fixture: when it has ended, its processes and all that they have started must be gone.
+    """
+    _starting_others.update(pids)
+    try:
+        yield
+    finally:
+        _starting_others.difference_update(pids)
 
 
 def check_nothing_left(before: Snapshot) -> None:
@@ -157,7 +171,14 @@ def _new_processes(before: Snapshot) -> set[int]:
             ancestor = parents[ancestor]
         if ancestor == os.getpid() or ancestor in ours:
             ours |= line
-    return {pid for pid in ours if not any(kept in _read(pid, "cmdline") for kept in KEPT_PROCESSES)}
+    kept = {pid for pid in ours if any(kept in _read(pid, "cmdline") for kept in KEPT_PROCESSES)}
+    return {pid for pid in ours - kept if not _is_started_by_a_fixture(pid)}
+
+
+def _is_started_by_a_fixture(pid: int) -> bool:
+    while pid and pid not in _starting_others:
+        pid = _parent(pid)
+    return pid in _starting_others
 
 
 def _is_marked(pid: int) -> bool:
