@@ -41,7 +41,7 @@ def kill_a_rank(lab: Lab) -> None:
     lab.start(2)
 
 
-def test_the_panel_without_a_notebook_says_what_it_waits_for(lab: Lab) -> None:
+def test_the_panel_says_what_it_waits_for_and_leaves_other_kernels_alone(lab: Lab, server: Server) -> None:
     lab.load()
     assert not lab.panel.is_visible()
     lab.show_panel()
@@ -49,6 +49,11 @@ def test_the_panel_without_a_notebook_says_what_it_waits_for(lab: Lab) -> None:
     assert not lab.status.is_visible()
     assert lab.page.get_by_role("menuitem", name="Mesh", exact=True).is_visible()
     assert lab.violations("#monarch-mesh-panel") == []
+
+    lab.open(server.write("other.ipynb", "1", kernel="plain"))
+    lab.wait_idle()
+    expect(lab.panel).to_contain_text("No open notebook uses the kernel Python (Monarch)")
+    assert not lab.page.locator(".monarch-run-on").is_visible()
 
 
 @pytest.mark.timeout(300)
@@ -74,29 +79,27 @@ def test_each_place_names_the_mesh_and_the_notebook_that_it_speaks_of(lab: Lab, 
         expect(lab.cell(i).locator(".mk-name")).to_have_text([name])
 
     lab.open(server.write("b.ipynb", UP))
+    chooser = lab.panel.get_by_role("combobox", name="Notebook")
+    expect(chooser).to_have_value("b.ipynb")
+    expect(lab.panel).to_contain_text("No mesh")
     lab.wait_idle()
     expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "no mesh")
     lab.run(0)
     expect(toolbar.get_by_role("combobox")).to_have_attribute("placeholder", "t")
     expect(lab.status).to_have_text("b.ipynb · t: 2 ranks")
     expect(lab.status).to_have_attribute("title", "Show the meshes of b.ipynb")
-    chooser = lab.panel.get_by_role("combobox", name="Notebook")
     expect(chooser).to_have_value("b.ipynb")
     expect(lab.panel.locator(".mk-name")).to_have_text(["t"])
+    expect(cards(lab, "idle")).to_have_count(2)
     chooser.select_option("a.ipynb")
     expect(lab.panel.locator(".mk-name")).to_have_text(["t", "u"])
+    expect(cards(lab, "idle")).to_have_count(3)
     expect(lab.status).to_have_text("b.ipynb · t: 2 ranks")  # of the notebook in front
     expect(toolbar.get_by_role("button", name="Run on mesh")).to_have_attribute("title", re.compile("the ranks of t "))
     lab.open("a.ipynb")
     expect(lab.status).to_have_text("▲ a.ipynb · t: 2 ranks · u: 2 ranks, 1 failed")
+    expect(cards(lab)).to_have_count(4)
     expect(toolbar.get_by_role("button", name="Run on mesh")).to_have_attribute("title", re.compile("the ranks of u"))
-
-
-def test_other_kernels_are_left_alone(lab: Lab, server: Server) -> None:
-    lab.load(server.write("other.ipynb", "1", kernel="plain"))
-    lab.show_panel()
-    expect(lab.panel).to_contain_text("No open notebook uses the kernel Python (Monarch)")
-    assert not lab.page.locator(".monarch-run-on").is_visible()
 
 
 def test_a_failing_rank_is_shown_while_the_others_run(lab: Lab, server: Server, bar: Bar) -> None:
@@ -152,7 +155,7 @@ def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(lab: Lab, server
 
 
 @OLDEST_TOO
-def test_a_button_interrupts_the_running_cell(lab: Lab, server: Server) -> None:
+def test_buttons_and_palette_commands_reach_the_ranks_of_a_running_cell(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     cell = lab.start(1)
     expect(cards(lab, "running")).to_have_count(2)
@@ -163,20 +166,20 @@ def test_a_button_interrupts_the_running_cell(lab: Lab, server: Server) -> None:
     expect(cell.locator(".jp-OutputArea")).to_contain_text("interrupted by %mesh interrupt")
     expect(cards(lab, "running")).to_have_count(0)
 
-
-def test_a_button_heals_while_a_cell_runs(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, *KILLING)
-    kill_a_rank(lab)
-    expect(cards(lab, "dead")).to_have_count(1)
-    expect(lab.status).to_have_text("▲ t: 2 ranks, 1 dead")
-    lab.panel.get_by_role("button", name="Heal", exact=True).click()
-    expect(cards(lab, "idle")).to_have_count(2)
-    expect(lab.cell(2).locator(".jp-InputPrompt")).to_have_text("[*]:")
-    expect(lab.status).to_have_text("t: 2 ranks")
+    lab.start(1)
+    expect(cards(lab, "running")).to_contain_text(["cell [3], line 3"] * 2)  # both have started it
+    lab.command("monarch-kernel:stacks")
+    dialog = lab.page.locator(".jp-Dialog")
+    expect(dialog).to_contain_text("t: 2 ranks, 2 busy")
+    dialog.get_by_role("button", name="Close").click()
+    lab.command("monarch-kernel:interrupt")
+    expect(cell.locator(".jp-InputPrompt")).to_have_text("[3]:")
 
 
 @OLDEST_TOO
-def test_a_death_is_notified_while_the_panel_is_hidden(lab: Lab, server: Server) -> None:
+def test_a_death_is_notified_while_the_panel_is_hidden_and_a_button_heals_while_a_cell_runs(
+    lab: Lab, server: Server
+) -> None:
     lab.load(server.write("a.ipynb", UP, *KILLING))
     lab.run(0)
     expect(lab.status).to_have_text("t: 2 ranks")
@@ -185,6 +188,11 @@ def test_a_death_is_notified_while_the_panel_is_hidden(lab: Lab, server: Server)
     expect(notice).to_be_visible()
     notice.get_by_role("button", name="Show").click()
     expect(cards(lab, "dead")).to_have_count(1)
+    expect(lab.status).to_have_text("▲ t: 2 ranks, 1 dead")
+    lab.panel.get_by_role("button", name="Heal", exact=True).click()
+    expect(cards(lab, "idle")).to_have_count(2)
+    expect(lab.cell(2).locator(".jp-InputPrompt")).to_have_text("[*]:")
+    expect(lab.status).to_have_text("t: 2 ranks")
 
 
 def test_notices_name_the_notebook_where_two_are_open(lab: Lab, server: Server) -> None:
@@ -205,7 +213,7 @@ def test_notices_name_the_notebook_where_two_are_open(lab: Lab, server: Server) 
 
 @OLDEST_TOO
 @pytest.mark.parametrize("remedy", ["heal", "restart of the kernel"])
-def test_the_notice_of_a_death_goes_when_it_no_longer_holds(lab: Lab, server: Server, remedy: str) -> None:
+def test_the_notice_of_a_death_goes_after_a_heal_and_after_a_restart(lab: Lab, server: Server, remedy: str) -> None:
     lab.load(server.write("a.ipynb", UP, *KILLING))
     lab.run(0)
     expect(lab.status).to_have_text("t: 2 ranks")
@@ -216,12 +224,18 @@ def test_the_notice_of_a_death_goes_when_it_no_longer_holds(lab: Lab, server: Se
     if remedy == "heal":
         lab.command("monarch-kernel:heal")
     else:
+        lab.show_panel()
+        expect(cards(lab, "dead")).to_have_count(1)
+        expect(notice).to_have_count(1)
         lab.command("kernelmenu:restart")
         lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
     expect(notice).to_have_count(0)
-    if remedy != "heal":
-        lab.wait_idle()  # the server can't end a kernel that still restarts
     lab.shot("no death")
+    if remedy != "heal":
+        expect(cards(lab)).to_have_count(0)
+        lab.wait_idle()
+        lab.run(0)
+        expect(cards(lab, "idle")).to_have_count(2)
 
 
 def test_errors_and_stacks_have_their_time_and_are_grey_once_they_no_longer_hold(lab: Lab, server: Server) -> None:
@@ -243,9 +257,15 @@ def test_errors_and_stacks_have_their_time_and_are_grey_once_they_no_longer_hold
     expect(error).to_have_count(0)
 
 
-def test_a_reloaded_page_shows_the_current_run(lab: Lab, server: Server, bar: Bar) -> None:
+def test_a_reloaded_page_shows_the_mesh_and_the_current_run(lab: Lab, server: Server, bar: Bar) -> None:
     with_mesh(lab, server, SLEEPS)
+    widget = lab.cell(0).locator(".mk-live")
+    lab.save()
+    lab.reload()
+    expect(widget.locator(".mk-card[data-state=idle]")).to_have_count(2)
     lab.start(1)
+    expect(widget.locator(".mk-card[data-state=running]")).to_have_count(2)
+    lab.show_panel()
     expect(cards(lab, "running")).to_have_count(2)
     lab.reload()
     lab.show_panel()
@@ -253,35 +273,6 @@ def test_a_reloaded_page_shows_the_current_run(lab: Lab, server: Server, bar: Ba
         expect(cards(lab, "running")).to_have_count(2)
     lab.panel.get_by_role("button", name="Interrupt", exact=True).first.click()
     expect(cards(lab, "idle")).to_have_count(2)
-
-
-def test_a_restarted_kernel_is_connected_again(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server)
-    lab.command("kernelmenu:restart")
-    lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
-    expect(cards(lab)).to_have_count(0)
-    lab.wait_idle()
-    lab.run(0)
-    expect(cards(lab, "idle")).to_have_count(2)
-
-
-def test_each_notebook_has_its_own_meshes(lab: Lab, server: Server) -> None:
-    server.write("b.ipynb", "%mesh up other -n 1 --device cpu")
-    with_mesh(lab, server)
-    lab.open("b.ipynb")
-    chooser = lab.panel.get_by_label("Notebook")
-    expect(chooser).to_have_value("b.ipynb")
-    expect(lab.panel).to_contain_text("No mesh")
-    lab.wait_idle()
-    lab.run(0)
-    expect(cards(lab, "idle")).to_have_count(1)
-    expect(lab.status).to_have_text("b.ipynb · other: 1 rank")
-    chooser.select_option("a.ipynb")
-    expect(cards(lab, "idle")).to_have_count(2)
-    expect(lab.status).to_have_text("b.ipynb · other: 1 rank")
-    lab.open("a.ipynb")
-    expect(lab.status).to_have_text("a.ipynb · t: 2 ranks")
-    expect(cards(lab)).to_have_count(2)
 
 
 def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: Server) -> None:
@@ -301,21 +292,9 @@ def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: S
     assert other.errors == []
 
 
-def test_palette_commands_run(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, SLEEPS)
-    cell = lab.start(1)
-    expect(cards(lab, "running")).to_contain_text(["cell [2], line 3"] * 2)  # both have started it
-    lab.command("monarch-kernel:stacks")
-    dialog = lab.page.locator(".jp-Dialog")
-    expect(dialog).to_contain_text("t: 2 ranks, 2 busy")
-    dialog.get_by_role("button", name="Close").click()
-    lab.command("monarch-kernel:interrupt")
-    expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]:"))
-
-
 @OLDEST_TOO
-def test_the_toolbar_writes_the_remote_line(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, "x = rank")
+def test_the_toolbar_writes_the_remote_line_and_forgets_a_mesh_that_is_down(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, "x = rank", "%%remote t\nrank", "%mesh up u -n 1 --device cpu", "%mesh down t", "x = rank")
     lab.cell(1).locator(".cm-content").click()
     toggle = lab.page.get_by_role("button", name="Run on mesh")
     ranks = lab.page.get_by_label("Ranks that the cell runs on")
@@ -330,24 +309,22 @@ def test_the_toolbar_writes_the_remote_line(lab: Lab, server: Server) -> None:
     expect(code).to_have_text("x = rank")
     expect(toggle).to_have_attribute("aria-pressed", "false")
 
-
-def test_the_toolbar_forgets_a_mesh_that_is_down(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, "%%remote t\nrank", "%mesh up u -n 1 --device cpu", "%mesh down t", "x = rank")
-    lab.cell(1).locator(".cm-content").click()
-    ranks = lab.page.get_by_label("Ranks that the cell runs on")
+    lab.cell(2).locator(".cm-content").click()
     expect(ranks).to_have_value("t")
-    lab.run(2)
     lab.run(3)
-    lab.cell(4).locator(".cm-content").click()
+    lab.run(4)
+    lab.cell(5).locator(".cm-content").click()
     expect(ranks).to_have_value("")
-    lab.page.get_by_role("button", name="Run on mesh").click()
-    expect(lab.cell(4).locator(".cm-content")).to_have_text("%%remote ux = rank")
+    toggle.click()
+    expect(lab.cell(5).locator(".cm-content")).to_have_text("%%remote ux = rank")
 
 
-@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
-def test_it_is_accessible_in_any_theme(lab: Lab, server: Server, theme: str) -> None:
+THEMES = ("JupyterLab Light", "JupyterLab Dark")
+PLACES = ("#monarch-mesh-panel", ".monarch-run-on", "#jp-main-statusbar .monarch-status", ".jp-Cell .mk-live")
+
+
+def test_each_place_is_accessible_in_any_theme(lab: Lab, server: Server) -> None:
     with_mesh(lab, server)
-    lab.use_theme(theme)
-    assert lab.violations("#monarch-mesh-panel") == []
-    assert lab.violations(".monarch-run-on") == []
-    assert lab.violations("#jp-main-statusbar .monarch-status") == []
+    for theme in THEMES:
+        lab.use_theme(theme)
+        assert {place: lab.violations(place) for place in PLACES} == {place: [] for place in PLACES}, theme
