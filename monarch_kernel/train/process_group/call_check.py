@@ -8,9 +8,10 @@ So each rank publishes its call in memory that the ranks of a machine share, and
 (`call_page`), before it exchanges data. This costs a few microseconds, waits for no rank and sends nothing. torch's own check
 (``TORCH_DISTRIBUTED_DEBUG=DETAIL``) does two more collectives for each.
 
-A rank that finds a difference writes the text of the error into the page, raises it, and closes the connections of the group,
-because other ranks may wait in the collective; their error has the same text. A rank that has already left the collective, as
-the root of a broadcast may have, gets it at its next collective in the group. The group is formed again before the next cell.
+A rank that finds a difference waits a moment for the calls of the other ranks (`LATE_S`), so that the error names each kind of
+call. Then it writes the text of the error into the page, raises it, and closes the connections of the group, because other
+ranks may wait in the collective; their error has the same text. A rank that has already left the collective, as the root of a
+broadcast may have, gets it at its next collective in the group. The group is formed again before the next cell.
 
 Torch numbers the collectives of a group, in each of its backends. The number of gloo also counts messages between two ranks,
 which are subtracted. Collectives that C++ starts (the reducer of DistributedDataParallel, compiled code) are not seen here;
@@ -94,6 +95,11 @@ _AT_ONCE = 100
 
 _FAILED = 1 << 32
 """Ranks with other numbers of failed calls are not compared: they differ by this in the number that must agree."""
+
+LATE_S = 0.5
+"""How long a rank that refuses a collective waits for the calls of other ranks, so that the error names all of them."""
+
+_POLL_S = 0.005
 
 _EVERY = 32
 """Collectives of which one is always compared."""
@@ -540,8 +546,19 @@ class CallCheck:
         mine = calls[page.rank][0]
         differences = (difference(mine, page.rank, call, rank) for rank, (call, _) in calls.items())
         if what := next(filter(None, differences), ""):
+            calls |= self._with_late_ones(page, number, uncompared)  # one may have been withdrawn meanwhile
             text = mismatch_text(calls, what, known.members, known.label, number)
             raise self._refused(known, self._refuse(known, text))
+
+    @staticmethod
+    def _with_late_ones(page: CallPage, number: int, uncompared: int) -> dict[int, tuple[Call, str]]:
+        """Return the calls of all ranks of this host; wait a moment for those that come a little later."""
+        deadline = time.monotonic() + LATE_S
+        calls = page.calls(number, uncompared)
+        while len(calls) < page.size and not page.is_refused and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            calls = page.calls(number, uncompared)
+        return calls
 
 
 def _backends(group: Any) -> dict[Any, str]:

@@ -215,7 +215,11 @@ def mismatch_text(
     """
     of = _group_text(group)
     operations = {call.operation for call, _ in calls.values()}
-    called = f"{operations.pop()} with different {what}" if len(operations) == 1 else f"different {what}"
+    called = (
+        f"{operations.pop()} with different {_all_differences(calls, what)}"
+        if len(operations) == 1
+        else "different collectives"
+    )
     lines = [f"the ranks of the {of} call {called} (its collective {number}); it was refused"]
     folded: dict[str, list[int]] = {}
     for rank in sorted(calls):
@@ -228,6 +232,14 @@ def mismatch_text(
     if missing:
         lines.append(f"  {format_ranks(missing)} had not called it yet, or can't be compared")
     return "\n".join(lines)
+
+
+def _all_differences(calls: Mapping[int, tuple[Call, str]], what: str) -> str:
+    """Name what differs between the first call and each other one, such as ``dtypes and sizes``; ``what`` comes first."""
+    first = min(calls)
+    others = (difference(calls[first][0], first, call, rank) for rank, (call, _) in sorted(calls.items()))
+    *most, last = dict.fromkeys([what, *filter(None, others)])
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def message_mismatch_text(

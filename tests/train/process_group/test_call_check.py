@@ -163,6 +163,27 @@ def test_all_ranks_get_the_refusal_and_the_next_cell_works(group: ProcMesh, stor
     assert group.run("sums()").get(LONG_S).values() == ([3.0] * 3,) * 3
 
 
+def test_the_refusal_names_each_kind_of_call_with_its_ranks(group: ProcMesh, store: GroupStore) -> None:
+    group.run(
+        "import monarch_kernel.train.process_group.call_check as check; usual, check.LATE_S = check.LATE_S, 60.0"
+    ).get(LONG_S)
+    try:
+        error = refusal(group, "dist.all_reduce((floats, ints, torch.ones(8))[rank])")
+    finally:
+        group.run("check.LATE_S = usual").get(LONG_S)
+    assert set(error.ranks) == {0, 1, 2}
+    for failure in error.reports.values():
+        headline, *kinds = failure.message.splitlines()
+        assert "all_reduce with different dtypes and sizes" in headline or "different sizes and dtypes" in headline
+        assert [kind.partition(", ")[0] for kind in kinds[:3]] == [
+            "  [0] all_reduce of float32 (4)",
+            "  [1] all_reduce of int32 (4)",
+            "  [2] all_reduce of float32 (8)",
+        ]
+    store.form(group).get(LONG_S)
+    assert group.run("sums()").get(LONG_S).values() == ([3.0] * 3,) * 3
+
+
 ONE_SIDED = {
     "broadcast": ("dist.broadcast(floats.double() if last else floats, 0)", "broadcast with different dtypes"),
     "reduce": ("dist.reduce(torch.ones(4 + last), 0)", "reduce with different sizes"),

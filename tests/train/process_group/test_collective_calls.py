@@ -152,6 +152,17 @@ def test_the_text_has_each_call_with_its_ranks_and_line() -> None:
     assert uneven.text((0, 1)) == "all_to_all of float32 (4), sends 1+3 elements"
 
 
+def test_the_headline_has_all_that_differs() -> None:
+    of = [describe("all_reduce", given(each, op="sum"), 0, 3) for each in (tensor(4), tensor(8), tensor(4))]
+    other = describe("all_reduce", given(tensor(4), op="max"), 2, 3)
+    calls = {0: (of[0], "a"), 1: (of[1], "b"), 2: (other, "c")}
+    text = mismatch_text(calls, "sizes", (0, 1, 2), "", 3)
+    assert "call all_reduce with different sizes and reductions (its collective 3)" in text
+    barrier = describe("barrier", given(), 3, 4)
+    text = mismatch_text({**calls, 3: (barrier, "d")}, "collectives", (0, 1, 2, 3), "", 3)
+    assert "call different collectives (its collective 3)" in text
+
+
 # -- the page
 
 
