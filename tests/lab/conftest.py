@@ -17,6 +17,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +180,11 @@ class Server:
             return json.loads(answer.read() or "null")
 
     def end_kernels(self) -> None:
-        for session in self.call("GET", "sessions"):
-            self.call("DELETE", f"sessions/{session['id']}")
-        for kernel in self.call("GET", "kernels"):
-            self.call("DELETE", f"kernels/{kernel['id']}")
+        """End all kernels, at the same time: each takes a second."""
+        with ThreadPoolExecutor() as pool:
+            for kind in ("sessions", "kernels"):
+                paths = [f"{kind}/{each['id']}" for each in self.call("GET", kind)]
+                list(pool.map(lambda path: self.call("DELETE", path), paths))
 
     def close(self) -> None:
         with suppress(ProcessLookupError):  # the server has already ended

@@ -293,8 +293,8 @@ def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: S
 
 
 @OLDEST_TOO
-def test_the_toolbar_writes_the_remote_line_and_forgets_a_mesh_that_is_down(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, "x = rank", "%%remote t\nrank", "%mesh up u -n 1 --device cpu", "%mesh down t", "x = rank")
+def test_the_toolbar_writes_the_remote_line(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, "x = rank")
     lab.cell(1).locator(".cm-content").click()
     toggle = lab.page.get_by_role("button", name="Run on mesh")
     ranks = lab.page.get_by_label("Ranks that the cell runs on")
@@ -309,14 +309,18 @@ def test_the_toolbar_writes_the_remote_line_and_forgets_a_mesh_that_is_down(lab:
     expect(code).to_have_text("x = rank")
     expect(toggle).to_have_attribute("aria-pressed", "false")
 
-    lab.cell(2).locator(".cm-content").click()
+
+def test_the_toolbar_forgets_a_mesh_that_is_down(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server, "%%remote t\nrank", "%mesh up u -n 1 --device cpu", "%mesh down t", "x = rank")
+    lab.cell(1).locator(".cm-content").click()
+    ranks = lab.page.get_by_label("Ranks that the cell runs on")
     expect(ranks).to_have_value("t")
+    lab.run(2)
     lab.run(3)
-    lab.run(4)
-    lab.cell(5).locator(".cm-content").click()
+    lab.cell(4).locator(".cm-content").click()
     expect(ranks).to_have_value("")
-    toggle.click()
-    expect(lab.cell(5).locator(".cm-content")).to_have_text("%%remote ux = rank")
+    lab.page.get_by_role("button", name="Run on mesh").click()
+    expect(lab.cell(4).locator(".cm-content")).to_have_text("%%remote ux = rank")
 
 
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
