@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from monarch_kernel.runtime.worker.actor_server import later
+from monarch_kernel.train.process_group.gloo_waits import gloo_of
 
 __all__ = ["DestroyedGroups"]
 
@@ -29,22 +30,21 @@ class DestroyedGroups:
         self._n_times = 0
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._kept.values())))
+        return len(self.all())
 
     def keep(self, dist: Any, groups: Iterable[Any]) -> None:
         """Keep what is part of gloo in groups that are about to be destroyed."""
-        kept = [
-            backend
-            for group in groups
-            for backend in map(group._get_backend, group._device_types)
-            if isinstance(backend, dist.ProcessGroupGloo)
-        ]
+        kept = gloo_of(dist, groups)
         if not kept:
             return
         self._n_times += 1
         self._kept[self._n_times] = kept
         self._kept.pop(self._n_times - _MOST, None)
         later(_KEEP_S, self._kept.pop, self._n_times, None)
+
+    def all(self) -> list[Any]:
+        """What is kept now."""
+        return [backend for kept in list(self._kept.values()) for backend in kept]
 
     def drop(self) -> None:
         """Drop all of them; call this when a new group has been formed, which takes long enough."""

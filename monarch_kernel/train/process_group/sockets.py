@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "has_closed",
     "open_sockets",
     "stand_in",
+    "wait_until_closed",
 ]
 
 FILTER = 26
@@ -58,10 +59,18 @@ def end_one_side_first(connections: Mapping[Socket, socket.socket]) -> None:
         connections: sockets of gloo, and duplicates of them.
     """
     _shut_down(connections.values(), socket.SHUT_RD)
-    deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
-    while not connections.keys().isdisjoint(open_sockets()) and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until_closed(connections.keys())
     _shut_down(connections.values(), socket.SHUT_WR)
+
+
+def wait_until_closed(connections: Collection[Socket]) -> bool:
+    """Give gloo a moment to close connections that have ended; return whether it has closed all of them."""
+    deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
+    while not open_sockets().isdisjoint(connections):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def _shut_down(connections: Iterable[socket.socket], how: int) -> None:

@@ -32,6 +32,9 @@ Torch gives groups of different members the same name if they are made at the sa
 have made earlier groups. So the members of a group meet under their ranks, too, and the controller keeps the counts behind the
 names equal (`runtime.controller.group_counts`).
 
+gloo stops reading a connection when a message comes for a receive that was given up. It then does not find the end of the
+stream either, so that an abort also makes gloo itself close what is left (`gloo_waits`).
+
 A rank that waits for a peer to connect has no socket for it yet. gloo's timeout for this is the group's timeout, which also
 applies to later sends and receives, so that a short timeout would end those. To free such a rank, an abort connects to the
 rank's own listeners in place of each peer, and closes these connections (`stand_in`): gloo takes each for the peer's
@@ -87,6 +90,7 @@ from monarch_kernel.train.process_group.collective_counts import BlockedCall, Co
 from monarch_kernel.train.process_group.collective_purposes import Purposes
 from monarch_kernel.train.process_group.default_arguments import renew_default_groups
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
+from monarch_kernel.train.process_group.gloo_waits import end_waits, gloo_of
 from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
 from monarch_kernel.train.process_group.pending_calls import PendingCalls
@@ -109,6 +113,9 @@ _REACH_S = 10.0
 
 _CLOSE_AFTER_S = 3.0
 """How long the connections of an aborted group stay open, unless it is formed again; until then the other ranks abort, too."""
+
+_ENDS_WITHIN_S = 10.0
+"""Far longer than it takes to end the waits of an aborted group."""
 
 
 class GroupStore:
@@ -227,6 +234,7 @@ class RankGroup:
         self._purposes = Purposes()
         self._destroyed = DestroyedGroups()
         self._closing: list[socket.socket] = []  # connections of aborted groups
+        self._ending: list[threading.Thread] = []  # they end waits in aborted groups
         self._lock = threading.Lock()  # for the attributes above: another thread aborts
         self._holder = FdHolder(agent)
         self._formed = False
@@ -329,6 +337,7 @@ class RankGroup:
         self.has_aborted |= dist.is_initialized() or self._sockets_before is not None
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
+        groups = self._groups_with(dead) if dist.is_initialized() else []
         with self._lock:
             ended: set[Socket] = set()
             for members in list(self._sockets):
@@ -340,14 +349,28 @@ class RankGroup:
                 new |= open_sockets() - self._sockets_before
                 size = self._spec.world_size
             self._client.end(None if is_forming else dead)
+            shut: set[Socket] = set()
             for each in (ended | new) & open_sockets():  # sockets of destroyed groups are closed
                 if (connection := copy_of(each)) is not None:
+                    shut.add(each)
                     self._closing.append(connection)
                     with contextlib.suppress(OSError):  # the peer has reset it
                         connection.shutdown(socket.SHUT_RDWR if each in new else socket.SHUT_RD)
             if self._closing:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
+            if groups:
+                thread = threading.Thread(target=end_waits, args=(dist, groups, shut & ended), daemon=True)
+                thread.start()
+                self._ending.append(thread)
         stand_in(new, size)
+
+    def _groups_with(self, dead: int | None) -> list[Any]:
+        """Return what is part of gloo in all groups, or in those of a dead rank."""
+        dist = _dist()
+        world = dist.distributed_c10d._world
+        if dead is None:
+            return gloo_of(dist, list(world.pg_map)) + self._destroyed.all()
+        return gloo_of(dist, [group for group in list(world.pg_map) if dead in world.pg_group_ranks.get(group, ())])
 
     def _note_connections(self, members: tuple[int, ...], opened: set[Socket]) -> None:
         """Remember the connections of the default group and the device mesh; the group is broken when one of them is closed."""
@@ -478,6 +501,7 @@ class RankGroup:
         if dist.is_initialized():
             if self._sockets or not self._aborted:
                 self.abort()  # a peer may be missing: don't wait for it
+            self._await_ends()
             dist.destroy_process_group()
             return
         helpers = dist.distributed_c10d
@@ -486,6 +510,13 @@ class RankGroup:
             getattr(world, name).clear()
         helpers._unregister_all_process_groups()
         world.group_count = 0  # part of group names, also in the store: ranks with different counts never meet
+
+    def _await_ends(self) -> None:
+        """Wait until nothing waits in aborted groups: their destructors wait for gloo's threads."""
+        with self._lock:
+            ending, self._ending = self._ending, []
+        for thread in ending:
+            thread.join()
 
     def _init(self, init: Callable[..., None], backend: str | None, **options: Any) -> None:
         """Form a group under a new prefix, so that it does not take keys of an earlier group for those of its peers."""

@@ -322,6 +322,31 @@ def test_an_interrupt_frees_ranks_that_wait_for_a_missing_one(group: ProcMesh, s
     assert group.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
 
 
+GIVEN_UP = """
+x = torch.ones(1)
+if rank == 0:
+    dist.irecv(x, 1, tag=1)  # the work is dropped, and with it the receive
+    dist.send(x, 1, tag=2)
+elif rank == 1:
+    dist.recv(x, 0, tag=2)
+    dist.send(x, 0, tag=1)
+dist.barrier()
+"""
+
+
+def test_an_interrupt_frees_a_rank_that_has_a_message_for_a_receive_that_was_given_up(
+    group: ProcMesh, store: GroupStore
+) -> None:
+    """Gloo does not find the end of such a connection, and its destructor waits for what waits for the peer."""
+    future = group.run(GIVEN_UP)
+    wait_until_in_collective(group)
+    future.interrupt()
+    assert isinstance(error := future.exception(LONG_S), RemoteError)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    store.form(group).get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
 def test_an_error_on_one_rank_releases_those_that_wait_for_it(group: ProcMesh, store: GroupStore, bar: Bar) -> None:
     with bar.below(10, "the release"):
         error = group.run(f"if rank == 2: raise ValueError('no data')\n{SUM}").exception(LONG_S)

@@ -1,0 +1,64 @@
+"""Ends waits in groups of gloo whose connections are shut down, where gloo does not find out that they have ended.
+
+gloo reads a message into the buffer of the receive that it is for. If the receive was given up meanwhile, gloo finds no buffer,
+and reads nothing more from this connection, not even its end: it looks at the same message again and again, and all later
+receives from this peer wait forever (`Pair::prepareRead`,
+https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc). Code gives up a receive when it drops the ``Work`` of an
+``irecv``. gloo itself does so when a collective fails because one connection has ended, while other peers still send: an abort
+with many asynchronous collectives pending often comes to that.
+
+gloo closes all connections of a group, and ends what waits for them, when a wait for one of its receives times out.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from monarch_kernel.train.process_group.sockets import Socket, wait_until_closed
+from monarch_kernel.train.process_group.strangers import is_lazy
+
+__all__ = ["end_waits", "gloo_of"]
+
+_AT_ONCE = timedelta(milliseconds=1)
+_TAG = 2**31 - 1
+"""The tag of the receives that time out; code that counts its tags up does not come to it."""
+
+
+def gloo_of(dist: Any, groups: Iterable[Any]) -> list[Any]:
+    """Return what is part of gloo in process groups."""
+    return [
+        backend
+        for group in groups
+        for backend in map(group._get_backend, group._device_types)
+        if isinstance(backend, dist.ProcessGroupGloo)
+    ]
+
+
+def end_waits(dist: Any, backends: Iterable[Any], connections: Collection[Socket]) -> None:
+    """Make gloo close connections that are shut down and that it does not close itself.
+
+    Args:
+        dist: torch.distributed.
+        backends: the groups, as `gloo_of` returns them; they are unusable from then on.
+        connections: the sockets of these groups.
+    """
+    if wait_until_closed(connections) or is_lazy():  # a receive would connect first, and wait for the peer
+        return
+    wait = inspect.unwrap(dist.Work.wait)
+    for backend in backends:
+        for peer in set(range(backend.size())) - {backend.rank()}:
+            for context in range(
+                len(backend.options._devices)
+            ):  # a tag chooses the connections of one network interface
+                with suppress(RuntimeError):  # the connection is closed, or the receive has timed out
+                    wait(_receive(backend, peer, _TAG - context), _AT_ONCE)
+
+
+def _receive(backend: Any, peer: int, tag: int) -> Any:
+    import torch
+
+    return backend.recv([torch.empty(1, dtype=torch.uint8)], peer, tag)
