@@ -14,6 +14,8 @@ import psutil
 
 from monarch_kernel.actor import ProcMesh
 from tests.failures.supply import Supply
+from tests.support.processes import command_of, is_alive
+from tests.support.waiting import wait_until
 
 __all__ = ["Fault", "Injuries", "Surgeon"]
 
@@ -138,7 +140,14 @@ class Surgeon:
         return self._stopped("a rank is stopped", place, process, (), for_s)
 
     def _kill_agent(self, place: int) -> Fault:
-        kill = _signaller(self.supply.agent(place), signal.SIGKILL)
+        agent = self.supply.agent(place)
+
+        def kill() -> None:
+            """Kill it when it has a zygote, which ends what ranks have started: a fault may have killed the last one."""
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                wait_until(lambda: self._zygotes(agent), "a zygote of the agent")
+                agent.kill()
+
         return Fault("an agent is killed", place, frozenset(self._ranks(place)), kill)
 
     def _stop_agent_shortly(self, place: int) -> Fault:
@@ -150,11 +159,13 @@ class Surgeon:
         return self._stopped("an agent is stopped for long", place, agent, self._ranks(place), UNTIL_LOST)
 
     def _kill_zygote(self, place: int) -> Fault:
-        ranks = {row.pid for row in self.mesh.view().ranks}
-        children = [child for child in self.supply.agent(place).children() if child.pid not in ranks]
-        zygotes = [child for child in children if child.cmdline()[-2:-1] == ["zygote"]]
-        kill = [_signaller(zygote, signal.SIGKILL) for zygote in zygotes]
+        kill = [_signaller(zygote, signal.SIGKILL) for zygote in self._zygotes(self.supply.agent(place))]
         return Fault("a zygote is killed", place, frozenset(), lambda: [each() for each in kill])
+
+    def _zygotes(self, agent: psutil.Process) -> list[psutil.Process]:
+        ranks = {row.pid for row in self.mesh.view().ranks}
+        children = [child for child in agent.children() if child.pid not in ranks and is_alive(child)]
+        return [child for child in children if command_of(child)[-2:-1] == ["zygote"]]
 
     def _reset(self, place: int) -> Fault:
         return Fault("a connection breaks", place, frozenset(), self.supply.link(place).reset)
