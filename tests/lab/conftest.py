@@ -335,7 +335,7 @@ class Lab:
         return [{"id": each["id"], "nodes": [node["html"] for node in each["nodes"]]} for each in found["violations"]]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     # The fixture of pytest-playwright lives as long as the session, and other tests would run inside its event loop.
     if why := missing():
@@ -371,9 +371,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    """The browser of all tests; each test has its own profile in it."""
+    """The browser of a module's tests; each test has its own profile in it."""
     browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
     yield browser
     browser.close()
