@@ -275,6 +275,16 @@ def test_a_reloaded_page_shows_the_mesh_and_the_current_run(lab: Lab, server: Se
     expect(cards(lab, "idle")).to_have_count(2)
 
 
+def test_a_restarted_kernel_is_connected_again(lab: Lab, server: Server) -> None:
+    with_mesh(lab, server)
+    lab.command("kernelmenu:restart")
+    lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(cards(lab)).to_have_count(0)
+    lab.wait_idle()
+    lab.run(0)
+    expect(cards(lab, "idle")).to_have_count(2)
+
+
 def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, SLEEPS)
     other = Lab(lab.page.context.new_page(), server).load("a.ipynb", workspace="other")
