@@ -64,7 +64,7 @@ UNUSED = tuple(
         *("audio-extension", "celltags-extension", "console-extension", "csvviewer-extension", "debugger-extension"),
         *("documentsearch-extension", "extensionmanager-extension", "fileeditor-extension", "help-extension"),
         *("htmlviewer-extension", "hub-extension", "imageviewer-extension", "inspector-extension"),
-        *("javascript-extension", "json-extension", "launcher-extension", "logconsole-extension", "lsp-extension"),
+        *("javascript-extension", "json-extension", "logconsole-extension", "lsp-extension"),
         *("markdownviewer-extension", "mathjax-extension", "mermaid-extension", "metadataform-extension"),
         *("pdf-extension", "pluginmanager-extension", "settingeditor-extension"),
         *("terminal-extension", "toc-extension", "tooltip-extension", "vega5-extension", "video-extension"),
