@@ -57,7 +57,7 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
-# Extensions that these tests do not need: without them a page loads with two thirds of the processor time.
+# Extensions that these tests do not need: without them Chromium takes less processor time to load a page.
 UNUSED = tuple(
     f"@jupyterlab/{name}"
     for name in (

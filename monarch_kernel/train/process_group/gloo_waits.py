@@ -50,10 +50,10 @@ def end_waits(dist: Any, backends: Iterable[Any], connections: Collection[Socket
         return
     wait = inspect.unwrap(dist.Work.wait)
     for backend in backends:
+        # Each network interface has its own connections, and the tag chooses among them.
+        interfaces = range(len(backend.options._devices))
         for peer in set(range(backend.size())) - {backend.rank()}:
-            for context in range(
-                len(backend.options._devices)
-            ):  # a tag chooses the connections of one network interface
+            for context in interfaces:
                 with suppress(RuntimeError):  # the connection is closed, or the receive has timed out
                     wait(_receive(backend, peer, _TAG - context), _AT_ONCE)
 
