@@ -9,7 +9,7 @@ from monarch_kernel.errors import Failure, RanksError
 from monarch_kernel.features.tensors.messages import AbandonResult
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.tensor.calling import Callee, await_result
-from monarch_kernel.tensor.issue import device_of
+from monarch_kernel.tensor.device import device_of
 
 __all__ = ["rref"]
 

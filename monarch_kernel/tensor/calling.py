@@ -20,10 +20,11 @@ from monarch_kernel.features.tensors.messages import DefineCall, DefineFunction
 from monarch_kernel.features.tensors.records import Slot
 from monarch_kernel.features.tensors.sending import SENDING
 from monarch_kernel.net.wire.codec import dump
+from monarch_kernel.tensor.device import Device, Entry, common_device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
-from monarch_kernel.tensor.issue import Device, Entry, common_device, result_of
+from monarch_kernel.tensor.issue import result_of
 from monarch_kernel.tensor.lines import user_place
-from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result, propagate_by
+from monarch_kernel.tensor.propagation import LAYOUTS, LEAF, Outcome, Result, propagate_by
 from monarch_kernel.tensor.reading import described_result
 
 __all__ = ["WAYS", "Callee", "Propagate", "await_result", "call", "call_for_value", "device_for"]
@@ -32,8 +33,6 @@ Propagate = Callable[..., Any] | str
 """A function of fake tensors, or ``cached`` or ``inspect``."""
 
 WAYS = ("cached", "inspect", "mocked")
-
-_LEAF = pytree.tree_flatten(0)[1]
 
 
 class Callee:
@@ -210,7 +209,7 @@ def _define(callee: Callee, device: Device, given: _Arguments, outcome: Outcome 
         n_results = len(layouts)
     if given.has_references:  # the ranks resolve them when they get the definition: after all operations so far
         device.stream.before_request()
-    entry = Entry(device.stream.new_entry(), callee.name, outcome or Outcome(None, _LEAF))
+    entry = Entry(device.stream.new_entry(), callee.name, outcome or Outcome(None, LEAF))
     if outcome is None:
         entry.n_new = abs(n_results)
     device.stream.define(

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from monarch_kernel.errors import TensorError
+from monarch_kernel.tensor.device import Device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
-from monarch_kernel.tensor.issue import Device
 from monarch_kernel.tensor.placements import filled, shard, texts_of
 
 __all__ = ["Initialise", "Plan", "distribute"]

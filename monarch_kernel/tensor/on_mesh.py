@@ -20,9 +20,10 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 from monarch_kernel.tensor import placements as placing
 from monarch_kernel.tensor.crossing import adopt_variable
+from monarch_kernel.tensor.device import MAIN, Device, device_of
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
 from monarch_kernel.tensor.inventory import Holdings, holdings_of
-from monarch_kernel.tensor.issue import MAIN, Device, device_of, issue
+from monarch_kernel.tensor.issue import issue
 from monarch_kernel.tensor.modules import Initialise
 from monarch_kernel.tensor.modules import distribute as place_module
 from monarch_kernel.tensor.propagation import LAYOUTS, info_of

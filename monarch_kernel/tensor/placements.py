@@ -12,15 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.text import plural
 from monarch_kernel.errors import TensorError
 from monarch_kernel.features.tensors.functions import MAX_RESULTS
+from monarch_kernel.tensor.device import Device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
-from monarch_kernel.tensor.issue import Device
-from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result
+from monarch_kernel.tensor.propagation import LAYOUTS, LEAF, Outcome, Result
 from monarch_kernel.tensor.reading import described_result
 from monarch_kernel.tensor.reductions import form_group
 
@@ -36,8 +35,6 @@ __all__ = [
     "strings",
     "texts_of",
 ]
-
-_LEAF = pytree.tree_flatten(0)[1]
 
 
 def shard(device: Device, tensor: torch.Tensor, placements: Mapping[str, Any]) -> DistributedTensor:
@@ -195,7 +192,7 @@ def _do(device: Device, name: str, title: str, args: list[Any], *tensors: Distri
     if entry is not None and entry.single is not None:
         return device.new(entry.single, *device.record_here(entry, ids))
     templates = [*[["tensor"] for _ in tensors], *args]
-    entry = device.define(key, name, title, Outcome(None, _LEAF), templates, {}, [], is_learned=True)
+    entry = device.define(key, name, title, Outcome(None, LEAF), templates, {}, [], is_learned=True)
     first, op = device.record_here(entry, ids)
     try:
         _, (found,) = described_result(device, first, title)
@@ -203,5 +200,5 @@ def _do(device: Device, name: str, title: str, args: list[Any], *tensors: Distri
         device.frees.extend(range(first, first + MAX_RESULTS))
         raise
     layout = LAYOUTS.make(*found)
-    device.define(key, name, title, Outcome((Result(layout),), _LEAF), templates, {}, [])
+    device.define(key, name, title, Outcome((Result(layout),), LEAF), templates, {}, [])
     return device.new(layout, first, op)

@@ -30,6 +30,7 @@ from monarch_kernel.tensor.distributed_tensor import DistributedTensor, describe
 
 __all__ = [
     "LAYOUTS",
+    "LEAF",
     "NOTHING",
     "Argument",
     "Layout",
@@ -219,6 +220,9 @@ class Outcome(NamedTuple):
     is_value: bool = False
     relaid: tuple[tuple[Argument, Layout], ...] = ()
 
+
+LEAF = pytree.tree_flatten(0)[1]
+"""The structure of a result that is one value."""
 
 NOTHING = Outcome(())
 """The outcome of an operation that returns nothing."""

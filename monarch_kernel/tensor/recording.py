@@ -32,8 +32,9 @@ from monarch_kernel.base.text import plural
 from monarch_kernel.errors import TensorError
 from monarch_kernel.features.tensors.blocks import ARGUMENT, BEFORE, KEPT, LOCAL
 from monarch_kernel.features.tensors.messages import DefineBlock
+from monarch_kernel.tensor.device import Device, Entry, common_device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
-from monarch_kernel.tensor.issue import Device, Entry, common_device, result_of
+from monarch_kernel.tensor.issue import result_of
 from monarch_kernel.tensor.lines import user_place
 from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result
 

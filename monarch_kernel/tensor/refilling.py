@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch.utils import _pytree as pytree
-
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.actor.tensors import move_parts
 from monarch_kernel.base.text import format_nbytes, format_ranks, plural
@@ -30,15 +28,13 @@ from monarch_kernel.features.tensors.refilling import (
 )
 from monarch_kernel.tensor import placements as placing
 from monarch_kernel.tensor.crossing import ranks_of
+from monarch_kernel.tensor.device import Blocked, Device, device_of
 from monarch_kernel.tensor.distributed_tensor import Part
 from monarch_kernel.tensor.inventory import count_by_name, tensors_in
-from monarch_kernel.tensor.issue import Blocked, Device, device_of
-from monarch_kernel.tensor.propagation import LAYOUTS, Layout, Outcome, Result
+from monarch_kernel.tensor.propagation import LAYOUTS, LEAF, Layout, Outcome, Result
 from monarch_kernel.tensor.reductions import form_group
 
 __all__ = ["Refilled", "copies_for", "refill"]
-
-_LEAF = pytree.tree_flatten(0)[1]
 
 
 class Refilled(NamedTuple):
@@ -241,7 +237,7 @@ def _rewrapped(device: Device, id: int, layout: Layout) -> int:
     key = ("monarch::rewrap", layout.number)
     entry = device.entries.get(key)
     if entry is None:
-        outcome = Outcome((Result(layout),), _LEAF)
+        outcome = Outcome((Result(layout),), LEAF)
         entry = device.define(key, key[0], "refill()", outcome, [["tensor"], *args], {}, [])
     first, _ = device.record_here(entry, [id])
     device.frees.append(id)

@@ -10,7 +10,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.tensor.calling import WAYS, Callee, Propagate, call, call_for_value, device_for
-from monarch_kernel.tensor.issue import device_of
+from monarch_kernel.tensor.device import device_of
 from monarch_kernel.tensor.on_mesh import active_device
 from monarch_kernel.tensor.reading import fetched
 from monarch_kernel.tensor.reductions import form_group

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_kernel.errors import TensorError
+from monarch_kernel.tensor.device import Blocked, Device, device_of
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
-from monarch_kernel.tensor.issue import Blocked, Device, device_of
 from monarch_kernel.tensor.lines import describe_place, user_place
 from monarch_kernel.tensor.on_mesh import activated, active_device, active_stream_name
 from monarch_kernel.tensor.propagation import LAYOUTS

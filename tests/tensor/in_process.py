@@ -28,7 +28,7 @@ from monarch_kernel.net.wire.codec import Packed, dump, join, load, split
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.requests import Send
-from monarch_kernel.tensor.issue import device_of
+from monarch_kernel.tensor.device import device_of
 from monarch_kernel.tensor.on_mesh import no_mesh
 from monarch_kernel.tensor.propagation import LAYOUTS
 

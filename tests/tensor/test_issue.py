@@ -17,7 +17,7 @@ from monarch_kernel.features.tensors.messages import DefineOp, RunOps
 from monarch_kernel.features.tensors.stream import MAX_OPS
 from monarch_kernel.net.wire.codec import dump, load
 from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, inspect, no_mesh
-from monarch_kernel.tensor import issue as issue_module
+from monarch_kernel.tensor import device as device_module
 from monarch_kernel.tensor.on_mesh import activated, get_active_mesh
 from tests.tensor.in_process import InProcess
 
@@ -420,7 +420,7 @@ def test_a_tensor_that_is_dropped_in_an_open_batch_is_used_first() -> None:
 
 
 def test_entries_are_forgotten_when_there_are_too_many(active: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(issue_module, "MAX_ENTRIES", 5)
+    monkeypatch.setattr(device_module, "MAX_ENTRIES", 5)
     x = torch.zeros(8)
     for start in range(20):
         x = x + torch.full((8,), start)

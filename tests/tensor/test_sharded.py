@@ -18,7 +18,7 @@ from monarch_kernel import checkpoint
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.tensor import Partial, Replicate, Shard, TensorError, fetch_shard, inspect, manual_seed, record
-from monarch_kernel.tensor.issue import Device
+from monarch_kernel.tensor.device import Device
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
