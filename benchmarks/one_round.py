@@ -16,15 +16,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import psutil
+import torch
 
 from monarch_kernel.actor import Actor, endpoint, shutdown_context, this_host
+
+TENSOR_NBYTES = 64 << 20
 
 
 class Echo(Actor):
     """Returns its argument."""
 
     @endpoint
-    def echo(self, value: int) -> int:
+    def echo(self, value: Any) -> Any:
         return value
 
 
@@ -62,17 +65,24 @@ def measure(groups: dict[str, Sequence[int]], times: int, do: Callable[[], objec
     return found
 
 
+def start(ranks: int) -> tuple[Any, float]:
+    """Start a mesh; returns it, and the time that it took, in us."""
+    begin = time.perf_counter()
+    procs = this_host().spawn_procs(per_host={"gpus": ranks})
+    procs.run("pass").get()
+    return procs, 1e6 * (time.perf_counter() - begin)
+
+
 def main() -> None:
     """Measure, and print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--times", type=int, default=300)
     args = parser.parse_args()
-    procs = this_host().spawn_procs(per_host={"gpus": args.ranks})
+    procs, first_us = start(args.ranks)
     actors = cast(Any, procs.spawn("echo", Echo))
     actors.initialized.get()
     first = actors.slice(gpus=0)
-    procs.run("pass").get()
     ranks = [rank.pid for rank in procs.view().ranks]
     others = [child for child in psutil.Process().children(recursive=True) if child.pid not in ranks]
     agents = [child.pid for child in others if "agent" in child.cmdline()]
@@ -88,6 +98,15 @@ def main() -> None:
     assert [future.get() for future in futures] == list(range(len(futures)))
     each_us = 1e6 * (time.perf_counter() - begin) / len(futures)
     found["outstanding call to one rank"] = {"elapsed, us": each_us}
+    tensor = torch.ones(TENSOR_NBYTES // 4)
+    found["64 MiB to a rank and back"] = measure(groups, 20, lambda: first.echo.call_one(tensor).get())
+    next_us = []
+    for _ in range(5):
+        other, took_us = start(args.ranks)
+        next_us.append(took_us)
+        other.stop().get()
+    found["start of the first mesh"] = {"elapsed, us": first_us}
+    found["start of another mesh"] = {"elapsed, us": statistics.median(next_us)}
     seconds = 3.0
     before = {name: [spent(pid) for pid in pids] for name, pids in groups.items()}
     time.sleep(seconds)
