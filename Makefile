@@ -214,7 +214,7 @@ gpu: ## Where there is an NVIDIA GPU: run the tests marked gpu and the benchmark
 GPU_PACKAGES := anywidget asttokens asyncssh cffi cloudpickle comm cryptography debugpy executing ipykernel ipython \
 	ipython_pygments_lexers ipywidgets jedi jupyter_client jupyter_core jupyterlab_widgets matplotlib-inline msgspec \
 	nest-asyncio2 nvidia-ml-py parso pexpect platformdirs prompt_toolkit psutil psygnal ptyprocess pure_eval pycparser \
-	pytest-reportlog pytest-timeout pyzmq stack_data tornado traitlets wcwidth widgetsnbextension hypothesis sortedcontainers
+	pytest-reportlog pytest-timeout pyzmq stack_data tornado traitlets wcwidth widgetsnbextension hypothesis sortedcontainers xxhash
 GPU_VERSION ?= 3.12
 
 gpu-wheels: $(VENV)/.stamp ## Download the wheels for `make gpu` into build/wheels; GPU_VERSION is the version of Python there

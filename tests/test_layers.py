@@ -85,6 +85,7 @@ BEHIND = {
         "features.live.skipping",
         "features.live.worker",
         "features.profiling.worker",
+        "features.record.digests",
         "features.record.worker",
         "features.replicas",
         "features.resharding",
@@ -108,6 +109,7 @@ BEHIND = {
         "train.snapshots.capture",
         "train.spmd",
     ),
+    "xxhash": ("features.record.digests",),
     "zmq": ("net.hosts", "net.transport"),
 }
 # An import of torch takes a second, and these components are also imported by processes that don't need it.

@@ -12,7 +12,7 @@ from typing import Any
 from monarch_kernel.base.text import format_ranks, one_line
 from monarch_kernel.features.record.collecting import NO_DIGEST
 from monarch_kernel.features.record.reading import RecordReader
-from monarch_kernel.features.record.tables import Cell, Check, Metric
+from monarch_kernel.features.record.tables import FIRST_COMPARABLE, Cell, Check, Metric
 
 __all__ = ["Difference", "Differences", "compare"]
 
@@ -100,6 +100,12 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
     """
     compared = dict.fromkeys(("cells", "batches", "metrics", "generators", "parameters"), 0)
     found = [*_packages(old, new), *_places(old, new)]
+    with_digests = (old.version < FIRST_COMPARABLE) == (new.version < FIRST_COMPARABLE)
+    if not with_digests:
+        text = (
+            "digests of batches and parameters are not compared: one record is of an earlier version of monarch_kernel"
+        )
+        found.append(Difference("run", text))
     old_cells, new_cells = _cells(old, mesh), _cells(new, mesh)
     compared["cells"] = min(len(old_cells), len(new_cells))
     found += _of_files(old, new)
@@ -109,7 +115,7 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
     for reader, loops in ((old, loops_old), (new, loops_new)):
         for loop in reader.loops:
             loops.setdefault(loop.cell, []).append(loop.id)
-    steps = (_by_loop(old, until_step), _by_loop(new, until_step))
+    steps = (_by_loop(old, until_step, with_digests), _by_loop(new, until_step, with_digests))
     for one, other in _pairs(old_cells, new_cells):
         if one is None or other is None:
             cell = one or other
@@ -197,7 +203,7 @@ _Steps = dict[tuple[str, str, int], Any]
 """Kind, name and step -> a value."""
 
 
-def _by_loop(reader: RecordReader, until_step: int | None) -> dict[int, _Steps]:
+def _by_loop(reader: RecordReader, until_step: int | None, with_digests: bool) -> dict[int, _Steps]:
     found: dict[int, _Steps] = {}
     end = math.inf if until_step is None else until_step
 
@@ -207,7 +213,7 @@ def _by_loop(reader: RecordReader, until_step: int | None) -> dict[int, _Steps]:
     for metric in reader.metrics:
         if metric.step < end:
             put(metric.loop, "metric", metric.name, metric.step, metric)
-    for check in (*reader.batches, *reader.checks):
+    for check in (*reader.batches, *reader.checks) if with_digests else ():
         if check.step < end or (check.kind != "batch" and check.step <= end):
             put(check.loop, check.kind, "", check.step, check)
     for knob in reader.knobs:

@@ -45,6 +45,7 @@ class RecordReader:
     Attributes:
         path: the file.
         damage: what could not be read; empty if all is well.
+        version: the version of its schema.
 
     Raises:
         RecordError: there is no record, it is no record, or a newer version has written it.
@@ -58,7 +59,7 @@ class RecordReader:
             raise RecordError(f"{path} holds no record: there is no {FILE}")
         self._connection = self._open()
         try:
-            (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+            (self.version,) = self._connection.execute("PRAGMA user_version").fetchone()
             tables = {
                 name for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             }
@@ -67,10 +68,10 @@ class RecordReader:
             raise RecordError(
                 f"{self.path} can't be read: {error}; it is no record, or its first page is lost"
             ) from None
-        if version > VERSION:
+        if self.version > VERSION:
             raise RecordError(
-                f"{self.path} was written by a newer version of monarch_kernel (its schema is {version}, this version reads "
-                f"{VERSION}): update monarch_kernel to read it"
+                f"{self.path} was written by a newer version of monarch_kernel (its schema is {self.version}, this version "
+                f"reads {VERSION}): update monarch_kernel to read it"
             )
         if not {"run", "cell", "loop"} <= tables:
             raise RecordError(f"{self.path} is a file of SQLite, but no record")

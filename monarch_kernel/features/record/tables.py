@@ -10,6 +10,7 @@ from monarch_kernel.base.text import one_line, plural
 
 __all__ = [
     "FILE",
+    "FIRST_COMPARABLE",
     "SCHEMA",
     "VERSION",
     "Cell",
@@ -24,8 +25,10 @@ __all__ = [
 ]
 
 FILE = "record.sqlite"
-VERSION = 2
+VERSION = 3
 """The version of the schema. A record of a later version is not read. Version 1 has no blocks and no data files."""
+FIRST_COMPARABLE = 3
+"""Records of earlier versions have other digests, which differ for equal batches and parameters."""
 
 SCHEMA = """
 CREATE TABLE run (key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;

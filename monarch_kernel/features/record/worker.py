@@ -14,15 +14,14 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
+from monarch_kernel.features.record.digests import digest_of, parameters_digest
 from monarch_kernel.features.record.files import FileBook
 from monarch_kernel.features.record.messages import EventNoted, Noted, NoteState, SetRecording, StateNoted, Step
 from monarch_kernel.features.record.notes import on_event
 from monarch_kernel.features.record.sources import files_of, fingerprint, text_of
-from monarch_kernel.features.replicas.digests import mixed
 from monarch_kernel.features.replicas.worker import modules_in
 from monarch_kernel.features.watch.loader import on_batch
 from monarch_kernel.net.wire.codec import Frame, pack
@@ -30,79 +29,12 @@ from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
-__all__ = [
-    "RankRecorder",
-    "digest_of",
-    "generator_states",
-    "generators_digest",
-    "parameters_digest",
-    "restore_generators",
-]
+__all__ = ["RankRecorder", "generator_states", "generators_digest", "restore_generators"]
 
 _log = logging.getLogger(__name__)
 
-_PLAIN = 64 << 10  # bytes of a tensor that are hashed as they are
-_MAX_DEPTH = 8
-_MAX_ITEMS = 10_000
 _MOST_SHARE = 0.005
 """Hashes of the parameters take at most this share of the time; a loop with short steps hashes them less often."""
-
-
-def digest_of(value: Any) -> bytes:
-    """Return a digest of 8 bytes of a batch: tensors on the CPU, arrays, numbers and texts, also nested."""
-    hashed = blake2b(digest_size=8)
-    _add(hashed.update, value, 0)
-    return hashed.digest()
-
-
-@lru_cache(1024)
-def _head(dtype: Any, shape: Sequence[int]) -> bytes:
-    return f"{dtype}{tuple(shape)}".encode()
-
-
-def _add(update: Any, value: Any, depth: int) -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        update(_head(value.dtype, value.shape))
-        if value.device.type != "cpu":
-            update(value.device.type.encode())
-        elif (
-            value.layout is torch.strided
-            and value.is_contiguous()
-            and value.nbytes <= _PLAIN
-            and not value.is_quantized
-        ):
-            if not value.ndim:
-                update(repr(value.item()).encode())
-            elif value.dtype in (torch.float32, torch.int64, torch.uint8) and not value.requires_grad:  # quickly
-                update(value.numpy())
-            else:
-                update(value.detach().view(torch.uint8).numpy())
-        else:
-            found = mixed(value)
-            update(found if isinstance(found, bytes) else found.to_bytes(8, "little"))
-    elif isinstance(value, (str, int, float, bool, type(None))):
-        update(f"{type(value).__name__}:{value!r}".encode("utf-8", "backslashreplace"))
-    elif isinstance(value, bytes):
-        update(value)
-    elif depth >= _MAX_DEPTH:
-        update(type(value).__name__.encode())
-    elif isinstance(value, Mapping):
-        update(b"{")
-        for key, item in list(value.items())[:_MAX_ITEMS]:
-            _add(update, key, depth + 1)
-            _add(update, item, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        update(b"[")
-        for item in value[:_MAX_ITEMS]:
-            _add(update, item, depth + 1)
-    elif hasattr(value, "tobytes") and hasattr(value, "dtype"):
-        update(f"{value.dtype}{value.shape}".encode())
-        update(value.tobytes() if value.dtype != object else repr(value.shape).encode())
-    else:
-        update(type(value).__qualname__.encode())
-        if hasattr(value, "__dict__"):
-            _add(update, vars(value), depth + 1)
 
 
 def generator_states() -> dict[str, bytes]:
@@ -160,20 +92,6 @@ def restore_generators(states: Mapping[str, bytes]) -> None:
             torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
         if "cuda" in states and torch.cuda.is_available():
             torch.cuda.set_rng_state(torch.frombuffer(bytearray(states["cuda"]), dtype=torch.uint8))
-
-
-def parameters_digest(modules: Mapping[str, Any]) -> bytes:
-    """Return a digest of the parameters and buffers that this rank holds of some modules."""
-    hashed = blake2b(digest_size=8)
-    for name, module in sorted(modules.items()):
-        for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, the part of this rank
-            if local.device.type == "meta":
-                continue
-            hashed.update(f"{name}.{path}{local.dtype}{tuple(local.shape)}".encode())
-            found = mixed(local.detach()) if local.numel() else 0
-            hashed.update(found if isinstance(found, bytes) else found.to_bytes(8, "little"))
-    return hashed.digest()
 
 
 @register

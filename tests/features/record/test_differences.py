@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch_kernel.features.record.differences import compare
+from monarch_kernel.features.record.reading import RecordReader
 from tests.features.record.runs import TRAIN, write_run
 
 
@@ -50,6 +52,20 @@ def test_a_knob_at_another_step_is_named(tmp_path: Path) -> None:
 
 def test_parameters_at_the_end_are_compared(tmp_path: Path) -> None:
     assert first(tmp_path, parameters=b"q" * 8) == "cell [2], step 6: parameters differ on ranks [0-1]"
+
+
+def test_digests_of_an_earlier_version_are_not_compared(tmp_path: Path) -> None:
+    old = write_run(tmp_path / "old")
+    old.close()
+    connection = sqlite3.connect(old.path)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    found = compare(RecordReader(tmp_path / "old"), write_run(tmp_path / "new", batch_of=3, parameters=b"q" * 8))
+    assert found.are_equal
+    assert found.first is None
+    assert (found.compared["batches"], found.compared["parameters"]) == (0, 0)
+    assert found.compared["metrics"] > 0
+    assert "digests of batches and parameters are not compared" in str(found.all)
 
 
 def test_only_steps_before_a_limit_are_compared(tmp_path: Path) -> None:

@@ -11,14 +11,9 @@ import numpy
 import pytest
 import torch
 
+from monarch_kernel.features.record.digests import digest_of, parameters_digest
 from monarch_kernel.features.record.files import FileBook, hash_of_text
-from monarch_kernel.features.record.worker import (
-    digest_of,
-    generator_states,
-    generators_digest,
-    parameters_digest,
-    restore_generators,
-)
+from monarch_kernel.features.record.worker import generator_states, generators_digest, restore_generators
 
 Pair = namedtuple("Pair", "x y")
 
@@ -64,6 +59,28 @@ def test_batches_that_differ_have_digests_that_differ() -> None:
 def test_equal_batches_have_equal_digests() -> None:
     assert [digest_of(batch) for batch in batches()] == [digest_of(batch) for batch in batches()]
     assert digest_of(torch.arange(6).reshape(2, 3).T.contiguous()) == digest_of(torch.tensor([[0, 3], [1, 4], [2, 5]]))
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_strides_and_gradients_do_not_count(size: int) -> None:
+    x = torch.arange(4.0 * size).reshape(4, size)
+    same = [x.T.contiguous().T, x.repeat(1, 2)[:, :size], x.clone().requires_grad_()]
+    assert {digest_of(each) for each in same} == {digest_of(x)}
+    z = torch.complex(x, x)
+    assert digest_of(z.conj()) == digest_of(torch.complex(x, -x)) != digest_of(z)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_two_batches_with_one_bit_changed_differ(size: int) -> None:
+    x = torch.zeros(size, dtype=torch.int64)
+    digests = set()
+    for at in {0, size // 2, size - 1}:
+        for bit in (0, 31, 63):
+            y = x.clone()
+            y[at] ^= 1 << bit if bit < 63 else -(1 << 63)
+            digests.add(digest_of(y))
+    assert len(digests) == len({0, size // 2, size - 1}) * 3
+    assert digest_of(x) not in digests
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.float16, torch.int8])
