@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from monarch_kernel.base.after_import import after_import
+from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
@@ -29,7 +30,7 @@ on_batch: list[Callable[[Any, Any], None]] = []
 """Functions that get each iterator of a DataLoader, and the batch that it returns."""
 
 _waited_s: dict[int, float] = {}
-_rows: dict[int, Any] = {}
+_rows: dict[int, tuple[int, Any]] = {}  # thread -> the request that it executed, and the rows of its last batch
 
 
 def waited_s() -> float:
@@ -38,8 +39,18 @@ def waited_s() -> float:
 
 
 def rows_read() -> Any:
-    """Return the rows of the last batch that the calling thread has received: a list of numbers; None if unknown."""
-    return _rows.get(threading.get_ident())
+    """Return the rows of the last batch that the calling thread has received: a list of numbers; None if unknown.
+
+    Batches of earlier requests, such as other cells, do not count.
+    """
+    request, rows = _rows.get(threading.get_ident(), (0, None))
+    return rows if request == _request() else None
+
+
+def _request() -> int:
+    """The request that this thread executes; 0 if none."""
+    executor = working.get()
+    return 0 if executor is None else executor.current
 
 
 def time_loaders(iterator: Any) -> None:
@@ -66,7 +77,8 @@ def time_loaders(iterator: Any) -> None:
             thread = threading.get_ident()
             _waited_s[thread] = _waited_s.get(thread, 0.0) + time.perf_counter() - began
             asked = self.__dict__.get(_QUEUE)
-            _rows[thread] = asked.popleft() if is_batch and asked and getattr(self, "_in_order", True) else None
+            rows = asked.popleft() if is_batch and asked and getattr(self, "_in_order", True) else None
+            _rows[thread] = _request(), rows
 
     iterator.__next__ = timed
     if hasattr(iterator, "_next_index") and hasattr(iterator, "_reset"):

@@ -111,6 +111,13 @@ def test_the_rows_of_the_last_batch_are_known() -> None:
     assert rows_read() is None
 
 
+def test_the_rows_of_an_earlier_request_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    next(Ahead([[0, 1], [2]]))
+    assert rows_read() == [0, 1]
+    monkeypatch.setattr("monarch_kernel.features.watch.loader._request", lambda: 7)
+    assert rows_read() is None
+
+
 def test_an_error_in_place_of_a_batch_has_rows_too() -> None:
     batches = Ahead([[0], [13], [2]])
     next(batches)
