@@ -117,3 +117,28 @@ def test_the_module_the_rate_and_the_rows_are_named(cells: Cells) -> None:
     )
     assert second.startswith("live loop: on [1] in step ")
     assert second.endswith(" the first output that is not finite is that of net.1 (Log)")
+
+
+MIXED = """
+from monarch_kernel import live
+scaler = torch.amp.GradScaler("cpu")
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters())
+for step in live.loop(800):
+    time.sleep(0.002)
+    loss = net(torch.ones(2)).sum() * (1e36 if step < 3 else 0)  # too large for the first scales
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    live.log(grad_norm=norm, recall=float("nan") if step == 5 else 1.0, loss=float("nan") if step >= 300 else 1.0)
+"""
+
+
+def test_a_value_that_is_finite_again_hides_no_later_fault_and_a_scaler_may_skip_steps(cells: Cells) -> None:
+    lines = cells.watched(MIXED, "loss is nan")
+    assert len(lines) == 2
+    assert lines[0].startswith("live loop: recall is nan in step 5, first on [0-1]")
+    assert lines[1].startswith("live loop: loss is nan in step 300, first on [0-1]. On [0]: learning rate 0.001. Usual")

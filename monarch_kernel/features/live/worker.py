@@ -37,7 +37,9 @@ from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.features.live.skipping import UpdateSkipper
 from monarch_kernel.features.watch.loader import rows_read, waited_s
 from monarch_kernel.features.watch.surroundings import (
+    SCALER_PATIENCE,
     FirstModule,
+    has_scaler,
     is_learning_rate,
     rates_text,
     rows_text,
@@ -493,7 +495,7 @@ class RankLoop:
             numbers = numbers_of(kept)
             reported[name] = tuple(summed(numbers, _MAX_KEPT if is_recorded else MAX_VALUES))
             if name not in PER_SECOND:
-                alarms += self._watch.take(name, numbers)
+                alarms += self._watch.take(name, numbers, self._patience(name, numbers))
         if alarms or self._look is not None:
             try:
                 alarms = self._explained(alarms, logged, step, is_last)
@@ -512,6 +514,13 @@ class RankLoop:
         if not self._has_timer and not is_last:
             self._has_timer = True
             self._port.later(_REPORT_S, self._report_hang)
+
+    def _patience(self, name: str, numbers: Sequence[tuple[int, float]]) -> int:
+        """How many values in succession must not be finite for an alarm: more for gradients that a GradScaler scales."""
+        if all(math.isfinite(value) for _, value in numbers):
+            return 1
+        is_gradient = "grad" in name.lower() or "norm" in name.lower()
+        return SCALER_PATIENCE if is_gradient and has_scaler(variables_of_caller()) else 1
 
     def _report_hang(self) -> None:
         """Report the current step if it is later than that of the last report. Called on a separate thread."""
@@ -715,7 +724,7 @@ class Loops:
 
 def _with(alarm: LoopAlarm, about: str, module: str = "") -> LoopAlarm:
     """The same alarm with what is known of it."""
-    return LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, about, module)
+    return replace(alarm, about=about, module=module)
 
 
 @register

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 from bisect import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monarch_kernel.base.text import format_ranks, format_seconds, plain
 from monarch_kernel.features.watch.stragglers import Straggler
-from monarch_kernel.features.watch.values import NOT_FINITE, SPIKE
+from monarch_kernel.features.watch.values import AGAIN, NOT_FINITE, SPIKE
 from monarch_kernel.net.wire.messages import LoopAlarm
 
 __all__ = ["Trouble", "straggler_text"]
@@ -21,7 +21,12 @@ _LEAST_S = 3.0
 _LEAST_STEPS = 10
 _LOADER_SHARE = 0.3
 _SLOWER = 1.5
-_SAME_SPIKE = 64  # steps
+_SAME = AGAIN
+"""Alarms for a value that are fewer steps apart are about the same fault."""
+
+_MAX_OF_NAME = 3
+"""Faults that begin with the same value, which are told: some values are not finite now and then."""
+
 _MAX_ALARMS = 100
 _MAX_NAMES = 3
 
@@ -129,9 +134,36 @@ class Trouble:
     def _is_same(self, alarm: LoopAlarm, other: LoopAlarm) -> bool:
         if (alarm.kind, alarm.name) != (other.kind, other.name):
             return False
-        if bisect(self._backs, alarm.step) != bisect(self._backs, other.step):
-            return False
-        return alarm.kind == NOT_FINITE or abs(alarm.step - other.step) < _SAME_SPIKE
+        return self._are_close(alarm, other)
+
+    def _are_close(self, alarm: LoopAlarm, other: LoopAlarm) -> bool:
+        return self._is_one_run(alarm, other) and abs(alarm.step - other.step) < _SAME
+
+    def _is_one_run(self, alarm: LoopAlarm, other: LoopAlarm) -> bool:
+        """Whether no snapshot was restored between two alarms."""
+        return bisect(self._backs, alarm.step) == bisect(self._backs, other.step)
+
+    def _not_finite(self, alarms: Sequence[tuple[int, LoopAlarm]]) -> list[list[tuple[int, LoopAlarm]]]:
+        """Return the alarms for values that are not finite by faults, in an order to which later alarms only add."""
+        faults: list[list[tuple[int, LoopAlarm]]] = []
+        for rank, alarm in alarms:
+            if alarm.kind != NOT_FINITE:
+                continue
+            fault = next((each for each in faults if any(self._are_close(alarm, other) for _, other in each)), None)
+            if fault is None and alarm.is_more:
+                fault = next((each for each in reversed(faults) if self._is_one_run(alarm, each[0][1])), None)
+            if fault is None:
+                faults.append([(rank, alarm)])
+            else:
+                fault.append((rank, alarm))
+        begun = Counter[tuple[int, str]]()
+        told = []
+        for fault in faults:
+            first = fault[0][1]
+            begun[key := (bisect(self._backs, first.step), first.name)] += 1
+            if begun[key] <= _MAX_OF_NAME:
+                told.append(fault)
+        return told
 
     def reported(self, rank: int, steps: int, step_s: float, loader_s: float) -> None:
         """Take the times of some steps of a rank."""
@@ -147,14 +179,10 @@ class Trouble:
         """Return what is wrong: a key that stays the same, and the current text."""
         alarms = list(self._alarms)
         found: dict[str, str] = {}
-        backs = list(self._backs)
-        for back in range(len(backs) + 1):
-            not_finite = [each for each in alarms if each[1].kind == NOT_FINITE and bisect(backs, each[1].step) == back]
-            if not not_finite:
-                continue
-            key = f"{NOT_FINITE} {back}" if back else NOT_FINITE
-            found[key] = not_finite_text(not_finite, self._done(NOT_FINITE))
-            first = min((each for each in not_finite if each[1].module), key=lambda each: each[1].step, default=None)
+        for number, group in enumerate(self._not_finite(alarms)):
+            key = f"{NOT_FINITE} {number}" if number else NOT_FINITE
+            found[key] = not_finite_text(group, self._done(NOT_FINITE))
+            first = min((each for each in group if each[1].module), key=lambda each: each[1].step, default=None)
             if first is not None:
                 found[f"{key} module"] = f"on [{first[0]}] {plain(first[1].module)}"
         spikes: list[list[tuple[int, LoopAlarm]]] = []

@@ -16,13 +16,24 @@ from typing import Any
 
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
 
-__all__ = ["FirstModule", "is_learning_rate", "rates_text", "rows_text", "variables_of_caller"]
+__all__ = [
+    "SCALER_PATIENCE",
+    "FirstModule",
+    "has_scaler",
+    "is_learning_rate",
+    "rates_text",
+    "rows_text",
+    "variables_of_caller",
+]
 
 _log = logging.getLogger(__name__)
 
 _MAX_ROWS = 6
 _MAX_MODULES = 10_000
 _RATES = ("lr", "learning_rate")
+
+SCALER_PATIENCE = 20
+"""A GradScaler halves its scale in each step whose gradients are not finite; after so many in a row, that does not help."""
 
 
 def is_learning_rate(name: str) -> bool:
@@ -40,6 +51,14 @@ def variables_of_caller() -> dict[str, Any]:
     found = {**frame.f_globals, **frame.f_locals}
     own = getattr(found.get("self"), "__dict__", {})
     return {**found, **{f"self.{name}": value for name, value in dict(own).items()}}
+
+
+def has_scaler(variables: Mapping[str, Any]) -> bool:
+    """Whether there is an enabled ``GradScaler`` among some variables."""
+    amp = sys.modules.get("torch.amp.grad_scaler")
+    return amp is not None and any(
+        issubclass(type(each), amp.GradScaler) and each.is_enabled() for each in variables.values()
+    )
 
 
 def rates_text(variables: Mapping[str, Any]) -> str:

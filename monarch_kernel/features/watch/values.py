@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from monarch_kernel.net.wire.messages import LoopAlarm
 
-__all__ = ["NOT_FINITE", "SPIKE", "Alarm", "LossWatch", "ValueWatch", "is_loss"]
+__all__ = ["AGAIN", "NOT_FINITE", "SPIKE", "Alarm", "LossWatch", "ValueWatch", "is_loss"]
 
 NOT_FINITE = "nan"
 SPIKE = "spike"
@@ -30,6 +31,9 @@ _OVER_SIGMA = 12.0
 _SIGMA_PER_MAD = 1.4826
 _SHIFT = 32
 """After this many values above the limit in succession, they are the new normal."""
+
+AGAIN = 64
+"""After this many finite values in succession, a value that is not finite is a new fault."""
 
 
 class Alarm(NamedTuple):
@@ -97,8 +101,46 @@ class LossWatch:
         ordered = sorted(self.values)
         middle = self.median = ordered[len(ordered) // 2]
         deviation = sorted(abs(value - middle) for value in ordered)[len(ordered) // 2]
+        if ordered[0] == ordered[-1] == 0:  # as of a hinge loss: there is no scale to compare with
+            self.limit = math.inf
+            return
         gap = max(_OVER_MAX * (ordered[-1] - middle), _OVER_SIGMA * _SIGMA_PER_MAD * deviation, 0.1 * abs(middle), 1e-9)
         self.limit = middle + gap * max(1.0, _MANY / len(ordered))
+
+
+@dataclass
+class _Streak:
+    """The last values of one name that are not finite.
+
+    Attributes:
+        step: the step of the first one of them.
+        value: its value.
+        length: how many are not finite in succession; 0 if the last value is finite.
+        finite: how many values are finite since then.
+        is_told: whether there was an alarm.
+    """
+
+    step: int
+    value: float
+    length: int = 0
+    finite: int = 0
+    is_told: bool = False
+
+    def take(self, step: int, value: float, patience: int) -> bool:
+        """Take a value; returns whether it is the one that makes this an alarm."""
+        if math.isfinite(value):
+            self.length = 0
+            self.finite += 1
+            return False
+        if self.finite >= AGAIN:
+            self.is_told = False
+        if self.length == 0:
+            self.step, self.value = step, value
+        self.length += 1
+        self.finite = 0
+        is_alarm = not self.is_told and self.length >= patience
+        self.is_told |= is_alarm
+        return is_alarm
 
 
 class ValueWatch:
@@ -106,26 +148,31 @@ class ValueWatch:
 
     def __init__(self) -> None:
         self._series: dict[str, LossWatch | None] = {}
-        self._not_finite: set[str] = set()
+        self._streaks: dict[str, _Streak] = {}
 
-    def take(self, name: str, values: Iterable[tuple[int, float]]) -> list[LoopAlarm]:
+    def take(self, name: str, values: Iterable[tuple[int, float]], patience: int = 1) -> list[LoopAlarm]:
         """Take the values of some steps, and return what is wrong with them.
 
         Args:
             name: the name under which they are logged.
             values: pairs of step and value.
+            patience: how many values in succession must not be finite.
         """
         if name not in self._series:
             self._series[name] = LossWatch() if is_loss(name) else None
-        series = self._series[name]
+        series, streak = self._series[name], self._streaks.get(name)
         found: list[LoopAlarm] = []
         for step, value in values:
-            if not math.isfinite(value):
-                if name not in self._not_finite:
-                    self._not_finite.add(name)
-                    found.append(LoopAlarm(NOT_FINITE, name, step, value))
-            elif series is not None:
+            if streak is None and not math.isfinite(value):
+                streak = self._streaks[name] = _Streak(step, value)
+            if streak is not None and streak.take(step, value, patience):
+                found.append(LoopAlarm(NOT_FINITE, name, streak.step, streak.value, is_more=self._has_others(name)))
+            if series is not None and math.isfinite(value):
                 median = series.median
                 if series.is_spike(value):
                     found.append(LoopAlarm(SPIKE, name, step, value, median))
         return found
+
+    def _has_others(self, name: str) -> bool:
+        """Whether the last value of another name is not finite, either, and there was an alarm for it."""
+        return any(each.is_told and each.length for other, each in self._streaks.items() if other != name)

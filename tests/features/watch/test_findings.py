@@ -69,6 +69,30 @@ def test_the_text_says_what_the_loop_does_and_on_which_ranks(
     assert f"on that rank. {done}%mesh rollback" in trouble.texts()["nan"]
 
 
+def test_a_fault_after_a_value_was_finite_again_is_another_text() -> None:
+    texts = told((0, nan(0, "grad_norm")), (2, nan(5_000)), (0, nan(5_001)))
+    assert set(texts) == {"nan", "nan 1"}
+    assert texts["nan"].startswith("grad_norm is nan in step 0, first on [0]. ")
+    assert texts["nan 1"].startswith("loss is nan in step 5,000, first on [2], then on [0] from step 5,001. ")
+
+
+def test_a_value_that_is_logged_seldom_belongs_to_the_fault_that_lasts() -> None:
+    late = LoopAlarm("nan", "accuracy", 500, math.nan, is_more=True)
+    (text,) = told((0, nan(100)), (0, late)).values()
+    assert text.startswith("loss is nan in step 100, first on [0]; later accuracy too. ")
+
+
+def test_a_value_that_is_not_finite_now_and_then_hides_no_other() -> None:
+    texts = told(*((0, nan(100 * time, "recall")) for time in range(20)), (1, nan(10_000)))
+    assert len(texts) == 4
+    assert any(text.startswith("loss is nan in step 10,000, first on [1]. ") for text in texts.values())
+
+
+def test_a_loop_acts_again_when_a_fault_comes_again() -> None:
+    trouble = Trouble()
+    assert [trouble.alarmed(*each) for each in ((0, nan(5)), (1, nan(6)), (0, nan(500)))] == [True, False, True]
+
+
 def test_a_spike_of_all_ranks_is_one_text() -> None:
     (text,) = told(*((rank, spike(100 + rank, 50 + rank)) for rank in range(4))).values()
     assert text.startswith("loss jumps to 53 in step 100 on [0-3]; the median of the last steps is 2. Usual causes: ")

@@ -8,6 +8,7 @@ from torch import nn
 
 from monarch_kernel.features.watch.surroundings import (
     FirstModule,
+    has_scaler,
     is_learning_rate,
     rates_text,
     rows_text,
@@ -42,6 +43,12 @@ def test_rows_are_named(rows: object, text: str) -> None:
 )
 def test_learning_rates_are_known_by_their_names(name: str, expected: bool) -> None:
     assert is_learning_rate(name) == expected
+
+
+def test_a_scaler_of_gradients_is_known_by_its_class_if_it_is_enabled() -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    assert has_scaler({"a": 3, "b": scaler})
+    assert not has_scaler({"a": 3, "b": torch.amp.GradScaler("cpu", enabled=False), "c": torch.amp.GradScaler})
 
 
 def test_the_text_has_each_rate_of_the_optimizers_once() -> None:

@@ -37,6 +37,37 @@ def test_each_name_has_an_alarm_also_in_later_reports() -> None:
     assert watch.take("a", [(5, math.nan)]) == []
 
 
+def test_a_value_that_was_finite_for_long_has_another_alarm() -> None:
+    for finite, expected in ((63, [0]), (64, [0, 65])):
+        found = alarms([math.nan, *[1.0] * finite, math.inf, math.inf])
+        assert [each.step for each in found] == expected
+
+
+def test_with_patience_only_many_values_in_succession_raise_an_alarm() -> None:
+    watch = ValueWatch()
+    values = [math.inf] * 3 + [1.0] + [math.inf] * 3
+    assert watch.take("grad_norm", list(enumerate(values)), 4) == []
+    (alarm,) = watch.take("grad_norm", [(7, math.inf)], 4)
+    assert (alarm.step, alarm.value) == (4, math.inf)
+    assert watch.take("grad_norm", [(8, math.inf)], 1) == []
+
+
+def test_an_alarm_says_whether_another_value_is_not_finite_either() -> None:
+    watch = ValueWatch()
+    (first,) = watch.take("loss", [(0, math.nan)])
+    (second,) = watch.take("accuracy", [(500, math.nan)])
+    watch.take("accuracy", [(501, 1.0)])
+    watch.take("loss", [(501, 1.0)])
+    (third,) = watch.take("grad_norm", [(502, math.nan)])
+    assert [first.is_more, second.is_more, third.is_more] == [False, True, False]
+
+
+def test_a_loss_of_zeros_has_no_scale_to_compare_with() -> None:
+    zeros = [0.0] * 100
+    assert alarms([*zeros, 0.3, *zeros, 0.2]) == []
+    assert [each.step for each in alarms([*zeros, *steady(), 50.0])] == [200]
+
+
 def test_a_spike_is_found_once_with_the_median() -> None:
     (alarm,) = alarms([*steady(), 9.0, 9.5, *steady(10)])
     assert (alarm.kind, alarm.step, alarm.value, alarm.usual) == (SPIKE, 100, 9.0, 2.25)

@@ -156,7 +156,7 @@ class LoopAlarm(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     ``kind`` is ``nan`` for a value that is not finite, ``spike`` for one far above ``usual``, the median of the last ones.
     ``about`` says what else is known of the step. ``module`` says in which module the value begins; it comes a step later, in a
-    repetition of the alarm.
+    repetition of the alarm. ``is_more`` is true if another value of the rank is not finite at that time, and has an alarm.
     """
 
     kind: str
@@ -166,6 +166,7 @@ class LoopAlarm(msgspec.Struct, array_like=True, frozen=True, gc=False):
     usual: float = 0.0
     about: str = ""
     module: str = ""
+    is_more: bool = False
 
 
 class Knob(msgspec.Struct, array_like=True, frozen=True, gc=False):
