@@ -44,9 +44,10 @@ _COMPARISONS = 2
 _BURST_S = 10.0
 _LOOK_S = 0.2
 _LOOK_SELDOM_S = 1.0
-_TRIES = 15
-_PLACES = 5
-"""A straggler's line is the most frequent one in so many looks, for which there are so many tries."""
+_TRIES = 40
+_EQUAL_PLACES = 4
+_LEAST_PLACES = 2
+"""A straggler's line is the first one that so many looks find, or after all tries the most frequent one of at least two."""
 
 _ANSWER_S = 1.0
 _REST_S = 60.0
@@ -199,13 +200,18 @@ class LoopWatch:
         answer = answers.get(rank)
         place = place_of(located(answer) if isinstance(answer, Doing) else None, others)
         self._seen_at += [place] * bool(place)
-        if len(self._seen_at) >= _PLACES or self._tries <= 0:
+        if self._most_frequent()[1] >= _EQUAL_PLACES or self._tries <= 0:
             self._tell_straggler()
+
+    def _most_frequent(self) -> tuple[str, int]:
+        """The line at which the straggler was found most often, and how often."""
+        return next(iter(Counter(self._seen_at).most_common(1)), ("", 0))
 
     def _tell_straggler(self) -> None:
         assert self._found is not None
         (number, straggler), self._found = self._found, None
-        place = Counter(self._seen_at).most_common(1)[0][0] if self._seen_at else ""
+        place, looks = self._most_frequent()
+        place = place if looks >= _LEAST_PLACES else ""
         trouble = self._trouble().get(number)
         text = straggler_text(replace(straggler, place=place), 0.0 if trouble is None else trouble.step_s())
         self._tell(number, _key(straggler), text)

@@ -33,6 +33,7 @@ class Cell:
         self.latest_at = math.inf  # when the ranks have started those
         self.shown: Sequence[str] = ()
         self.late: int | None = None
+        self.places = ["augment"] * 5  # the functions in which looks find the late rank; empty while nobody waits for it
         self.watch = LoopWatch(self, range(ranks), lambda: self.loops, self._say, 0.0, asks=asks)
 
     def _say(self, text: str) -> None:
@@ -47,7 +48,8 @@ class Cell:
     def doing(self) -> Future[dict[int, Doing | Failure]]:
         self.looked_at.append(self.now)
         call = Collective("all_reduce", 5, "", (0, 1, 2), age_s=0.01)
-        busy = Doing((Activity(1, "main", (Frame("<remote cell [3]>", 7, "augment", user=True),)),))
+        function = self.places.pop(0) if self.places else ""
+        busy = Doing((Activity(1, "main", (Frame("<remote cell [3]>", 7, function, user=True),) * bool(function)),))
         return Future.resolved({rank: busy if rank == self.late else Doing((), (call,)) for rank in range(3)})
 
     def lateness(self, last_s: float) -> dict[int, Lateness]:
@@ -120,7 +122,18 @@ def test_a_straggler_has_a_line_within_ten_seconds() -> None:
     assert at < 10
     assert line.startswith("live loop: the other ranks wait for [2] in ")
     assert ", while it is at cell [3], line 7, in augment. " in line
-    assert len(cell.looked_at) == 5
+    assert len(cell.looked_at) == 4
+
+
+def test_the_line_of_a_straggler_is_the_one_that_most_looks_find() -> None:
+    for places, told in ((["f", *["g"] * 4], "in g"), (["f", "g", *[""] * 40, "h"], ""), (["f", *["g"] * 2], "in g")):
+        cell = Cell()
+        cell.begin()
+        cell.late, cell.places = 2, places
+        cell.run(30.0)
+        ((_, line),) = cell.lines
+        assert told in line
+        assert bool(told) == ("while it is at" in line)
 
 
 def test_a_rank_that_starts_collectives_after_the_others_has_one_line() -> None:
