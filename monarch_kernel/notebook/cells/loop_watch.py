@@ -47,7 +47,7 @@ _LOOK_SELDOM_S = 1.0
 _TRIES = 40
 _EQUAL_PLACES = 4
 _LEAST_PLACES = 2
-"""A straggler's line is the first one that so many looks find, or after all tries the most frequent one of at least two."""
+"""A straggler's line is the first one that this many looks find, or after all tries the most frequent one of at least two."""
 
 _ANSWER_S = 1.0
 _REST_S = 60.0
