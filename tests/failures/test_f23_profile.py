@@ -58,6 +58,7 @@ with profile() as own:
     spin({go!r})
 len(own.events()) > 0
 """
+IS_IMPORTED = "'torch._inductor' in sys.modules"
 
 
 class Loader(Actor):
@@ -86,6 +87,7 @@ def running(cells: Cells, code: str) -> Iterator[None]:
 
 def test_a_loop_is_profiled_and_the_late_rank_is_named_with_its_line(cells: Cells, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
+    assert cells.ok(IS_IMPORTED) == (False,) * N
     with running(cells, LOOP_CELL):
         found = cells.mesh.profile(8, seconds=60.0, to=path)
         late = wait_until(cells.mesh.lateness, "how late the ranks are")
@@ -102,6 +104,7 @@ def test_a_loop_is_profiled_and_the_late_rank_is_named_with_its_line(cells: Cell
     assert {"aten::mm", f"cell [{cells.number}], line 4, in augment", "step 8"} <= names
     assert {"t[0] to t[1]: 3.9 KiB by gloo", "message"} <= names
     assert "\ntransfers: t[0] to t[1] 3.9 KiB a step by gloo, " in str(found)
+    assert cells.ok(IS_IMPORTED) == (False,) * N  # to import it breaks an import of torch._dynamo by the user's code
 
 
 def test_another_profile_follows_one_that_is_interrupted(cells: Cells) -> None:

@@ -390,21 +390,24 @@ class _Tracer:
         try:
             from torch._C._profiler import _ExperimentalConfig
 
-            config = _ExperimentalConfig(profile_all_threads=True)
-            activities = [torch.profiler.ProfilerActivity.CPU]
             cuda: Any = torch.cuda
             has_gpu = cuda.is_available() and cuda.is_initialized()
-            if has_gpu:
-                activities.append(torch.profiler.ProfilerActivity.CUDA)
-            profile = torch.profiler.profile(
-                activities=activities, profile_memory=self._with_memory, experimental_config=config
+            if has_gpu and _has_cuda_graphs():  # as torch.profiler does, because CUPTI's end breaks CUDA graphs
+                os.environ["TEARDOWN_CUPTI"], os.environ["DISABLE_CUPTI_LAZY_REINIT"] = "0", "1"
+            # Not torch.profiler.profile: it imports torch._inductor. If the user's code imports torch._dynamo meanwhile, as the
+            # first step of an optimizer does, one of the two imports fails, because they import each other.
+            profile: Any = torch.autograd.profiler.profile(
+                use_device="cuda" if has_gpu else None,
+                profile_memory=self._with_memory,
+                use_kineto=True,
+                experimental_config=_ExperimentalConfig(profile_all_threads=True),
             )
             with USERS.alone(self._stop_early) as is_alone, _without_first_line():
                 if not is_alone:
                     self.problem = _OWN_PROFILER
                     return
+                profile.__enter__()
                 self._profile = profile
-                profile.start()
             if self._with_memory and has_gpu:
                 torch.cuda.memory._record_memory_history(max_entries=100_000)
                 self._gpu_memory = torch.cuda.memory
@@ -415,7 +418,7 @@ class _Tracer:
 
     def _stop_now(self) -> None:
         if self._profile is not None:
-            self._profile.stop()
+            self._profile.__exit__(None, None, None)
 
     def _stop_early(self) -> None:
         """Stop on the thread of the user's code, which starts its own profiler, and keep nothing."""
@@ -451,6 +454,12 @@ class _Tracer:
             self.problem = f"torch.profiler has failed: {error}".partition("\n")[0]
         finally:
             self._profile = None
+
+
+def _has_cuda_graphs() -> bool:
+    """Whether code that torch has compiled uses CUDA graphs."""
+    triton = getattr(sys.modules.get("torch._inductor.config"), "triton", None)
+    return bool(getattr(triton, "cudagraphs", False))
 
 
 _has_started = threading.Event()
