@@ -97,11 +97,12 @@ def analyse(timelines: Mapping[int, Timeline]) -> Findings:
 
 
 def _arrivals(timelines: Mapping[int, Timeline]) -> dict[Key, dict[int, float]]:
-    """Return when ranks have arrived at each collective, of which all the ranks that take part are known."""
+    """Return when ranks have arrived at each collective in the steps, of which all the ranks that take part are known."""
     found: defaultdict[Key, dict[int, float]] = defaultdict(dict)
     for rank, each in timelines.items():
-        for call in each.collectives:
-            found[call.key][rank] = call.start
+        for call in each.collectives:  # the first steps of an optimizer import and compile, and do not count
+            if not each.marks or each.marks[0] <= call.start <= each.marks[-1]:
+                found[call.key][rank] = call.start
     return {
         key: ranks
         for key, ranks in found.items()

@@ -193,3 +193,17 @@ def test_a_rank_is_named_by_steps_where_a_step_has_many_collectives() -> None:
     assert (found.rank, found.late.last, found.late.of) == (1, 24, 32)
     few = analyse({rank: replace(each, marks=(), steps=0, end=0.49) for rank, each in timelines.items()})
     assert few.straggler is None
+
+
+def test_a_long_wait_before_the_steps_hides_no_slow_rank() -> None:
+    timelines = {}
+    for rank in range(3):
+        starts = [step + 0.02 * (rank == 1) for step in range(9)]
+        starts[0] -= 0.0 if rank == 2 else 0.9
+        calls = tuple(
+            Collective(("0", (0, 1, 2), number), "", "gloo:all_reduce", at, at) for number, at in enumerate(starts)
+        )
+        timelines[rank] = Timeline(0.5, 1.0, 8, tuple(step + 0.5 for step in range(9)), collectives=calls)
+    found = analyse(timelines).straggler
+    assert found is not None
+    assert (found.rank, found.late.last, found.late.of) == (1, 8, 8)
