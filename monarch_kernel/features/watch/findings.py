@@ -25,7 +25,7 @@ _SAME = AGAIN
 """Alarms for a value that are fewer steps apart are about the same fault."""
 
 _MAX_OF_NAME = 3
-"""Faults that begin with the same value, which are told: some values are not finite now and then."""
+"""The most faults that begin with the same value and get a line: some values are not finite now and then."""
 
 _MAX_ALARMS = 100
 _MAX_NAMES = 3
@@ -156,12 +156,12 @@ class Trouble:
                 faults.append([(rank, alarm)])
             else:
                 fault.append((rank, alarm))
-        begun = Counter[tuple[int, str]]()
+        started = Counter[tuple[int, str]]()
         told = []
         for fault in faults:
             first = fault[0][1]
-            begun[key := (bisect(self._backs, first.step), first.name)] += 1
-            if begun[key] <= _MAX_OF_NAME:
+            started[key := (bisect(self._backs, first.step), first.name)] += 1
+            if started[key] <= _MAX_OF_NAME:
                 told.append(fault)
         return told
 

@@ -117,14 +117,14 @@ class _Streak:
         value: its value.
         length: how many are not finite in succession; 0 if the last value is finite.
         finite: how many values are finite since then.
-        is_told: whether there was an alarm.
+        has_alarm: whether there was an alarm.
     """
 
     step: int
     value: float
     length: int = 0
     finite: int = 0
-    is_told: bool = False
+    has_alarm: bool = False
 
     def take(self, step: int, value: float, patience: int) -> bool:
         """Take a value; returns whether it is the one that makes this an alarm."""
@@ -133,13 +133,13 @@ class _Streak:
             self.finite += 1
             return False
         if self.finite >= AGAIN:
-            self.is_told = False
+            self.has_alarm = False
         if self.length == 0:
             self.step, self.value = step, value
         self.length += 1
         self.finite = 0
-        is_alarm = not self.is_told and self.length >= patience
-        self.is_told |= is_alarm
+        is_alarm = not self.has_alarm and self.length >= patience
+        self.has_alarm |= is_alarm
         return is_alarm
 
 
@@ -175,4 +175,4 @@ class ValueWatch:
 
     def _has_others(self, name: str) -> bool:
         """Whether the last value of another name is not finite, either, and there was an alarm for it."""
-        return any(each.is_told and each.length for other, each in self._streaks.items() if other != name)
+        return any(each.has_alarm and each.length for other, each in self._streaks.items() if other != name)

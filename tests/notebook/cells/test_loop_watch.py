@@ -33,7 +33,9 @@ class Cell:
         self.latest_at = math.inf  # when the ranks have started those
         self.shown: Sequence[str] = ()
         self.late: int | None = None
-        self.places = ["augment"] * 5  # the functions in which looks find the late rank; empty while nobody waits for it
+        self.places = [
+            "augment"
+        ] * 5  # the functions in which looks find the late rank; empty while nobody waits for it
         self.watch = LoopWatch(self, range(ranks), lambda: self.loops, self._say, 0.0, asks=asks)
 
     def _say(self, text: str) -> None:
