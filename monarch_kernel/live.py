@@ -36,13 +36,14 @@ from monarch_kernel.features.watch.values import NOT_FINITE, SPIKE, Alarm
 from monarch_kernel.net.wire.messages import Knob
 from monarch_kernel.runtime.rpc.handles import PROCESS
 
-__all__ = ["Alarm", "check", "knob", "log", "loop", "peak", "snapshot"]
+__all__ = ["Alarm", "check", "knob", "log", "loop", "peak", "repeat", "snapshot"]
 
 _MOST_STEPS = 1 << 62
 _SHOWN = 40  # characters of an argument in an error
 _MISSING: Any = object()
 
 T = TypeVar("T", int, float, str, bool, None)
+ResultT = TypeVar("ResultT")
 
 
 def loop(
@@ -196,15 +197,73 @@ def check(*unnamed: Any, every: int = 500, group: Any = None, **things: Any) -> 
         ValueError: ``every`` is less than 1.
     """
     _refuse_unnamed("check", unnamed, "live.check(model=model, every=500)")
-    if not isinstance(every, int) or isinstance(every, bool):
-        raise TypeError(f"live.check(every={_brief(every)}): pass an integer")
-    if every < 1:
-        raise ValueError(f"live.check(every={every}): at least 1")
+    _check_every("check", every)
     if PROCESS.loops is None:
         return
     step = _here("live.check()").step
     if step % every == 0:
         PROCESS.checks.check(step, things, group)
+
+
+def repeat(
+    function: Callable[[], ResultT], *unnamed: Any, every: int = 500, group: Any = None, **things: Any
+) -> ResultT:
+    """Run forward and backward, in every 500th step twice with the same random numbers, and compare the gradients.
+
+    It finds gradients that one rank has computed wrongly, such as by a faulty GPU, before the ranks have exchanged them; after
+    that, all ranks hold the same wrong ones, and `check` finds no difference::
+
+        def backward():
+            loss = model(batch).mean()
+            loss.backward()
+            return loss
+
+        optimizer.zero_grad()
+        loss = live.repeat(backward, every=500)
+        optimizer.step()
+
+    All ranks of the process group must call it in the same steps. Gradients, buffers of the modules and the global random
+    generators are as after one run. The function must not change anything else: take the batch from the loader before it.
+
+    Args:
+        function: runs forward and backward, and may exchange gradients.
+        unnamed: refused, as each module needs a name.
+        every: interval in steps; the first comparison is in step 0.
+        group: the process group that compares, if that is not all ranks.
+        things: the modules, by name. By default all modules that cells have defined.
+
+    Returns:
+        What the function returns; the second time, if it runs twice.
+
+    Raises:
+        DriftError: the gradients differ, raised by all ranks before the update. It names the ranks and the first parameter.
+        RuntimeError: the call is not in a live loop, there is no module, or the ranks call it in different steps.
+        TypeError: the function can't be called, ``every`` is not an integer, or something is no module or has no name.
+        ValueError: ``every`` is less than 1.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"live.repeat({_brief(function)}): pass a function that runs forward and backward, such as live.repeat(backward)"
+        )
+    _refuse_unnamed("repeat", unnamed, "live.repeat(backward, model=model)")
+    _check_every("repeat", every)
+    for name, thing in things.items():
+        if not callable(getattr(thing, "named_parameters", None)):
+            raise TypeError(
+                f"live.repeat({name}={_brief(thing)}): pass the modules whose gradients the function computes"
+            )
+    if PROCESS.loops is None:
+        return function()
+    step = _here("live.repeat()").step
+    result: ResultT = PROCESS.checks.repeat(step, every, function, things, group)
+    return result
+
+
+def _check_every(function: str, every: Any) -> None:
+    if not isinstance(every, int) or isinstance(every, bool):
+        raise TypeError(f"live.{function}(every={_brief(every)}): pass an integer")
+    if every < 1:
+        raise ValueError(f"live.{function}(every={every}): at least 1")
 
 
 def knob(name: str, value: T = _MISSING, low: float | None = None, high: float | None = None) -> T:

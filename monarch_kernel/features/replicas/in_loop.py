@@ -1,4 +1,4 @@
-"""The check of replicas in a live loop: implements `monarch_kernel.live.check`.
+"""The checks of a live loop: implements `monarch_kernel.live.check`, and with `repeats` `monarch_kernel.live.repeat`.
 
 The ranks exchange digests in one collective, at the same step. Only if these differ do they exchange more, and each of them
 raises the same error. Nothing is compared with a value of an earlier step, so a check needs no memory between steps.
@@ -7,7 +7,7 @@ raises the same error. Nothing is compared with a value of an earlier step, so a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from monarch_kernel.features.replicas.compare import (
     locate,
 )
 from monarch_kernel.features.replicas.digests import digest_of_bytes
+from monarch_kernel.features.replicas.repeats import repeat_text, run_twice
 from monarch_kernel.features.replicas.worker import Held, copies_of, modules_in, piece_digests, pieces_of
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.extensions import register
@@ -67,9 +68,7 @@ class ReplicaChecks:
                 "live.check() compares ranks over their process group, and there is none: call it in a cell of a mesh, "
                 "or call torch.distributed.init_process_group() first"
             )
-        if not things:
-            namespace, hidden = self._rank.namespace
-            things = modules_in(namespace, hidden) if self._rank.is_in_cell else {}
+        things = self._modules(things)
         size = dist.get_world_size(group)
         if size == 1 and things:
             self._say(step, nothing_text(things, size, is_sharded=False))
@@ -92,6 +91,47 @@ class ReplicaChecks:
         if comparison.differences:
             found = _located(comparison, things, dist.get_rank(), size, group)
             raise DriftError(drift_text(step, replace(comparison, differences=found)))
+
+    def repeat(self, step: int, every: int, function: Callable[[], Any], things: Mapping[str, Any], group: Any) -> Any:
+        """Call a function that computes gradients, in some steps twice; then compare the gradients, on each rank of a group.
+
+        Args:
+            step: the step.
+            every: how many steps are from one comparison to the next.
+            function: runs forward and backward.
+            things: the modules, by name; none for those that cells have defined.
+            group: the process group; None for the one of all ranks.
+
+        Raises:
+            DriftError: the gradients differ on any rank.
+            RuntimeError: there is no module, or other ranks compare another step.
+        """
+        import torch.distributed as dist
+
+        if step % every:
+            return function()
+        modules = self._modules(things)
+        if not modules:
+            raise RuntimeError(
+                "live.repeat() found no module in the variables of cells: name those whose gradients the function computes, "
+                "such as live.repeat(backward, model=model)"
+            )
+        result, found = run_twice(step, function, modules)
+        by_rank = {0: found}
+        if dist.is_initialized():
+            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            by_rank = dict(zip(ranks, _gathered(found, len(ranks), group)))
+        if len(steps := {each.step for each in by_rank.values()}) > 1:
+            raise RuntimeError(f"the ranks call live.repeat in different steps: {', '.join(map(str, sorted(steps)))}")
+        if text := repeat_text(by_rank):
+            raise DriftError(text)
+        return result
+
+    def _modules(self, things: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what to compare: by default the modules that cells have defined."""
+        if things or not self._rank.is_in_cell:
+            return things
+        return modules_in(*self._rank.namespace)
 
     def _say(self, step: int, text: str) -> None:
         """Print a line, once in each loop."""

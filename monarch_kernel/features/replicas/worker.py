@@ -22,6 +22,7 @@ __all__ = [
     "piece_digests",
     "pieces_of",
     "read_pieces",
+    "walk",
 ]
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -134,7 +135,7 @@ def _find(things: Mapping[str, Any], skipped: dict[str, str]) -> _Found:
     found: _Found = {}
     seen: set[tuple[str, str]] = set()
     for name, thing in things.items():
-        for kind, path, value in _walk(name, thing):
+        for kind, path, value in walk(name, thing):
             if (kind, path) in seen:
                 skipped[path] = "occurs twice: once under a key with a dot in it"
                 continue
@@ -148,7 +149,7 @@ def _find(things: Mapping[str, Any], skipped: dict[str, str]) -> _Found:
     return found
 
 
-def _walk(path: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
+def walk(path: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield kind, path and value of all that may be a leaf."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
@@ -163,7 +164,7 @@ def _walk(path: str, thing: Any) -> Iterator[tuple[str, str, Any]]:
         thing = thing.state_dict()
     if isinstance(thing, (dict, list)):
         for key, item in list(thing.items() if isinstance(thing, dict) else enumerate(thing)):
-            yield from _walk(f"{path}.{key}", item)
+            yield from walk(f"{path}.{key}", item)
     else:
         yield "tensor", path, thing
 
