@@ -124,11 +124,12 @@ def test_a_cell_with_an_optimizer_is_profiled(cells: Cells, tmp_path: Path) -> N
     try:
         cells.number += 1
         future = cells.mesh.run_cell(OPTIMIZER_CELL.format(stop=str(stop)), cell=cells.number)
-        found = cells.mesh.profile(8, seconds=60.0)
+        found = cells.mesh.profile(8, seconds=60.0, memory=True)
     finally:
         stop.touch()
         future.get(LONG_S)
     assert {each.unit for each in found.recordings.values()} == {OPTIMIZER}
+    assert "\nmemory of the processes: " in str(found)
     straggler = found.findings.straggler
     assert straggler is not None, str(found)
     assert straggler.rank == 0

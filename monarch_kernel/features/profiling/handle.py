@@ -6,7 +6,7 @@ import gzip
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from monarch_kernel.runtime.host.link_speeds import link_text, links_text
 
 __all__ = ["Profile", "check_numbers", "profile"]
 
+_GROWTH_NBYTES = 1 << 20
 _MAX_STEPS = 10_000
 _MAX_SECONDS = 3600.0
 _MAX_WIDTH = 120
@@ -77,6 +78,8 @@ class Profile:
         if transfers := _transfers_text(self.timelines, max(1, found.steps), " a step" if found.steps else ""):
             lines.append(f"transfers: {transfers}")
             lines += [f"  {line}" for line in links_text({rank: each.links for rank, each in self.recordings.items()})]
+        if memory := _memory_text({rank: [held for _, held in each.held] for rank, each in self.timelines.items()}):
+            lines.append(memory)
         lines += self._notes()
         return "\n".join(map(plain, lines))
 
@@ -241,6 +244,19 @@ def _even_text(found: Findings) -> str:
         f"no rank is late all the time: [{latest}] costs the others the most, {_time(lost_s)}{each}, and is last in "
         f"{late.last} of {plural(late.of, 'collective')} with long waits"
     )
+
+
+def _memory_text(held: Mapping[int, Sequence[int]]) -> str:
+    """Describe the resident memory of processes: the most, and the most growth; empty if it was not recorded."""
+    most = {rank: max(each) for rank, each in held.items() if each}
+    if not most:
+        return ""
+    growth = {rank: held[rank][-1] - held[rank][0] for rank in most}
+    first, grown = max(most, key=most.__getitem__), max(growth, key=growth.__getitem__)
+    text = f"memory of the processes: {format_nbytes(most[first])} at most ([{first}])"
+    if growth[grown] < _GROWTH_NBYTES:
+        return f"{text}; none has grown by {format_nbytes(_GROWTH_NBYTES)} in this time"
+    return f"{text}; [{grown}] has grown by {format_nbytes(growth[grown])} in this time"
 
 
 def _lines_text(found: Findings, rename: Rename) -> str:

@@ -21,6 +21,7 @@ from monarch_kernel.features.profiling.trace import Event, RankTrace
 
 __all__ = ["merge"]
 
+_MIB = 1 << 20
 _KEPT_PHASES = ("X", "B", "E", "C", "i", "I", "s", "t", "f")
 _PIDS = 100
 """Numbers for the processes of one rank: the rank itself, and its devices."""
@@ -101,6 +102,16 @@ def _merged(
             yield _slice(f"step {at + 1}", "step", pid, _STEPS, one - base_s, other - base_s, {})
         for sample, start, end in _runs(timeline.samples):
             yield _slice(describe(sample), "line", pid, _LINES, start - base_s, end - base_s, {})
+        for at_s, nbytes in timeline.held:
+            ts = round((at_s - base_s) * 1e6, 3)
+            yield {
+                "ph": "C",
+                "name": "memory (MiB)",
+                "pid": pid,
+                "tid": 0,
+                "ts": ts,
+                "args": {"resident": nbytes / _MIB},
+            }
         yield from _calls(rank, pid, timeline.collectives, base_s, places)
         yield from _transfers(rank, pid, timeline.transfers, base_s, messages)
         if (trace := traces.get(rank)) is not None:

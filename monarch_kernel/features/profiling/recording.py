@@ -72,6 +72,7 @@ class Recording:
         transfers: the values, buffers and messages that it has sent or received, in the order in which they ended.
         trace: the trace of torch.profiler, as JSON compressed by gzip; empty if there is none.
         memory: a snapshot of the memory of its GPU, pickled; empty if there is none.
+        held: the resident memory of the process, if that is wanted: time, and bytes.
         problem: why there is no trace; empty if there is one.
     """
 
@@ -88,3 +89,4 @@ class Recording:
     problem: str = ""
     transfers: tuple[Transferred, ...] = ()
     links: tuple[tuple[str, float], ...] = ()
+    held: tuple[tuple[float, int], ...] = ()

@@ -78,6 +78,7 @@ class Timeline:
         collectives: what it took part in.
         samples: the looks at its code.
         transfers: what it sent and received.
+        held: the resident memory of the process, if it was recorded: time, and bytes.
     """
 
     start: float
@@ -89,6 +90,7 @@ class Timeline:
     collectives: tuple[Collective, ...] = ()
     samples: tuple[Sample, ...] = ()
     transfers: tuple[Transfer, ...] = ()
+    held: tuple[tuple[float, int], ...] = ()
 
 
 def timeline_of(
@@ -146,6 +148,7 @@ def timeline_of(
             )
             for each in recording.transfers
         ),
+        tuple((at - ahead_s, nbytes) for at, nbytes in recording.held),
     )
 
 

@@ -29,6 +29,7 @@ from monarch_kernel.net.wire.messages import Failed, Payload, Result
 from monarch_kernel.runtime.diagnostics.failures import describe, is_machinery, is_user_file
 from monarch_kernel.runtime.diagnostics.thread_frames import lines_of
 from monarch_kernel.runtime.host.link_speeds import link_speeds
+from monarch_kernel.runtime.host.processes import rss_nbytes
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
@@ -233,6 +234,8 @@ class _Recorder:
         self._optimizer_marks: list[float] = []
         self._optimizer = 0
         self._transfers: list[Transferred] = []
+        self._holds = False
+        self._held: list[tuple[float, int]] = []
         self._step: tuple[int, int] | None = None
         self._is_user: dict[str, bool] = {}
         self._places: dict[tuple[CodeType, int], Place] = {}
@@ -248,6 +251,7 @@ class _Recorder:
             _Dropped: nothing waits for the recording any more; the profiler runs.
         """
         self._steps, self._seconds = wanted.steps, wanted.seconds
+        self._holds = tracer.with_memory
         hook = self._watch_optimizers()
         meters = self._rank.peers.meters
         meters.on_transfer = self._transferred
@@ -278,6 +282,7 @@ class _Recorder:
             problem=tracer.problem,
             transfers=tuple(self._transfers),
             links=tuple((each.name, each.bytes_per_s) for each in link_speeds(os.environ)),
+            held=tuple(self._held),
         )
 
     def _transferred(self, transfer: Transferred) -> None:
@@ -303,6 +308,8 @@ class _Recorder:
             elif now > busy_at + _IDLE_S:
                 return
             self._note_step()
+            if self._holds and len(self._held) < _MAX_SAMPLES:
+                self._held.append((now, rss_nbytes(os.getpid())))
             last = now
             _, marks = self._marks()
             if until == began + self._seconds and len(marks) > self._steps:
@@ -366,13 +373,14 @@ class _Tracer:
         memory: whether to record allocations.
 
     Attributes:
+        with_memory: whether to record allocations.
         trace: the trace, as JSON compressed by gzip; empty if there is none.
         memory: the snapshot, pickled; empty if there is none.
         problem: why there is no trace; empty if there is one.
     """
 
     def __init__(self, memory: bool) -> None:
-        self._with_memory = memory
+        self.with_memory = memory
         self._profile: Any = None
         self._gpu_memory: Any = None
         self.trace = b""
@@ -398,7 +406,7 @@ class _Tracer:
             # first step of an optimizer does, one of the two imports fails, because they import each other.
             profile: Any = torch.autograd.profiler.profile(
                 use_device="cuda" if has_gpu else None,
-                profile_memory=self._with_memory,
+                profile_memory=self.with_memory,
                 use_kineto=True,
                 experimental_config=_ExperimentalConfig(profile_all_threads=True),
             )
@@ -408,7 +416,7 @@ class _Tracer:
                     return
                 profile.__enter__()
                 self._profile = profile
-            if self._with_memory and has_gpu:
+            if self.with_memory and has_gpu:
                 torch.cuda.memory._record_memory_history(max_entries=100_000)
                 self._gpu_memory = torch.cuda.memory
         except (ImportError, TypeError) as error:  # an old torch can't record other threads

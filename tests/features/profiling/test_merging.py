@@ -157,3 +157,11 @@ def test_transfers_have_their_ends_size_and_rate() -> None:
 
 def _lines(pieces: Any) -> list[str]:
     return [json.dumps(each) for each in json.loads("".join(pieces))["traceEvents"]]
+
+
+def test_memory_is_a_curve_of_each_process() -> None:
+    known = recordings({})
+    known = {rank: replace(each, held=((each.began, 3 << 20), (each.ended, 5 << 20))) for rank, each in known.items()}
+    curves = [each for each in merged(known) if each["ph"] == "C"]
+    assert [each["args"]["resident"] for each in curves] == [3.0, 5.0] * 4
+    assert len({each["pid"] for each in curves}) == 4

@@ -96,3 +96,15 @@ def test_the_trace_is_written_also_compressed(tmp_path: Path) -> None:
     assert "cell [12], line 8, in augment" in {each["name"] for each in events}
     assert f"{path} (" in str(found)
     assert "https://ui.perfetto.dev" in str(found)
+
+
+def test_the_memory_of_processes_is_described_if_it_is_recorded() -> None:
+    mib = 1 << 20
+    known = recordings({})
+    assert "memory" not in str(profile(known))
+    for growth, text in ((0, "none has grown by 1.0 MiB"), (64, "[3] has grown by 64 MiB")):
+        for rank, each in known.items():
+            held = [(each.began, (200 + rank) * mib), (each.ended, (200 + rank + growth * (rank == 3)) * mib)]
+            known[rank] = replace(each, held=tuple(held))
+        most = 203 + growth
+        assert f"\nmemory of the processes: {most} MiB at most ([3]); {text} in this time" in str(profile(known))
