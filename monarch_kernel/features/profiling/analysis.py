@@ -14,11 +14,11 @@ from monarch_kernel.features.profiling.recording import Place
 from monarch_kernel.features.profiling.spans import Spans, contains, length, minus, union, within
 from monarch_kernel.features.profiling.timeline import Key, Timeline
 
-__all__ = ["PARTS", "Findings", "Line", "Straggler", "analyse"]
+__all__ = ["LEAST", "PARTS", "Findings", "Line", "Straggler", "analyse"]
 
 PARTS = ("compute", "waiting for others", "transfer", "loader", "rest")
 
-_LEAST = 4
+LEAST = 4
 """Steps, or long waits, in which the others wait for a rank before it is named."""
 
 _MOSTLY = 0.8
@@ -148,15 +148,15 @@ def _is_steady(
         return False
     rank = _costs_most(late)
     marks = timelines[rank].marks
-    if len(marks) <= _LEAST:
-        return late[rank].last >= max(_LEAST, _MOSTLY * late[rank].of)
+    if len(marks) <= LEAST:
+        return late[rank].last >= max(LEAST, _MOSTLY * late[rank].of)
     lost: defaultdict[int, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     for each in arrivals.values():
         *_, second, last = sorted(each.values())
         lost[bisect(marks, last)][max(each, key=each.__getitem__)] += last - second
     steps = [lost[step] for step in range(1, len(marks)) if step in lost]
     most = sum(max(each, key=each.__getitem__) == rank for each in steps)
-    return most >= max(_LEAST, _MOSTLY * len(steps))
+    return most >= max(LEAST, _MOSTLY * len(steps))
 
 
 def _straggler(

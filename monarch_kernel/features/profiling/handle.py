@@ -12,7 +12,7 @@ from pathlib import Path
 
 from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, plain, plural
 from monarch_kernel.errors import Failure, Frame
-from monarch_kernel.features.profiling.analysis import PARTS, Findings, analyse
+from monarch_kernel.features.profiling.analysis import LEAST, PARTS, Findings, analyse
 from monarch_kernel.features.profiling.controller import ProfileControl
 from monarch_kernel.features.profiling.merging import merge
 from monarch_kernel.features.profiling.recording import Place, Recording
@@ -240,8 +240,11 @@ def _even_text(found: Findings) -> str:
     late = found.late[latest]
     lost_s = late.lost_s / max(1, found.steps)
     each = " a step" if found.steps else ""
+    why = "no rank is late all the time"
+    if 0 < found.steps < LEAST:
+        why = f"{plural(found.steps, 'step')} can't tell whether a rank is always late, {LEAST} can"
     return (
-        f"no rank is late all the time: [{latest}] costs the others the most, {_time(lost_s)}{each}, and is last in "
+        f"{why}: [{latest}] costs the others the most, {_time(lost_s)}{each}, and is last in "
         f"{late.last} of {plural(late.of, 'collective')} with long waits"
     )
 

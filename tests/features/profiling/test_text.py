@@ -50,6 +50,15 @@ def test_a_healthy_run_names_no_rank() -> None:
     assert "is last in 5" not in text.replace("and is last in", "")
 
 
+def test_a_few_steps_name_no_rank_and_say_so() -> None:
+    known = recordings({2: 0.02})
+    known = {rank: replace(each, marks=each.marks[:3]) for rank, each in known.items()}
+    text = str(profile(known))
+    assert (
+        "\n2 steps can't tell whether a rank is always late, 4 can: [2] costs the others the most, 20 ms a step" in text
+    )
+
+
 def test_what_is_missing_is_said() -> None:
     known = recordings({2: 0.02})
     known[1] = replace(known[1], trace=b"", problem="torch 2.6 can't record all threads")
