@@ -1,21 +1,36 @@
-"""Time in which threads of this process wait for a batch of a DataLoader, and the rows of the last batch."""
+"""Time in which threads wait for a batch of a DataLoader, what the worker does then, and the rows of the last batch."""
 
 from __future__ import annotations
 
+import linecache
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
 from monarch_kernel.base.after_import import after_import
+from monarch_kernel.runtime.diagnostics.dumped_stacks import doing_of
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
+from monarch_kernel.runtime.diagnostics.stacks import awaited_by
+from monarch_kernel.runtime.host.silent_stacks import stacks_of_child
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
 __all__ = ["install", "on_batch", "rows_read", "time_loaders", "waited_s"]
+
+_log = logging.getLogger(__name__)
+
+_LONG_S = 2.0
+"""Only of a wait that is longer than this, it is said what the worker does."""
+
+_KNOWN_S = 5.0
+"""For so long the text about a worker stays, because a signal interrupts it."""
 
 _LOADERS = {
     "torch.utils.data.dataloader": "_BaseDataLoaderIter",
@@ -30,6 +45,8 @@ on_batch: list[Callable[[Any, Any], None]] = []
 """Functions that get each iterator of a DataLoader, and the batch that it returns."""
 
 _waited_s: dict[int, float] = {}
+_waiting: dict[int, tuple[Any, float]] = {}  # thread -> the iterator whose batch it waits for, and since when
+_said: dict[int, tuple[float, str]] = {}  # pid of a worker -> when it was looked at, and the text
 _rows: dict[int, tuple[int, Any]] = {}  # thread -> the request that it executed, and the rows of its last batch
 
 
@@ -64,6 +81,7 @@ def time_loaders(iterator: Any) -> None:
     @wraps(original)
     def timed(self: Any) -> Any:
         began = time.perf_counter()
+        _waiting[threading.get_ident()] = self, began
         is_batch = True  # or an error in place of one
         try:
             batch = original(self)
@@ -75,6 +93,7 @@ def time_loaders(iterator: Any) -> None:
             raise
         finally:
             thread = threading.get_ident()
+            _waiting.pop(thread, None)
             _waited_s[thread] = _waited_s.get(thread, 0.0) + time.perf_counter() - began
             asked = self.__dict__.get(_QUEUE)
             rows = asked.popleft() if is_batch and asked and getattr(self, "_in_order", True) else None
@@ -85,6 +104,39 @@ def time_loaders(iterator: Any) -> None:
         _note_rows(iterator)
     if hasattr(iterator, "next"):
         iterator.next = timed
+
+
+def awaited_worker(thread: int) -> str:
+    """Say which worker of a DataLoader a thread has waited for, and what the worker does; empty if there is no long wait."""
+    iterator, since = _waiting.get(thread, (None, 0.0))
+    now = time.perf_counter()
+    if iterator is None or now < since + _LONG_S:
+        return ""
+    try:
+        number = iterator._task_info[iterator._rcvd_idx][0]
+        pid = iterator._workers[number].pid
+    except (AttributeError, LookupError):  # without workers, or of another version
+        return ""
+    at, text = _said.get(pid, (0.0, ""))
+    if not text or now > at + _KNOWN_S:
+        text = f"worker {number} of a DataLoader" + _place_in(pid)  # without its pid, so that texts of ranks fold
+        _said.clear()
+        _said[pid] = now, text
+    return text
+
+
+def _place_in(pid: int) -> str:
+    """Name the line of the user's code that a worker runs; empty if it is not known."""
+    try:
+        doing = doing_of(stacks_of_child(pid), -1)
+    except Exception:  # the place of the rank is worth more
+        _log.exception("can't read the stack of a worker")
+        return ""
+    frame = None if doing is None else doing.activities[0].user_frame
+    if frame is None:
+        return ""
+    source = (linecache.getline(frame.file, frame.line),)
+    return f", which is at {describe_line(replace(frame, source=source, first_line=frame.line))}"
 
 
 def _note_rows(iterator: Any) -> None:
@@ -108,6 +160,7 @@ def _note_rows(iterator: Any) -> None:
 @register
 def install(rank: Rank) -> None:
     """Time the loaders of a rank."""
+    awaited_by.append(awaited_worker)
     for name, class_name in _LOADERS.items():
 
         def time_one(module: ModuleType, class_name: str = class_name) -> None:

@@ -111,6 +111,8 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
     lines = [describe_line(frames[-1])]
     if activity.executor != "main":
         lines[0] = f"{activity.executor}: {lines[0]}"
+    if activity.awaits:
+        lines.append(f"waits for {plain(activity.awaits)}")
     inner = activity.frames[-1]
     if activity.call and not inner.user and not waits:
         lines.append(f"in {activity.call} ({short_cell(inner.file)}, line {inner.line})")

@@ -12,7 +12,7 @@ import itertools
 import linecache
 import logging
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any
@@ -22,9 +22,21 @@ from monarch_kernel.runtime.diagnostics.failures import describe_frames, is_mach
 from monarch_kernel.runtime.diagnostics.loop_positions import loop_turn
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 
-__all__ = ["Activity", "AwaitedCall", "Collective", "Doing", "LoopPlace", "describe_thread", "with_callers"]
+__all__ = [
+    "Activity",
+    "AwaitedCall",
+    "Collective",
+    "Doing",
+    "LoopPlace",
+    "awaited_by",
+    "describe_thread",
+    "with_callers",
+]
 
 _log = logging.getLogger(__name__)
+
+awaited_by: list[Callable[[int], str]] = []
+"""Functions that say what a thread waits for in other processes; an empty text means nothing, or unknown."""
 
 _MAX_CALL = 120
 _MAX_DEPTH = 500
@@ -115,6 +127,7 @@ class Activity:
         thread: the thread that runs it.
         unknown: why the frames could not be read; empty if they could.
         turn: how far the innermost ``for`` loop of a cell is, such as ``step = 4``; empty if it runs none.
+        awaits: what it waits for in another process, such as a worker of a DataLoader; empty if that is not known.
     """
 
     request: int
@@ -124,6 +137,7 @@ class Activity:
     thread: int = 0
     unknown: str = ""
     turn: str = ""
+    awaits: str = ""
 
     @property
     def user_frame(self) -> Frame | None:
@@ -213,7 +227,8 @@ def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: 
     described = tuple(describe_frames(((f, line, line) for f, line, _ in steps), with_variables=False))
     shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
     turn = next((text for each, line, _ in reversed(steps) if is_user(each) and (text := loop_turn(each, line))), "")
-    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread, turn=turn)
+    awaits = next(filter(None, (each(thread) for each in awaited_by)), "")
+    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread, turn=turn, awaits=awaits)
 
 
 def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:

@@ -395,7 +395,8 @@ def full_place(activity: Activity) -> str:
     frame = activity.user_frame
     assert frame is not None
     actor = "" if activity.executor == "main" else f"{activity.executor}: "
-    return f"{actor}{describe_line(frame)}{_turn(activity)}"
+    awaits = f"; it waits for {activity.awaits}" if activity.awaits else ""
+    return f"{actor}{describe_line(frame)}{_turn(activity)}{awaits}"
 
 
 def _turn(activity: Activity) -> str:

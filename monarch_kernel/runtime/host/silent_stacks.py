@@ -1,4 +1,4 @@
-"""Reads the stacks of a rank that can't say what it does, because native code holds the GIL.
+"""Reads the stacks of a rank that can't say what it does, because native code holds the GIL, and of processes that it forks.
 
 Theory of operation
 ===================
@@ -10,6 +10,9 @@ stopped.
 
 The signal is a real-time signal that programs hardly use. System calls that it interrupts are restarted, as far as Linux does.
 A process that has no handler yet would end by it, and gets none.
+
+Processes that a rank forks, such as the workers of a DataLoader, inherit the handler and the file. The rank reads their stacks
+in the same way.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from typing import Protocol
 from monarch_kernel.net.wire.messages import ReadLog
 from monarch_kernel.runtime.host.logs import log_bytes, stack_path
 
-__all__ = ["SIGNAL", "answer_for", "listen"]
+__all__ = ["SIGNAL", "answer_for", "listen", "stacks_of_child"]
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ SIGNAL = signal.SIGRTMIN + 13
 _PATIENCE_S = 0.05
 _PAUSE_S = 0.002
 _MAX_NBYTES = 1 << 16
+_own: list[tuple[str, int]] = []  # the directory and number of this rank
 
 
 class Forked(Protocol):
@@ -51,6 +55,7 @@ def listen(directory: str, proc: int) -> None:
         _log.warning("the stacks of this process can't be written while native code holds the GIL: %s", error)
         return
     faulthandler.register(SIGNAL, file, all_threads=True, chain=False)
+    _own[:] = [(directory, proc)]
 
 
 def answer_for(message: ReadLog, directory: str, ranks: Mapping[int, Forked]) -> bytes:
@@ -59,6 +64,11 @@ def answer_for(message: ReadLog, directory: str, ranks: Mapping[int, Forked]) ->
         return log_bytes(directory, message.proc, message.max_nbytes)
     rank = ranks.get(message.proc)
     return b"" if rank is None or not rank.pid else _stacks(directory, message.proc, rank.pid)
+
+
+def stacks_of_child(pid: int) -> str:
+    """Return the stacks of a process that this rank has forked, as faulthandler writes them; empty if they are not known."""
+    return _stacks(*_own[0], pid).decode(errors="replace") if _own else ""
 
 
 def _stacks(directory: str, proc: int, pid: int) -> bytes:
