@@ -724,7 +724,7 @@ class Loops:
 
 def _with(alarm: LoopAlarm, about: str, module: str = "") -> LoopAlarm:
     """The same alarm with what is known of it."""
-    return replace(alarm, about=about, module=module)
+    return LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, about, module, alarm.is_more)
 
 
 @register

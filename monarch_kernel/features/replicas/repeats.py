@@ -130,7 +130,8 @@ def _same_random_numbers() -> Iterator[None]:
     """Restore the states of the global random generators at the end."""
     import torch
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    cuda: Any = torch.cuda
+    devices = [cuda.current_device()] if cuda.is_initialized() else []
     python, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
     try:
