@@ -133,6 +133,7 @@ for step in live.loop(800):
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
+    live.log(scaled_loss=float("inf") if step < 4 else 1.0)
     live.log(grad_norm=norm, recall=float("nan") if step == 5 else 1.0, loss=float("nan") if step >= 300 else 1.0)
 """
 

@@ -516,11 +516,11 @@ class RankLoop:
             self._port.later(_REPORT_S, self._report_hang)
 
     def _patience(self, name: str, numbers: Sequence[tuple[int, float]]) -> int:
-        """How many values in succession must not be finite for an alarm: more for gradients that a GradScaler scales."""
-        if all(math.isfinite(value) for _, value in numbers):
-            return 1
+        """How many values in succession must not be finite for an alarm: more for what a GradScaler scales."""
+        bad = [value for _, value in numbers if not math.isfinite(value)]
         is_gradient = "grad" in name.lower() or "norm" in name.lower()
-        return SCALER_PATIENCE if is_gradient and has_scaler(variables_of_caller()) else 1
+        may_be_scaled = bool(bad) and (is_gradient or all(map(math.isinf, bad)))
+        return SCALER_PATIENCE if may_be_scaled and has_scaler(variables_of_caller()) else 1
 
     def _report_hang(self) -> None:
         """Report the current step if it is later than that of the last report. Called on a separate thread."""
