@@ -61,3 +61,34 @@ def test_no_rank_applies_the_update_of_a_step_whose_loss_jumps_on_one(cells: Cel
 def test_ranks_that_update_in_different_steps_get_an_error(cells: Cells) -> None:
     text = cells.fails(SKIPPING.format(steps=9, jumps="()", when="rank == 0 or step % 2"))
     assert "some ranks apply the update of step 0 and others that of step 1" in text
+
+
+ACTING = """
+from monarch_kernel import live
+weight = torch.zeros(1)
+if {hook} == "rollback":
+    live.snapshot(weight=weight, every=10, keep=50)
+seen = []
+for step in live.loop({steps}, on_spike={hook}):
+    time.sleep(0.002)
+    weight += 1
+    live.log(loss=40.0 if (rank, step) == (1, 60) else 2.0 + (step * 7 + rank) % 10 / 20)
+"""
+
+
+def test_a_jump_stops_the_loop_calls_a_function_or_goes_back_on_all_ranks(cells: Cells) -> None:
+    call = "lambda alarm: seen.append((step, alarm.kind, alarm.step, alarm.value, alarm.rank))"
+    (line,) = cells.watched(ACTING.format(steps=600, hook=call), "only at its end")
+    assert "All ranks call on_spike. " in line
+    first, second = cells.ok("seen")
+    assert first == second
+    assert [each[1:] for each in first] == [("spike", 60, 40.0, 1)]
+    (line,) = cells.watched(ACTING.format(steps=5_000, hook="'stop'"), "only at its end")
+    assert "The loop stops (on_spike). " in line
+    first, second = cells.ok("step")
+    assert 60 <= first == second < 4_999
+    (line,) = cells.watched(ACTING.format(steps=600, hook="'rollback'"), "only at its end")
+    assert "All ranks restore the last snapshot before that step, and go on (on_spike). " in line
+    ((step, first), (_, second)) = cells.ok("step, weight.item()")
+    assert (step, first) == (599, second)
+    assert 60 < first < 600  # the steps up to the snapshot before step 60, and those after the restoration
