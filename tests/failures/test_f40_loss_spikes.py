@@ -66,7 +66,7 @@ def test_ranks_that_update_in_different_steps_get_an_error(cells: Cells) -> None
 ACTING = """
 from monarch_kernel import live
 weight = torch.zeros(1)
-if {hook} == "rollback":
+if ({hook}) == "rollback":
     live.snapshot(weight=weight, every=10, keep=50)
 seen = []
 for step in live.loop({steps}, on_spike={hook}):
