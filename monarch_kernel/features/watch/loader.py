@@ -46,7 +46,7 @@ on_batch: list[Callable[[Any, Any], None]] = []
 
 _waited_s: dict[int, float] = {}
 _waiting: dict[int, tuple[Any, float]] = {}  # thread -> the iterator whose batch it waits for, and since when
-_said: dict[int, tuple[float, str]] = {}  # pid of a worker -> when it was looked at, and the text
+_said: dict[int, tuple[float, str]] = {}  # pid of a worker -> the time of the last look, and the text
 _rows: dict[int, tuple[int, Any]] = {}  # thread -> the request that it executed, and the rows of its last batch
 
 
