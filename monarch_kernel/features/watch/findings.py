@@ -27,7 +27,11 @@ _SAME = AGAIN
 _MAX_OF_NAME = 3
 """The most faults that begin with the same value and get a line: some values are not finite now and then."""
 
-_MAX_ALARMS = 100
+_MAX_ALARMS = 256
+_MAX_ALARMS_OF_NAME = 100
+"""So many alarms are kept; the loop acts on later ones, too."""
+
+_MAX_ACTIONS = 1_000
 _MAX_NAMES = 3
 
 
@@ -91,6 +95,8 @@ class Trouble:
     def __init__(self) -> None:
         self.hooks: dict[int, Mapping[str, str]] = {}
         self._alarms: list[tuple[int, LoopAlarm]] = []
+        self._last: dict[tuple[str, str], LoopAlarm] = {}  # by kind and name, of those that are not kept
+        self._later = 0  # of those, how many are no repetitions
         self._paces: dict[int, _Pace] = {}
         self._backs: list[int] = []
 
@@ -105,10 +111,14 @@ class Trouble:
             if other_rank == rank and (other.kind, other.name, other.step) == (alarm.kind, alarm.name, alarm.step):
                 self._alarms[at] = rank, alarm
                 return False
-        if len(self._alarms) >= _MAX_ALARMS:
-            return False
-        self._alarms.append((rank, alarm))
-        return is_first
+        of_name = sum((other.kind, other.name) == (alarm.kind, alarm.name) for _, other in self._alarms)
+        if len(self._alarms) < _MAX_ALARMS and of_name < _MAX_ALARMS_OF_NAME:
+            self._alarms.append((rank, alarm))
+            return is_first
+        before, last = self._later, self._last.get((alarm.kind, alarm.name))
+        self._last[alarm.kind, alarm.name] = alarm
+        self._later += is_first and (last is None or not self._are_close(alarm, last))
+        return before < self._later <= _MAX_ACTIONS
 
     def action(self, kind: str) -> str:
         """What the loop does some steps after an alarm: the first of ``stop``, ``rollback`` and ``call`` that a rank wants."""

@@ -88,6 +88,14 @@ def test_a_value_that_is_not_finite_now_and_then_hides_no_other() -> None:
     assert any(text.startswith("loss is nan in step 10,000, first on [1]. ") for text in texts.values())
 
 
+def test_many_alarms_for_one_value_hide_no_other_and_the_loop_acts_on_each() -> None:
+    trouble = Trouble()
+    acted = [trouble.alarmed(rank, nan(100 * time, "recall")) for time in range(40) for rank in range(8)]
+    assert acted == [rank == 0 for _ in range(40) for rank in range(8)]
+    assert trouble.alarmed(1, nan(10_000))
+    assert any(text.startswith("loss is nan in step 10,000, first on [1]. ") for text in trouble.texts().values())
+
+
 def test_a_loop_acts_again_when_a_fault_comes_again() -> None:
     trouble = Trouble()
     assert [trouble.alarmed(*each) for each in ((0, nan(5)), (1, nan(6)), (0, nan(500)))] == [True, False, True]
@@ -110,7 +118,7 @@ def test_only_the_first_alarm_makes_the_loop_act() -> None:
 
 def test_alarms_are_bounded() -> None:
     trouble = Trouble()
-    assert sum(trouble.alarmed(0, spike(step * 100)) for step in range(1_000)) == 100
+    assert sum(trouble.alarmed(0, spike(step * 100)) for step in range(2_000)) == 1_100
 
 
 def times(*reports: tuple[int, int, float, float], repeat: int = 20) -> dict[str, str]:
