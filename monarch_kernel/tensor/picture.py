@@ -86,11 +86,11 @@ class Picture(NamedTuple):
         for text in self.cells.values():
             hues.setdefault(text, len(hues))
         lines = []
-        for number, row in enumerate(self._rows()):
+        for row in self._rows():
             cells = []
             for at, cell in enumerate(row):
                 text = cell.removeprefix("ranks ").removeprefix("rank ")
-                if number and at and text in hues:
+                if at and text in hues:
                     hue = hues[text] * _MOST_HUES // len(hues)
                     cells.append(
                         f'<td style="background:hsla({hue},70%,50%,0.25);padding:0.4em 1em">{escape(cell)}</td>'

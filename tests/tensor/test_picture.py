@@ -52,3 +52,6 @@ def test_html_colours_parts_by_their_ranks() -> None:
     html = picture((4, 6), "S(0)", "S(1)")._repr_html_()
     assert html.count("<td") == 4
     assert len({part.split(",")[0] for part in html.split("hsla(")[1:]}) == 4
+    assert picture((4, 6), "S(0)", "R")._repr_html_().count("<td") == 2, (
+        "a picture without a head colours its first row"
+    )
