@@ -22,7 +22,7 @@ def test_the_run_is_repeated_with_equal_hashes(run: Run) -> None:
     text = run.shown_by("again = run.replay")
     assert "all results that were compared are equal" in text
     assert re.search(
-        r"compared: 3 cells, 150 batches, 150 metrics, \d generators, [1-9] parameters; no difference", text
+        r"compared: 3 cells, 150 batches, 150 metrics, \d generators, [1-9] sets? of parameters; no difference", text
     )
 
 

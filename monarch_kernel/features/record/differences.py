@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from monarch_kernel.base.text import format_ranks, one_line
+from monarch_kernel.base.text import format_ranks, one_line, plural
 from monarch_kernel.features.record.collecting import NO_DIGEST
 from monarch_kernel.features.record.reading import RecordReader
 from monarch_kernel.features.record.tables import FIRST_COMPARABLE, Cell, Check, Metric
@@ -19,6 +19,15 @@ __all__ = ["Difference", "Differences", "compare"]
 _WHAT = {"batch": "batch", "parameters": "parameters", "generators": "random generators"}
 _ORDER = ("knob", "batch", "generators", "metric", "parameters")
 """Of what differs in one step, the cause comes before its effects."""
+
+_NOUNS = {
+    "cells": ("cell", ""),
+    "batches": ("batch", "batches"),
+    "metrics": ("metric", ""),
+    "generators": ("generator", ""),
+    "parameters": ("set of parameters", "sets of parameters"),
+}
+"""What is compared, one and several."""
 
 _PLACES = ("python", "platform", "host", "git_commit", "git_diff", "folder")
 
@@ -70,6 +79,11 @@ class Differences:
         """Whether all results that both records have are equal."""
         return not any(each.is_result for each in self.all)
 
+    @property
+    def counts(self) -> str:
+        """How many values of each kind were compared: ``2 cells, 6 batches``."""
+        return ", ".join(plural(count, *_NOUNS[kind]) for kind, count in self.compared.items() if count) or "nothing"
+
     def __bool__(self) -> bool:
         return bool(self.all)
 
@@ -80,8 +94,7 @@ class Differences:
         return len(self.all)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in self.compared.items() if count)
-        head = f"compared: {counts or 'nothing'}"
+        head = f"compared: {self.counts}"
         if self.first is None:
             return f"{head}; no difference"
         return "\n".join([head, f"first difference: {self.first}", *(f"  {each}" for each in self.all)])
@@ -98,7 +111,7 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
         until_step: compare only what comes before this step of each loop.
         mesh: compare only the cells of this mesh, and no others.
     """
-    compared = dict.fromkeys(("cells", "batches", "metrics", "generators", "parameters"), 0)
+    compared = dict.fromkeys(_NOUNS, 0)
     found = [*_packages(old, new), *_places(old, new)]
     with_digests = (old.version < FIRST_COMPARABLE) == (new.version < FIRST_COMPARABLE)
     if not with_digests:

@@ -69,12 +69,11 @@ def comparison_of(old: RecordReader, new: RecordReader) -> dict[str, Any]:
     """Return how two records differ, as JSON: the first difference, the others, and the last values of both."""
     found = compare(old, new)
     lasts = [{metric.name: metric.mean for metric in record.metrics} for record in (old, new)]
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in found.compared.items() if count)
     return {
         "first": "" if found.first is None else found.first.text[:_MAX_TEXT],
         "lines": [each.text[:_MAX_TEXT] for each in list(found)[:_MAX_LINES]],
         "more": max(0, len(found) - _MAX_LINES),
-        "compared": counts or "nothing",
+        "compared": found.counts,
         "last": [[name, _finite(lasts[0][name]), _finite(lasts[1][name])] for name in lasts[0] if name in lasts[1]][
             :_MAX_NAMES
         ],

@@ -23,7 +23,7 @@ def test_equal_runs_have_no_difference(tmp_path: Path) -> None:
     assert found.first is None
     assert found.are_equal
     assert dict(found.compared) == {"cells": 2, "batches": 6, "metrics": 6, "generators": 0, "parameters": 1}
-    assert str(found).startswith("compared: 2 cells, 6 batches, 6 metrics, 1 parameters; no difference")
+    assert str(found).startswith("compared: 2 cells, 6 batches, 6 metrics, 1 set of parameters; no difference")
 
 
 def test_a_changed_batch_is_named_before_its_effect(tmp_path: Path) -> None:

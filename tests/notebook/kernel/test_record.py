@@ -68,7 +68,9 @@ def test_a_run_is_recorded_and_repeated(notebook: Notebook, tmp_path: Path) -> N
         f"from monarch_kernel import record\nfound = record.open({str(folder)!r}).replay(t)\nprint(found)", 120
     )
     assert "all results that were compared are equal" in again.stdout, again.text
-    assert "compared: 3 cells, 40 batches, 40 metrics, 2 generators, 2 parameters; no difference" in again.stdout
+    assert (
+        "compared: 3 cells, 40 batches, 40 metrics, 2 generators, 2 sets of parameters; no difference" in again.stdout
+    )
     code = train.code.replace("1e-4", "1e-2")
     notebook.ok(f"found = record.open({str(folder)!r}).replay(t, 20, changed={{{train.number}: {code!r}}})", 120)
     assert notebook.value("str(found.first)").startswith(f"cell [{train.number}] differs: -    optimizer.param_groups")
