@@ -14,6 +14,7 @@ from IPython.display import display
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.mesh import Point
+from monarch_kernel.base.text import were
 from monarch_kernel.doctor.report import finding_text, summary
 from monarch_kernel.doctor.run_checks import ITEM_WIDTH, checks, examine
 from monarch_kernel.errors import RecordError, RemoteError, RemoteInterrupt, format_ranks
@@ -510,7 +511,10 @@ def _logs(entry: MeshEntry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[
     logs = mesh.logs()
     lines = log_lines(logs, list(entry.cell_queue.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
     if not lines:
-        return [("stdout", f"{mesh.name}{format_ranks(logs)} has written nothing{' to stderr' * options.stderr}\n")]
+        name, ranks = f"{mesh.name}{format_ranks(logs)}", entry.mesh.view().ranks
+        if all(ranks[rank].state == "stopped" for rank in logs):
+            return [("stdout", f"{name} {were(len(logs))} stopped: the output of stopped ranks is not kept\n")]
+        return [("stdout", f"{name} has written nothing{' to stderr' * options.stderr}\n")]
     return list(render(lines))
 
 

@@ -138,7 +138,7 @@ def meshes_text(views: Sequence[MeshView]) -> str:
                 ("axes", [_axes(view) for view in views], False),
                 ("ranks", [_states(view.ranks) for view in views], False),
                 ("where", [view.where for view in views], False),
-                ("up for", [format_seconds(view.age_s) for view in views], True),
+                ("up for", [_age(view) for view in views], True),
                 *([("latest", latest, False)] if any(latest := [_latest(view.ranks) for view in views]) else []),
             ]
         )
@@ -205,7 +205,14 @@ def _caption(view: MeshView) -> str:
     ranks = plural(n_ranks, "rank")
     states = f" ({_states(view.ranks)})" if view.ranks else ""
     axes = f"{_axes(view)}, " if view.axes else ""
-    return f"{view.name}: {axes}{ranks}{states}, {view.where}, up for {format_seconds(view.age_s)}"
+    age = _age(view)
+    return f"{view.name}: {axes}{ranks}{states}, {view.where}{f', up for {age}' if age else ''}"
+
+
+def _age(view: MeshView) -> str:
+    """Format for how long a mesh has been up; empty if all of its ranks were stopped."""
+    is_stopped = bool(view.ranks) and all(rank.state == "stopped" for rank in view.ranks)
+    return "" if is_stopped else format_seconds(view.age_s)
 
 
 def _axes(view: MeshView) -> str:

@@ -71,6 +71,8 @@ def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends(bare: Notebook) -> No
     assert len(files) >= 2
     bare.run(f"%%remote t[1]\nimport os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
     assert bare.ok("%mesh logs t").lines()[1][-1] == "last words of 1"
+    bare.ok("t.stop().get()")
+    assert bare.ok("%mesh logs t[1]").stdout == "t[1] was stopped: the output of stopped ranks is not kept\n"
     bare.ok("%mesh down t")
     wait_until(lambda: not any(map(os.path.exists, files)), "the end of the log files")
 

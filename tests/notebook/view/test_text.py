@@ -144,6 +144,12 @@ class TestMeshText:
     def test_a_mesh_without_ranks(self) -> None:
         assert mesh_text(MeshView("m", (), ())) == "m: 0 ranks, local, up for 0.0 s"
 
+    def test_a_stopped_mesh_is_not_up(self) -> None:
+        stopped = mesh_view(*(rank_view(rank, "stopped") for rank in range(2)))
+        assert mesh_line(stopped).split("\n")[0] == "trainers: gpus=2, 2 ranks (2 stopped), local"
+        assert "12 s" not in meshes_text([stopped])
+        assert "12 s" in meshes_text([mesh_view(rank_view(0, "stopped"), rank_view(1))])
+
 
 class TestMeshesText:
     def test_one_mesh_per_line(self) -> None:
