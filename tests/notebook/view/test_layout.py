@@ -49,7 +49,7 @@ BOXES = """() => {
     const boxes = new Map(leaves.map((each) => [each, boxesOf(each)]));
     const outside = [], covered = [];
     for (const [leaf, its] of boxes) {
-        const around = leaf.closest(".mk-card, .mk-loop, .mk-inspector, .mk-reply, .mk-note");
+        const around = leaf.closest(".mk-card, .mk-curve, .mk-loop, .mk-inspector, .mk-reply, .mk-note");
         for (const frame of [page, ...(around ? [around.getBoundingClientRect()] : [])]) {
             const leaves = (box) => box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
             if (its.some(leaves)) outside.push(name(leaf));
@@ -219,6 +219,19 @@ def test_a_compact_card_has_room_for_the_wait_or_the_error(page: ViewPage, width
     assert cards.nth(3).locator(".mk-error").inner_text().startswith("torch.OutOfMemoryError")
     cards.nth(3).get_by_role("button", name="Actions for rank 3").click()
     assert cards.nth(3).locator(".mk-error-time").is_visible()
+
+
+@pytest.mark.parametrize("width", [240, 1400])
+def test_the_cards_of_waiting_ranks_show_the_whole_wait(page: ViewPage, width: int) -> None:
+    page.page.evaluate("localStorage.clear()")
+    page.resize(width)
+    page.start()
+    training_in(hung(4))(page)
+    waits = page.page.locator(".mk-card .mk-stall")
+    assert waits.count() == 4
+    for i in range(4):
+        assert waits.nth(i).evaluate("each => each.scrollHeight <= each.clientHeight + 1"), waits.nth(i).inner_text()
+        assert waits.nth(i).evaluate("each => each.scrollWidth <= each.clientWidth + 1"), waits.nth(i).inner_text()
 
 
 def test_an_opened_compact_card_shows_all_that_it_has(page: ViewPage) -> None:

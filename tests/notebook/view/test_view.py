@@ -883,6 +883,27 @@ def test_heal_is_enabled_only_with_dead_ranks(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
+def test_a_stopped_mesh_has_no_commands_for_its_ranks_and_says_why(view: ViewPage) -> None:
+    view.frame(ViewState(AT, (drawn(all_in(4, "idle")),)))
+    assert view.page.locator(".mk-age").inner_text() == "up for 3 s"
+    view.frame(ViewState(AT, (drawn(all_in(4, "stopped")),)))
+    assert view.page.locator(".mk-age").inner_text() == "stopped"
+    button(view, "Actions for rank 1").click()
+    for part in (view.page.locator(".mk-mesh > .mk-head"), card(view, 1)):
+        assert part.get_by_role("button", name="Interrupt").is_disabled()
+    assert card(view, 1).get_by_role("button", name="Interrupt").get_attribute("title") == "rank 1 was stopped"
+    for name in ("Stacks", "Heal", "Restart", "Logs"):
+        assert button(view, name).first.is_disabled()
+    assert button(view, "Restart").get_attribute("title") == "All ranks were stopped; %mesh up brings up another mesh"
+    assert button(view, "Down").is_enabled()
+    view.frame(ViewState(AT, (drawn(training(4, dead=(1,))),)))
+    assert card(view, 1).get_by_role("button", name="Logs").is_enabled()
+    assert card(view, 1).get_by_role("button", name="Interrupt").is_disabled()
+    assert button(view, "Restart").is_enabled()
+    assert button(view, "Restart").get_attribute("title") == ""
+
+
+@pytest.mark.slow
 def test_replies_are_announced_and_can_be_dismissed(view: ViewPage) -> None:
     view.frame(ViewState(AT, (drawn(training(4)),)))
     button(view, "Stacks").click()

@@ -211,6 +211,12 @@ function button(label, onClick, classes = "mk-button") {
 /** Sets `aria-disabled`, since `disabled` takes the focus from a pressed button. @param {HTMLElement} made @param {boolean} can */
 const enable = (made, can) => mark(made, "aria-disabled", String(!can));
 
+/** Disables a button whose command would have no effect, and says why. @param {HTMLElement} made @param {boolean} can @param {string} why */
+function withhold(made, can, why) {
+  enable(made, can && why === "");
+  if (made.title !== why) made.title = why;
+}
+
 /**
  * Makes a button that acts when it is pressed twice, but not on a double click.
  * @param {string} label @param {string} question @param {(text: string) => void} announce @param {() => void} onConfirm
@@ -396,6 +402,9 @@ function waitsOf(rank, mesh) {
 /** @param {import("./view.js").WaitFrame} wait */
 const waiters = ({ ranks, text }) => (ranks ? `${ranks} ${/^\[\d+\]$/.test(ranks) ? "waits" : "wait"}` : text);
 
+/** Says that a rank has ended, if it has. @param {string} name @param {State} state */
+const endOf = (name, state) => (state === "dead" ? `${name} is dead` : state === "stopped" ? `${name} was stopped` : "");
+
 /** One rank of a small mesh. */
 class Card {
   /** @param {number} number @param {Mesh} mesh */
@@ -423,10 +432,11 @@ class Card {
     this.where = element("span", "mk-where");
     this.again = element("span", "mk-restarts");
     this.place = element("div", "mk-place", {}, this.where, this.again);
+    this.interrupt = button("Interrupt", () => ask("interrupt"), "mk-button mk-small");
+    this.logs = button("Logs", () => ask("logs"), "mk-button mk-small");
+    this.traceback = button("Traceback", () => ask("traceback"), "mk-button mk-small");
     this.tools = element("div", "mk-tools", { role: "group", "aria-label": `Actions for rank ${number}` },
-      button("Interrupt", () => ask("interrupt"), "mk-button mk-small"),
-      button("Logs", () => ask("logs"), "mk-button mk-small"),
-      (this.traceback = button("Traceback", () => ask("traceback"), "mk-button mk-small")));
+      this.interrupt, this.logs, this.traceback);
     this.menu = button("···", () => this.toggle(), "mk-button mk-menu");
     mark(this.menu, "aria-label", `Actions for rank ${number}`);
     this.toggle(false);
@@ -445,6 +455,13 @@ class Card {
     show(this.tools, isOpen);
     mark(this.menu, "aria-expanded", String(isOpen));
     this.node?.classList.toggle("mk-open", isOpen);
+  }
+
+  /** @param {boolean} isOpen whether the kernel is connected */
+  enable(isOpen) {
+    const { rank, state } = this.rank;
+    withhold(this.interrupt, isOpen, endOf(`rank ${rank}`, state));
+    withhold(this.logs, isOpen, state === "stopped" ? `${endOf(`rank ${rank}`, state)}, and its output is no longer kept` : "");
   }
 
   /** @param {RankFrame} rank @param {MeshFrame} mesh @param {number} at */
@@ -610,7 +627,9 @@ class Cards {
     for (const card of this.cards.values()) card.tick(at);
   }
 
-  enable() {}
+  enable() {
+    for (const card of this.cards.values()) card.enable(this.mesh.page.isOpen);
+  }
 
   dispose() {
     this.resized.disconnect();
@@ -1122,7 +1141,11 @@ class Large {
     const hasError = state === "failed" || state === "dead";
     write(this.more, [told ? doing(told) : "", waitsOf(rank, frame), hasError ? errorOf(rank, frame) : ""].filter(Boolean).join(" · "));
     this.buttons.forEach((each) => mark(each, "aria-label", `${each.textContent} of rank ${this.pinned}`));
-    enable(this.buttons[2], hasError && this.mesh.page.isOpen);
+    const { isOpen } = this.mesh.page;
+    const end = endOf(`rank ${this.pinned}`, STATES[this.map.states[this.pinned]]);
+    withhold(this.buttons[0], isOpen, end);
+    withhold(this.buttons[1], isOpen, end.endsWith("stopped") ? `${end}, and its output is no longer kept` : "");
+    enable(this.buttons[2], hasError && isOpen);
   }
 
   enable() {
@@ -2050,7 +2073,7 @@ class Mesh {
     const axes = frame.axes.length > 1 ? frame.axes.map(([name, size]) => `${name} ${size}`).join(" × ") : `axis ${frame.axes[0][0]}`;
     const links = frame.links ? [`links: ${frame.links}`] : [];
     // The separator of the next part is here, so that no line begins with it.
-    write(this.facts, [counted(count, "rank"), axes, frame.where, ...links, ...(frame.since ? [""] : [])].join(" · "));
+    write(this.facts, [counted(count, "rank"), axes, frame.where, ...links, ...(frame.since || this.isStopped ? [""] : [])].join(" · "));
     this.drawCounts(frame);
     drawLines(this.notes, frame.notes ?? []);
     drawLines(this.waits, (frame.waits ?? []).map((wait) => wait.text));
@@ -2061,6 +2084,11 @@ class Mesh {
     this.history.tell([frame.in_rate ?? 0, frame.out_rate ?? 0], at);
     this.enable();
     this.tick(at);
+  }
+
+  /** Whether a program or `%mesh down` has ended all ranks. */
+  get isStopped() {
+    return this.frame !== null && this.frame.counts.stopped === rankCount(this.frame);
   }
 
   /** @param {MeshFrame} frame */
@@ -2148,6 +2176,9 @@ class Mesh {
       this.node.classList.toggle("mk-shut", !isOpen);
       buttons.forEach((each) => enable(each, isOpen));
     }
+    const why = this.isStopped ? "All ranks were stopped" : "";
+    for (const each of [this.interrupt, this.stacks]) withhold(each, isOpen, why);
+    withhold(this.restart, isOpen, why && `${why}; %mesh up brings up another mesh`);
     this.ranks?.enable();
     for (const loop of this.loops.values()) loop.enable();
     enable(this.heal, isOpen && !this.underWay && (this.frame?.counts.dead ?? 0) > 0);
@@ -2156,7 +2187,7 @@ class Mesh {
   /** @param {number} at */
   tick(at) {
     if (!this.frame) return;
-    write(this.age, this.frame.since ? `up for ${span(at - this.frame.since)}` : "");
+    write(this.age, this.isStopped ? "stopped" : this.frame.since ? `up for ${span(at - this.frame.since)}` : "");
     this.history.advance(at);
     this.traffic.draw(this.history, at);
     this.ranks?.tick(at);
