@@ -2,6 +2,7 @@
 
 import { Cell } from '@jupyterlab/cells';
 import { NotebookPanel } from '@jupyterlab/notebook';
+import { MessageLoop } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import { Entry, HeardBy, Hub } from './hub';
@@ -90,7 +91,7 @@ export class RunOnMesh extends Widget {
   }
 
   private draw(): void {
-    this.setHidden(this.hub.entryOf(this.notebook) === null);
+    this.setShown(this.hub.entryOf(this.notebook) !== null);
     const selector = isCode(this.cell) ? selectorOf(this.cell.model.sharedModel.source) : null;
     this.toggle.setAttribute('aria-pressed', String(selector !== null));
     this.toggle.disabled = this.ranks.disabled = !isCode(this.cell);
@@ -104,6 +105,17 @@ export class RunOnMesh extends Widget {
       ? `Run the cell on the ranks of ${on} (%%remote), or in the kernel again`
       : 'Run the cell on ranks (%%remote); %mesh up brings up a mesh';
     this.offer();
+  }
+
+  /** Show or hide the item; the toolbar then moves items that have no room to its popup, which it does by itself only for a new size. */
+  private setShown(isShown: boolean): void {
+    if (this.isHidden === !isShown) {
+      return;
+    }
+    this.setHidden(!isShown);
+    const { toolbar } = this.notebook;
+    const { offsetWidth, offsetHeight } = toolbar.node;
+    MessageLoop.postMessage(toolbar, new Widget.ResizeMessage(offsetWidth, offsetHeight));
   }
 
   /** The last typed selector, as the default for cells without one, if its mesh still exists. */

@@ -302,16 +302,31 @@ def test_two_tabs_of_a_browser_show_and_control_the_same_run(lab: Lab, server: S
     assert other.errors == []
 
 
+IS_ONE_ROW = """() => {
+    const toolbar = document.querySelector(".jp-NotebookPanel-toolbar");
+    const { bottom } = toolbar.getBoundingClientRect();
+    return [...toolbar.children].every((each) => each.getBoundingClientRect().bottom <= bottom + 1);
+}"""
+"""Whether no item of the toolbar is below it, on the first cell."""
+
+
 @OLDEST_TOO
 def test_the_toolbar_writes_the_remote_line(lab: Lab, server: Server) -> None:
-    with_mesh(lab, server, "x = rank")
+    lab.page.set_viewport_size({"width": 900, "height": 900})
+    lab.load(server.write("a.ipynb", UP, "x = rank"))
+    lab.page.locator(".monarch-run-on:not(.lm-mod-hidden)").wait_for(state="attached")  # in the toolbar or its popup
+    lab.page.wait_for_function(IS_ONE_ROW)
+    lab.page.set_viewport_size({"width": 1400, "height": 900})
+    lab.run(0)
     lab.cell(1).locator(".cm-content").click()
     toggle = lab.page.get_by_role("button", name="Run on mesh")
     ranks = lab.page.get_by_label("Ranks that the cell runs on")
+    width = toggle.bounding_box()["width"]  # type: ignore[index]
     toggle.click()
     code = lab.cell(1).locator(".cm-content")
     expect(code).to_have_text("%%remote tx = rank")  # on two lines
     expect(toggle).to_have_attribute("aria-pressed", "true")
+    assert toggle.bounding_box()["width"] == width  # type: ignore[index]
     ranks.fill("t[0:1]")
     ranks.press("Enter")
     expect(code).to_have_text("%%remote t[0:1]x = rank")
