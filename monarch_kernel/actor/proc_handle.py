@@ -85,7 +85,7 @@ class ProcHandle(Handle, Shaped):
         """The runtime of the controller. It raises in other processes, which can't do what needs the controller."""
         if not isinstance(self._client, Runtime):
             raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can do this"
+                f"only the process that made mesh {self.name!r} can do this: call it there, not where the mesh is an argument"
             )
         return self._client
 

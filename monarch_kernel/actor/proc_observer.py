@@ -180,7 +180,7 @@ class ProcObserver(ProcHandle):
         """
         if self._session is None:
             raise RuntimeError(
-                f"mesh {self.name!r} came here as an argument: only the process that made the mesh can read its logs"
+                f"only the process that made mesh {self.name!r} can read its logs: call it there, not where the mesh is an argument"
             )
         return dict(zip(self.ranks, self._session.logs(self.procs)))
 

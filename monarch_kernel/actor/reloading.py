@@ -49,7 +49,7 @@ def class_now(cls: type[Actor] | str, actor: str) -> type:
     """
     if isinstance(cls, str):
         raise TypeError(
-            f"{actor} came here as an argument, without its class {cls}: pass the class, {actor}.reload({cls})"
+            f"this process has received {actor} as an argument, without its class {cls}: pass the class, {actor}.reload({cls})"
         )
     found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):

@@ -69,7 +69,7 @@ def test_the_death_of_a_host_ends_its_ranks_only(bar: Bar) -> None:
     try:
         with bar.below(5, "the error"), pytest.raises(SupervisionError) as caught:
             counters.note.call(2).get(LONG_S)
-        assert "nothing was heard of" in str(caught.value)
+        assert "has sent nothing for" in str(caught.value)
         assert sorted(mesh.deaths()) == [2, 3]
         assert counters.slice(hosts=0).note.call(3).get(LONG_S).values() == (3, 3)
     finally:

@@ -252,7 +252,7 @@ def test_spawn_procs_refuses_a_bootstrap_that_cannot_run(procs: ProcMesh) -> Non
     for bad, error, match in (
         (3, TypeError, "must be a function, not a int"),
         (takes, TypeError, r"takes\(\) is called without arguments"),
-        (lambda: len(large), PayloadError, "too large to travel"),
+        (lambda: len(large), PayloadError, "too large to send"),
     ):
         with pytest.raises(error, match=match):
             this_host().spawn_procs({"r": 1}, bootstrap=bad)  # type: ignore[arg-type]

@@ -118,7 +118,7 @@ def test_a_host_that_is_cut_off_for_long_is_lost_and_ends_and_can_be_replaced(pr
     silent_s = time.monotonic() - start
     bar.check_above(silent_s, LOST_AFTER_S / 2, "the silence of a host that is lost")
     bar.check(silent_s, 2 * LOST_AFTER_S + 0.5, "the silence of a host that is lost")
-    assert "nothing was heard of" in procs.deaths()[1].message
+    assert "has sent nothing for" in procs.deaths()[1].message
     assert procs.slice(hosts=0).run("rank").get(LONG_S).values() == (0,)
     assert procs.heal().get(LONG_S) == (1,)
     assert procs.run("rank").get(LONG_S).values() == (0, 1)

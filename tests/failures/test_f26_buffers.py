@@ -102,7 +102,7 @@ def test_a_host_that_is_cut_off_during_a_transfer_is_gone(lent: tuple[Machines, 
     carrier.join(LONG_S)
     assert not carrier.is_alive()
     assert set(paths) == {"network"}
-    with pytest.raises(BufferGoneError, match=r"its owner has ended .*nothing was heard of"):
+    with pytest.raises(BufferGoneError, match=r"its owner has ended .*has sent nothing for"):
         raise errors[0]
     machines.hosts[1].restore()
     wait_until(lambda: machines.agents[1].poll() is not None, "the lost host to end")

@@ -36,7 +36,7 @@ def name_problem(name: str, known: Collection[str], most: int) -> str:
     if len(name) > MAX_NAME:
         return f"the name has {len(name):,} characters ({name[:_SHOWN]!r}…), but may have at most {MAX_NAME:,}"
     if len(known) >= most and name not in known:
-        return f"{name!r} is one name more than a loop can have; these are at most {most:,}"
+        return f"a loop can have at most {most:,} names, and {name!r} is one more"
     return ""
 
 

@@ -373,7 +373,7 @@ class RankLoop:
         if self._skipper is not None:
             self._skipper.forget()
         self._logged.clear()
-        print(f"live loop: {what}: restored the state before step {to:,}, and on with step {step:,}")
+        print(f"live loop: {what}: restored the state before step {to:,}, and continues with step {step:,}")
 
     def preempt(self) -> None:
         """Make all ranks of the loop call ``on_preempt``; only this one if there is no controller. For any thread."""

@@ -229,7 +229,7 @@ class SlurmLauncher:
 
     def _submit(self, job: SlurmJob) -> None:
         if all(host.is_closed for host in job.hosts):
-            self._set_over(job, "was given back before it was requested")
+            self._set_over(job, "was given back before it was submitted")
             return
         n = len(job.hosts)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -371,7 +371,7 @@ def dump_bytes(value: Any, what: str, limit_nbytes: int, *, roots: Mapping[str, 
     nbytes = len(payload.data) + sum(memoryview(frame).nbytes for frame in frames)
     if nbytes > limit_nbytes:
         raise PayloadError(
-            f"{what} is too large to travel: {nbytes} bytes, at most {limit_nbytes}; load data inside of it"
+            f"{what} is too large to send: {nbytes:,} bytes, at most {limit_nbytes:,}; load its data where it runs"
         )
     return pickle.dumps((payload.data, tuple(bytes(frame) for frame in frames)), 5)
 

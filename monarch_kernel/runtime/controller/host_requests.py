@@ -90,4 +90,4 @@ class HostRequests:
 
 
 def _not_up(id: int, record: HostRecord) -> Resolve:
-    return Resolve(id, [record.end or Failure("lost", "HostNotUp", "the host is not up")], True)
+    return Resolve(id, [record.end or Failure("lost", "HostNotUp", "its host agent is not up yet")], True)

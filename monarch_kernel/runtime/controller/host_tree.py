@@ -75,7 +75,7 @@ class Hosts(dict[int, HostRecord]):
         effects = []
         for record in self.listened(active, for_s):
             name = record.hostname or f"host {record.host}"
-            why = f"nothing was heard of {name} for {record.silence_s:.1f} s: it has died, or the network to it is cut"
+            why = f"{name} has sent nothing for {record.silence_s:.1f} s: it has died, or the network to it is cut"
             effects.append(Expired(record.host, reason=why))
         return effects
 

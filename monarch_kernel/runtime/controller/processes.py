@@ -48,6 +48,7 @@ __all__ = ["RANK_DEADLINE_S", "RankProcesses", "find_routes"]
 
 RANK_DEADLINE_S = 120.0
 CLEANUP_S = 2.0
+_NOT_STARTED = "its host agent has ended, so it was not started"
 
 
 class _Mesh(NamedTuple):
@@ -108,7 +109,7 @@ class RankProcesses:
         self._coming.update(spec.proc for spec in specs)
         if record.gone:
             for spec in specs:
-                effects += self._on_rank_lost(self._ranks[spec.proc], "the host agent is gone", now)
+                effects += self._on_rank_lost(self._ranks[spec.proc], _NOT_STARTED, now)
             return effects
         return [*effects, *record.send(pack(StartRanks(tuple(specs))))]
 
@@ -143,7 +144,7 @@ class RankProcesses:
             effects += find_routes(self._hosts[at], (spec,))
             self._coming.add(proc)
             if self._hosts[at].gone:
-                effects += self._on_rank_lost(record, "the host agent is gone", now)
+                effects += self._on_rank_lost(record, _NOT_STARTED, now)
             elif former.has_ended or self._hosts[former.host].gone:
                 starts.setdefault(at, []).append(spec)
             else:

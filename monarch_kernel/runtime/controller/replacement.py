@@ -142,7 +142,7 @@ class Replacement:
             except MeshDownError:
                 return
             except LaunchError:  # the ranks are lost once more, which is reported
-                _log.exception("no host in place of one that is gone")
+                _log.exception("could not get a host in place of a lost one")
             self._loop.enter(lambda now: replace(hosts, now))
 
         gone = self._host_pool.gone(due.procs)

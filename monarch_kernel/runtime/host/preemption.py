@@ -26,7 +26,7 @@ __all__ = [
 
 ENDING = (
     "something has asked the host agent to end (SIGTERM), likely a scheduler that preempts the job or its machine; it starts "
-    "no more ranks; start them again, and another agent does"
+    "no more ranks; request them again, and another agent starts them"
 )
 """Why an agent that ends does not start a rank."""
 

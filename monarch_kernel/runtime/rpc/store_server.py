@@ -225,4 +225,4 @@ def _refuse(id: int, why: str) -> tuple[int, Packed]:
 
 
 def _refuse_closed(id: int, name: str) -> tuple[int, Packed]:
-    return _refuse(id, f"the store {name!r} is closed: the process group that used it is no more")
+    return _refuse(id, f"the store {name!r} is closed: the process group that used it no longer exists")

@@ -261,7 +261,7 @@ def all_in(count: int, state: RankState, name: str = "trainers") -> MeshView:
 def losing_a_host() -> MeshView:
     """Make a mesh that lost a host with half of its ranks."""
     whole = training(8, dead=(4, 5, 6, 7))
-    lost = HostView(2, "node01", "lost", "nothing was heard of it for 10 s")
+    lost = HostView(2, "node01", "lost", "it has sent nothing for 10 s")
     return MeshView("evaluators", (("hosts", 2), ("gpus", 4)), whole.ranks, "Slurm: 2 hosts (1 lost)", 95.0, (lost,))
 
 

@@ -65,7 +65,7 @@ def generators() -> MeshView:
         RankView(i, (("hosts", i // 2), ("gpus", i % 2)), "dead" if i > 1 else "idle", host=f"node{i // 2}", pid=50 + i)
         for i in range(4)
     )
-    lost = HostView(2, "node1", "lost", "nothing was heard of it for 1.0 s")
+    lost = HostView(2, "node1", "lost", "it has sent nothing for 1.0 s")
     return MeshView("generators", (("hosts", 2), ("gpus", 2)), ranks, "Slurm: 2 hosts (1 lost)", 7.0, (lost,))
 
 

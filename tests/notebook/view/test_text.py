@@ -85,7 +85,7 @@ class TestMeshText:
         assert mesh_frame(view, 0.0).notes == ("record runs/gpt: 212 KiB",)
 
     def test_lost_hosts_are_named_with_the_reason_and_a_remedy(self) -> None:
-        lost = HostView(2, "node2", "lost", "nothing was heard of it for 1.0 s\nand more", ("its log",))
+        lost = HostView(2, "node2", "lost", "it has sent nothing for 1.0 s\nand more", ("its log",))
         view = replace(
             mesh_view(rank_view(0), rank_view(1, "dead", host="node2"), name="t"), where="ray: 2 hosts (1 lost)"
         )
@@ -93,7 +93,7 @@ class TestMeshText:
             text = mesh_text(replace(view, lost_hosts=(lost,) * n))
             assert "2 ranks (1 idle, 1 dead), ray: 2 hosts (1 lost), up for" in text
             assert text.split("\n")[4:] == [
-                *["host node2 is lost: nothing was heard of it for 1.0 s"] * n,
+                *["host node2 is lost: it has sent nothing for 1.0 s"] * n,
                 f"%mesh heal t requests {remedy}",
             ]
         assert "and 6 more hosts are lost" in mesh_text(replace(view, lost_hosts=(lost,) * 10))

@@ -165,7 +165,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.absorb(self.state.processes.start(host, specs, self.now))
         if self.hosts[host]:
             for spec in specs:
-                self.dies(spec.proc, "the host agent is gone", releases_held=False)
+                self.dies(spec.proc, "its host agent has ended, so it was not started", releases_held=False)
 
     @rule(data=st.data(), count=st.integers(1, 3))
     def start_ranks(self, data: st.DataObject, count: int) -> None:
@@ -542,7 +542,7 @@ def test_a_host_that_does_not_come_up_expires() -> None:
     state.processes.start(7, [rank_spec(1)], 101.0)
     (over,) = ask(state, 1, (1,))
     assert isinstance(over, Resolve)
-    assert text_of(over.answers[0]) == "the host agent is gone"
+    assert text_of(over.answers[0]) == "its host agent has ended, so it was not started"
 
 
 def test_a_rank_that_does_not_come_up_is_lost() -> None:

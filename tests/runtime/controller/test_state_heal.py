@@ -72,7 +72,7 @@ class AnyOrderWithHeals(AnyOrder):
         self.ranks[proc] = RankModel(host, rank.incarnation + 1)
         (self.unstarted.discard if ended else self.unstarted.add)(proc)
         if self.hosts[host]:
-            self.dies(proc, "the host agent is gone", releases_held=False)
+            self.dies(proc, "its host agent has ended, so it was not started", releases_held=False)
 
     @rule(data=st.data())
     def heal(self, data: st.DataObject) -> None:
@@ -223,7 +223,7 @@ def test_ranks_of_a_lost_host_start_on_its_replacement() -> None:
     state.processes.host_gone(1, "killed", (), 0.0)
     state.processes.heal((1,), 0.0)
     assert state.ranks[1].state == "dead"
-    assert text_of(state.ranks[1].death) == "the host agent is gone"
+    assert text_of(state.ranks[1].death) == "its host agent has ended, so it was not started"
     state.hosts.add(2, 0.0)
     assert state.processes.heal((1, 2), 0.0, hosts={1: 2}) == []
     hello = state.handle(HostHello(TOKEN, 2, "machine1", 1, 1, 0), (), host_peer(2), 0.0)
