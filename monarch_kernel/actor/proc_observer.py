@@ -179,9 +179,7 @@ class ProcObserver(ProcHandle):
         Dead ranks are included until they are stopped, or their host is lost.
         """
         if self._session is None:
-            raise RuntimeError(
-                f"only the process that made mesh {self.name!r} can read its logs: call it there, not where the mesh is an argument"
-            )
+            raise RuntimeError(f"only the process that made mesh {self.name!r} can read its logs: read them there")
         return dict(zip(self.ranks, self._session.logs(self.procs)))
 
     def traffic(self, *, timeout_s: float = 5.0) -> Traffic:

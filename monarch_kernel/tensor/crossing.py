@@ -33,8 +33,8 @@ from monarch_kernel.tensor.reading import error_of
 __all__ = ["adopt_variable", "ranks_of", "to_mesh"]
 
 
-class Device(Protocol):
-    """The ranks that hold tensors (`issue.Device`)."""
+class HoldingDevice(Protocol):
+    """The ranks that hold tensors (`device.Device`)."""
 
     mesh: ProcMesh
     lines: Lines
@@ -59,7 +59,7 @@ def _reduce(tensor: DistributedTensor) -> tuple[Any, ...]:
         SupervisionError: A rank is dead, and with it its part.
     """
     part: Any = tensor._part
-    device: Device = part.device
+    device: HoldingDevice = part.device
     if device.target.lost:
         device.refuse_lost()
     if SENDING.parts is not None:
@@ -88,7 +88,7 @@ find_torch()  # it fills an empty table
 REDUCERS[DistributedTensor] = _reduce
 
 
-def adopt_variable(device: Device, name: str) -> DistributedTensor:
+def adopt_variable(device: HoldingDevice, name: str) -> DistributedTensor:
     """Make a variable of all ranks a distributed tensor; see `ProcMesh.tensor`."""
     check_name(name)
     id = device.stream.new_id()
@@ -100,7 +100,7 @@ def adopt_variable(device: Device, name: str) -> DistributedTensor:
         raise
 
 
-def to_mesh(source: DistributedTensor, there: Device, here: Device) -> DistributedTensor:
+def to_mesh(source: DistributedTensor, there: HoldingDevice, here: HoldingDevice) -> DistributedTensor:
     """Copy a tensor from its ranks to others; see `DistributedTensor.to_mesh`."""
     if here is there:
         return source
@@ -156,7 +156,7 @@ def ranks_of(mesh: ProcMesh) -> Ranks:
     return Ranks(mesh.runtime, mesh.procs, mesh.ranks, mesh.region, mesh.spawned_extent, mesh.name)
 
 
-def _made(device: Device, id: int, found: ValueMesh[TensorLayout], what: str) -> DistributedTensor:
+def _made(device: HoldingDevice, id: int, found: ValueMesh[TensorLayout], what: str) -> DistributedTensor:
     """Make the tensor whose parts the ranks have, if they have one shape."""
     groups: dict[TensorLayout, list[int]] = {}
     for rank, each in zip(device.mesh.ranks, found.values()):

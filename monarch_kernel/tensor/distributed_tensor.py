@@ -14,7 +14,7 @@ __all__ = ["DistributedTensor", "Holder", "Part", "describe"]
 
 
 class Holder(Protocol):
-    """The ranks that hold a tensor, as the tensor uses them (`issue.Device`)."""
+    """The ranks that hold a tensor, as the tensor uses them (`device.Device`)."""
 
     frees: Any
     mesh: Any

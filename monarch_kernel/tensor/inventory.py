@@ -30,8 +30,8 @@ _VIEWS = frozenset(
 """Operations whose results have the memory of another tensor."""
 
 
-class Device(Protocol):
-    """The ranks that hold tensors (`issue.Device`)."""
+class HasLines(Protocol):
+    """The ranks that hold tensors (`device.Device`)."""
 
     lines: Any
 
@@ -74,7 +74,7 @@ def tensors_on(device: Any) -> list[DistributedTensor]:
     ]
 
 
-def holdings_of(device: Device) -> Holdings:
+def holdings_of(device: HasLines) -> Holdings:
     """List the tensors on a device by the lines that made them."""
     found: dict[str, list[int]] = {}
     lines = device.lines

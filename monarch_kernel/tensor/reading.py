@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """The ranks that hold tensors (`issue.Device`)."""
+    """The ranks that hold tensors (`device.Device`)."""
 
     mesh: ProcMesh
     lines: Lines

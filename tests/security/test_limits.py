@@ -50,9 +50,8 @@ def test_the_controller_keeps_a_bounded_number_of_names() -> None:
     assert record.curves["name 0"].last == {0: 1.0, 1: 1.0}
     assert len(record.knobs) == MAX_KNOBS
     assert set(loop.noted) == set(record.curves)
-    assert (
-        f"some names are left out: a loop can have at most 200 names, and 'k{10 * MAX_KNOBS - 1}' is one more"
-        in (loop_text(record.view(1.0)))
+    assert f"some names are left out: a loop can have at most 200 names, and 'k{10 * MAX_KNOBS - 1}' is one more" in (
+        loop_text(record.view(1.0))
     )
 
 

@@ -13,12 +13,12 @@ Nothing here waits: the thread that drives the views calls `CallWatch.poll`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
-from monarch_kernel.base.events import MeshView, RankView, WaitView
+from monarch_kernel.base.events import RankView, WaitView
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.notebook.cells.cell_names import located
+from monarch_kernel.notebook.cells.wait_watch import WatchedMesh
 from monarch_kernel.runtime.diagnostics.call_waits import call_waits
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.diagnostics.waits import stalls
@@ -32,26 +32,6 @@ _LEAST_S = 0.2
 _ANSWER_S = 1.0
 _PER_RANK_S = 0.01  # the answers of a large mesh take the kernel a while to read
 _MAX_SHOWN = 4
-
-
-class Mesh(Protocol):
-    """The part of `ProcMesh` that this module uses."""
-
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
-        """Ask all ranks what they do."""
-        ...
-
-    def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
-        """Return the mesh and the flat rank of processes."""
-        ...
-
-    def view(self) -> MeshView:
-        """Return the state of the mesh."""
-        ...
-
-    def show_waits(self, source: object, waits: Sequence[WaitView]) -> None:
-        """Show waits in the views of the mesh, in place of earlier ones from the same source."""
-        ...
 
 
 class CallWatch:
@@ -68,14 +48,14 @@ class CallWatch:
         self._inspection: Future[dict[int, Doing | Failure]] | None = None
         self._shown: tuple[WaitView, ...] = ()
 
-    def poll(self, mesh: Mesh, now: float) -> None:
+    def poll(self, mesh: WatchedMesh, now: float) -> None:
         """Look at the ranks, and show their waits, when that is due."""
         try:
             self._poll(mesh, now)
         except MeshDownError:
             self._look_at = float("inf")
 
-    def _poll(self, mesh: Mesh, now: float) -> None:
+    def _poll(self, mesh: WatchedMesh, now: float) -> None:
         if self._inspection is None:
             if now < self._look_at:
                 return
@@ -99,7 +79,7 @@ class CallWatch:
     def _is_long(self, rank: RankView) -> bool:
         return rank.state == "running" and rank.running_s >= self._after_s and not _is_cell(rank)
 
-    def _waits(self, mesh: Mesh, answers: Mapping[int, Doing | Failure]) -> list[WaitView]:
+    def _waits(self, mesh: WatchedMesh, answers: Mapping[int, Doing | Failure]) -> list[WaitView]:
         view = mesh.view()
         doing = {rank: each if isinstance(each, Failure) else located(each) for rank, each in answers.items()}
         of_cells = {rank.rank for rank in view.ranks if _is_cell(rank)}
@@ -111,7 +91,7 @@ class CallWatch:
         shown = [stall.as_view() for stall in found if of_cells.isdisjoint(stall.ranks)]
         return [wait for wait in shown if (wait.ranks, wait.missing) not in known]
 
-    def _show(self, mesh: Mesh, waits: Collection[WaitView]) -> None:
+    def _show(self, mesh: WatchedMesh, waits: Collection[WaitView]) -> None:
         if waits or self._shown:
             self._shown = tuple(waits)[:_MAX_SHOWN]
             mesh.show_waits(self, self._shown)

@@ -57,7 +57,7 @@ _MAX_RANKS = 64
 _MAX_TOLD = 8
 
 
-class Mesh(Protocol):
+class LoopingMesh(Protocol):
     """The part of `ProcMesh` that this module uses."""
 
     def progress(self) -> Future[dict[int, int | Failure]]:
@@ -91,7 +91,7 @@ class LoopWatch:
 
     def __init__(
         self,
-        mesh: Mesh,
+        mesh: LoopingMesh,
         ranks: Collection[int],
         trouble: Callable[[], Mapping[int, Trouble]],
         say: Callable[[str], None],

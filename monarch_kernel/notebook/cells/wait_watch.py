@@ -29,7 +29,7 @@ from monarch_kernel.runtime.diagnostics.waits import Stall, stalls
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 
-__all__ = ["WaitWatch"]
+__all__ = ["WaitWatch", "WatchedMesh"]
 
 _LOOK_S = 2.5
 _LOOK_AGAIN_S = 1.0
@@ -39,8 +39,8 @@ _REPEATS_S = (60.0, 600.0, 3600.0)
 _MAX_TOLD = 4
 
 
-class Mesh(Protocol):
-    """The part of `ProcMesh` that this module uses."""
+class WatchedMesh(Protocol):
+    """The part of `ProcMesh` that watches of waits use."""
 
     def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         """Ask all ranks what they do; ``brief`` as in `ProcMesh.doing`."""
@@ -88,7 +88,7 @@ class WaitWatch:
     """
 
     def __init__(
-        self, mesh: Mesh, ranks: Collection[int], say: Callable[[str], None], after_s: float, now: float
+        self, mesh: WatchedMesh, ranks: Collection[int], say: Callable[[str], None], after_s: float, now: float
     ) -> None:
         self._mesh = mesh
         self._ranks = sorted(ranks)

@@ -220,7 +220,9 @@ class State:
     ) -> list[Effect]:
         """Request one answer from each of these ranks; arguments as for `Requests.request`."""
         if not self.ranks.keys() >= set(procs):  # they belong to a session that is over
-            unknown = Failure("stopped", "NotSent", "its session was shut down; start again with this_host() or %mesh up")
+            unknown = Failure(
+                "stopped", "NotSent", "its session was shut down; start again with this_host() or %mesh up"
+            )
             return [Resolve(id, [unknown] * len(procs), True)]
         keepers = procs if is_cell and procs and self.ranks[procs[0]].spec.record else ()
         for proc in procs if is_cell else ():

@@ -40,7 +40,7 @@ class FakeMesh:
         self.others: tuple[WaitView, ...] = ()
         self.state: RankState = "idle"
 
-    def doing(self) -> Future[dict[int, Doing | Failure]]:
+    def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         self.asked_at.append(self.now)
         return Future.resolved(self.answers)
 
