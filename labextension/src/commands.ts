@@ -101,7 +101,7 @@ function notifyWhenMeshesChange(app: JupyterFrontEnd, hub: Hub): void {
   };
   hub.changed.connect(check);
   hub.linkChanged.connect(check);
-  hub.heard.connect(check);
+  hub.received.connect(check);
 }
 
 function namesOf(entry: Entry | null): string[] {

@@ -14,7 +14,7 @@ import { ALIVE_MS, Command, Frame, FromKernel, ReplyMessage, ToKernel, VERSION, 
 /** The part of a kernel that a connection uses. */
 export interface Port {
   /** Listen to the comm with this id. Called before each attempt to open; repeated calls have no effect while it listens. */
-  listen(commId: string, heard: (data: unknown) => void, closed: () => void): void;
+  listen(commId: string, received: (data: unknown) => void, closed: () => void): void;
   /** Send on the control channel; false if the kernel can't receive anything now. */
   send(type: 'comm_open' | 'comm_msg' | 'comm_close', content: Record<string, unknown>): boolean;
 }
@@ -33,7 +33,7 @@ const LOST_MS = QUIET_MS + 3 * RETRY_MS;
 /** Messages of the view that are not forwarded: the connection itself reports whether the page is visible. */
 const PRESENCE = new Set(['alive', 'away']);
 
-export interface Heard {
+export interface Received {
   readonly said: FromKernel;
   /** The previous frame, to find changes. */
   readonly before: Frame | null;
@@ -71,8 +71,8 @@ export class Connection {
   }
 
   /** Emitted for every message of the kernel. */
-  get heard(): ISignal<this, Heard> {
-    return this.heardSignal;
+  get received(): ISignal<this, Received> {
+    return this.receivedSignal;
   }
 
   /** Send a message of the view to the kernel. */
@@ -99,7 +99,7 @@ export class Connection {
   set isWatched(watched: boolean) {
     if (watched !== this.watched) {
       this.watched = watched;
-      this.heardAt = this.now(); // silence was expected while hidden
+      this.receivedAt = this.now(); // silence was expected while hidden
       this.tell({ kind: watched ? 'hello' : 'away' });
     }
   }
@@ -127,7 +127,7 @@ export class Connection {
     if (this.currentLink === 'closed') {
       return;
     }
-    const silence = this.now() - this.heardAt;
+    const silence = this.now() - this.receivedAt;
     if (this.currentLink === 'connecting') {
       this.open();
     } else if (this.watched && silence >= QUIET_MS) {
@@ -171,7 +171,7 @@ export class Connection {
     if (!said) {
       return;
     }
-    this.heardAt = this.now();
+    this.receivedAt = this.now();
     this.become('open');
     const before = this.lastFrame;
     if (said.kind === 'frame') {
@@ -181,7 +181,7 @@ export class Connection {
       this.pending.get(said.id)?.resolve(said);
       this.pending.delete(said.id);
     }
-    this.heardSignal.emit({ said, before });
+    this.receivedSignal.emit({ said, before });
   }
 
   private forget(why: string): void {
@@ -204,13 +204,13 @@ export class Connection {
 
   private readonly timer: ReturnType<typeof setInterval>;
   private readonly linkSignal = new Signal<this, Link>(this);
-  private readonly heardSignal = new Signal<this, Heard>(this);
+  private readonly receivedSignal = new Signal<this, Received>(this);
   private readonly pending = new Map<string, Pending>();
   private commId: string;
   private currentLink: Link = 'connecting';
   private lastFrame: Frame | null = null;
   private watched = true;
   private commands = 0;
-  private heardAt = 0;
+  private receivedAt = 0;
   private aliveAt = 0;
 }

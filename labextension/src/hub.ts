@@ -6,7 +6,7 @@ import { Kernel } from '@jupyterlab/services';
 import { UUID } from '@lumino/coreutils';
 import { ISignal, Signal } from '@lumino/signaling';
 
-import { Connection, Heard } from './connection';
+import { Connection, Received } from './connection';
 import { isOurs, portOf } from './kernel';
 import { notebookName } from './model';
 
@@ -17,7 +17,7 @@ export interface Entry {
   readonly connection: Connection;
 }
 
-export interface HeardBy extends Heard {
+export interface ReceivedBy extends Received {
   readonly entry: Entry;
 }
 
@@ -65,8 +65,8 @@ export class Hub {
   }
 
   /** Emitted for every message of any kernel. */
-  get heard(): ISignal<this, HeardBy> {
-    return this.heardSignal;
+  get received(): ISignal<this, ReceivedBy> {
+    return this.receivedSignal;
   }
 
   private watch(notebook: NotebookPanel): void {
@@ -97,7 +97,7 @@ export class Hub {
     }
     const entry: Entry = { notebook, kernel, connection: new Connection(portOf(kernel), UUID.uuid4) };
     entry.connection.isWatched = !document.hidden;
-    entry.connection.heard.connect((_, heard) => this.heardSignal.emit({ entry, ...heard }));
+    entry.connection.received.connect((_, received) => this.receivedSignal.emit({ entry, ...received }));
     entry.connection.linkChanged.connect(() => this.linkSignal.emit(entry));
     this.byNotebook.set(notebook, entry);
     this.changedSignal.emit();
@@ -124,7 +124,7 @@ export class Hub {
   private readonly byNotebook = new Map<NotebookPanel, Entry>();
   private readonly changedSignal = new Signal<this, void>(this);
   private readonly linkSignal = new Signal<this, Entry>(this);
-  private readonly heardSignal = new Signal<this, HeardBy>(this);
+  private readonly receivedSignal = new Signal<this, ReceivedBy>(this);
 }
 
 /** The session's own connection to its kernel: copies of it can't create comms. */

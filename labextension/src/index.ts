@@ -63,7 +63,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const followAll = (): void => notices.keep(new Map(hub.entries.map(each => [each, each.connection.frame])));
     hub.changed.connect(followAll);
     hub.linkChanged.connect(followAll); // a kernel that has ended or restarted has no frame
-    hub.heard.connect((_, { entry, said, before }) => {
+    hub.received.connect((_, { entry, said, before }) => {
       if (said.kind !== 'frame') {
         return;
       }

@@ -19,14 +19,14 @@ export async function isOurs(kernel: Kernel.IKernelConnection): Promise<boolean>
 /** Adapts a kernel to the port of a connection. */
 export function portOf(kernel: Kernel.IKernelConnection): Port {
   return {
-    listen(commId, heard, closed) {
+    listen(commId, received, closed) {
       if (kernel.isDisposed || kernel.hasComm(commId)) {
         return;
       }
       const comm = kernel.createComm(TARGET, commId);
       // Return nothing: JupyterLab would await a promise before it handles the next message.
       comm.onMsg = message => {
-        heard(message.content.data);
+        received(message.content.data);
       };
       comm.onClose = () => {
         closed();

@@ -155,7 +155,7 @@ const MAX_NAMED = 2;
 /** Summarise the meshes, such as `trainers: 8 ranks, 1 failed`; empty if there is none. Each trouble has the name of its mesh. */
 export function summary(frame: Frame | null): string {
   const meshes = frame?.meshes ?? [];
-  const of = (mesh: MeshFrame, told: string[]): string => `${mesh.name}: ${told.join(', ')}`;
+  const of = (mesh: MeshFrame, parts: string[]): string => `${mesh.name}: ${parts.join(', ')}`;
   if (meshes.length <= MAX_NAMED) {
     return meshes.map(mesh => of(mesh, [countOf([mesh]), ...troubles(mesh)])).join(' · ');
   }
@@ -185,12 +185,12 @@ function countOf(meshes: MeshFrame[]): string {
 
 function troubles(mesh: MeshFrame): string[] {
   // Idle and running change with every cell, which would make the status bar flicker.
-  const told = (['starting', 'failed', 'dead', 'stopped'] as const).filter(state => mesh.counts[state]);
+  const states = (['starting', 'failed', 'dead', 'stopped'] as const).filter(state => mesh.counts[state]);
   const waits = (mesh.waits ?? []).filter(({ ranks }) => ranks).map(({ ranks, missing }) => {
     const word = /^\[\d+\]$/.test(ranks) ? 'waits' : 'wait';
     return `${ranks} ${word}${missing ? ` for ${missing}` : ''}`;
   });
-  return [...told.map(state => `${mesh.counts[state]} ${state}`), ...waits.slice(0, 1)];
+  return [...states.map(state => `${mesh.counts[state]} ${state}`), ...waits.slice(0, 1)];
 }
 
 /** The meshes that a cell can name. A program may name a mesh by any text; in a cell, that could be another line of code. */

@@ -4,7 +4,7 @@ import { Message } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
 import { View, mount } from '../../monarch_kernel/notebook/view/static/view.js';
-import { Entry, HeardBy, Hub } from './hub';
+import { Entry, ReceivedBy, Hub } from './hub';
 import { meshIcon } from './icons';
 import { RunsSection } from './runs';
 
@@ -34,7 +34,7 @@ export class MeshPanel extends Widget {
 
     hub.changed.connect(this.follow, this);
     hub.linkChanged.connect(this.relink, this);
-    hub.heard.connect(this.hear, this);
+    hub.received.connect(this.handle, this);
     this.follow();
   }
 
@@ -69,7 +69,7 @@ export class MeshPanel extends Widget {
     }
   }
 
-  private hear(_: Hub, { entry, said }: HeardBy): void {
+  private handle(_: Hub, { entry, said }: ReceivedBy): void {
     // A hidden view need not draw frames, but still waits for replies.
     if (entry === this.chosen && (said.kind === 'runs' || said.kind === 'compared')) {
       this.runs.receive(said);

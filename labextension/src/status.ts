@@ -3,7 +3,7 @@
 import { ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
-import { HeardBy, Hub } from './hub';
+import { ReceivedBy, Hub } from './hub';
 import { hasTrouble, summary, waitsOf } from './model';
 
 export class MeshStatus extends Widget {
@@ -16,7 +16,7 @@ export class MeshStatus extends Widget {
     this.node.addEventListener('click', open);
     hub.changed.connect(this.draw, this);
     hub.linkChanged.connect(this.draw, this);
-    hub.heard.connect(this.hear, this);
+    hub.received.connect(this.handle, this);
     this.draw();
   }
 
@@ -29,7 +29,7 @@ export class MeshStatus extends Widget {
     return this.activeSignal;
   }
 
-  private hear(_: Hub, { entry, said }: HeardBy): void {
+  private handle(_: Hub, { entry, said }: ReceivedBy): void {
     if (said.kind === 'frame' && entry === this.hub.front) {
       this.draw();
     }

@@ -5,7 +5,7 @@ import { NotebookPanel } from '@jupyterlab/notebook';
 import { MessageLoop } from '@lumino/messaging';
 import { Widget } from '@lumino/widgets';
 
-import { Entry, HeardBy, Hub } from './hub';
+import { Entry, ReceivedBy, Hub } from './hub';
 import { namedMeshes, selectors } from './model';
 import { changeOf, runHere, runOn, selectorOf } from './remote';
 
@@ -69,11 +69,11 @@ export class RunOnMesh extends Widget {
     // `Widget.dispose` disconnects slots that have `this`; a closure would stay connected to the hub, which outlives notebooks.
     notebook.content.activeCellChanged.connect(this.follow, this);
     hub.changed.connect(this.draw, this);
-    hub.heard.connect(this.hear, this);
+    hub.received.connect(this.handle, this);
     this.follow();
   }
 
-  private hear(_: Hub, { entry, said }: HeardBy): void {
+  private handle(_: Hub, { entry, said }: ReceivedBy): void {
     if (entry.notebook === this.notebook && said.kind === 'frame') {
       this.offer();
     }

@@ -3,18 +3,18 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { Connection, Link, Port, RETRY_MS, TARGET } from '../src/connection';
 import { ALIVE_MS, FromKernel, ToKernel } from '../src/model';
 
-/** A kernel that notes what it is told, and answers once it is up. */
+/** A kernel that keeps what it receives, and answers once it is up. */
 class FakeKernel implements Port {
   sent: { type: string; content: Record<string, unknown> }[] = [];
   isUp = true;
   isAlive = true;
   listeners = 0;
 
-  listen(commId: string, heard: (data: unknown) => void, closed: () => void): void {
+  listen(commId: string, received: (data: unknown) => void, closed: () => void): void {
     if (this.comm !== commId) {
       this.comm = commId;
       this.listeners += 1;
-      this.heard = heard;
+      this.received = received;
       this.closed = closed;
     }
   }
@@ -32,13 +32,13 @@ class FakeKernel implements Port {
   }
 
   say(said: FromKernel | { kind: string }): void {
-    this.heard(said);
+    this.received(said);
   }
 
   /** What JupyterLab does with its comms when a kernel restarts. */
   dropComms(): void {
     this.comm = '';
-    this.heard = () => undefined;
+    this.received = () => undefined;
   }
 
   count(kind: string): number {
@@ -46,7 +46,7 @@ class FakeKernel implements Port {
   }
 
   closed = (): void => undefined;
-  private heard: (data: unknown) => void = () => undefined;
+  private received: (data: unknown) => void = () => undefined;
   private comm = '';
 }
 
@@ -80,7 +80,7 @@ describe('opening', () => {
     expect(kernel.count('comm_open')).toBe(1);
   });
 
-  it('is repeated, with the same id, until something is heard', () => {
+  it('is repeated, with the same id, until something is received', () => {
     kernel.isUp = false;
     connect();
     vi.advanceTimersByTime(3 * RETRY_MS);
@@ -139,7 +139,7 @@ describe('silence', () => {
     expect(kernel.count('hello')).toBeLessThanOrEqual(7);
   });
 
-  it('of one that does not answer is told, and ended by its next word', () => {
+  it('of one that does not answer is reported, and ends with its next message', () => {
     connect();
     kernel.isUp = false;
     vi.advanceTimersByTime(19_000);
@@ -207,7 +207,7 @@ describe('commands', () => {
 it('a frame comes with the one before it', () => {
   connect();
   const pairs: unknown[] = [];
-  connection.heard.connect((sender, { before }) => pairs.push([before?.at, sender.frame?.at]));
+  connection.received.connect((sender, { before }) => pairs.push([before?.at, sender.frame?.at]));
   kernel.say({ kind: 'frame', at: 2 } as FromKernel);
   kernel.say({ kind: 'frame', at: 3 } as FromKernel);
   expect(pairs).toEqual([
@@ -218,10 +218,10 @@ it('a frame comes with the one before it', () => {
 
 it('a frame of a later version is passed on, and not kept', () => {
   connect();
-  const heard: FromKernel[] = [];
-  connection.heard.connect((_, { said }) => heard.push(said));
+  const received: FromKernel[] = [];
+  connection.received.connect((_, { said }) => received.push(said));
   kernel.say({ kind: 'frame', at: 2, version: 2 } as FromKernel);
-  expect(heard).toHaveLength(1);
+  expect(received).toHaveLength(1);
   expect(connection.frame).toBeNull();
 });
 

@@ -183,7 +183,7 @@ describe('deaths', () => {
     expect(model.newDeaths(null, frame(mesh(['dead'])))).toEqual([]);
   });
 
-  it('are told apart by the mesh that had the name', () => {
+  it('are distinguished by the mesh that had the name', () => {
     const after = frame(mesh(['dead'], { since: 5 }));
     expect(model.newDeaths(frame(mesh(['dead'])), after)).toHaveLength(1);
   });
@@ -218,7 +218,7 @@ describe('deaths', () => {
     const [found] = model.newDeaths(alive, large);
     expect(found.ranks).toHaveLength(16);
     expect(found.ranks[0]).toBe(4);
-    // Of many ranks only those that need attention most are told: one that is missing there was not healed for that.
+    // Of many ranks a frame has only those that need attention most: one that is missing there is not healed.
     const fewer: Frame = { ...large, meshes: [{ ...large.meshes![0], ranks: [{ rank: 94, state: 'dead', restarts: 1 }] }] };
     expect(model.newDeaths(large, fewer)).toEqual([]);
   });
