@@ -169,8 +169,8 @@ class ActorMesh(Handle, Shaped):
 
         client.stopped(self._actor, self._procs)
         client.forget_spawn(self._actor, self._procs)
-        note = f"{self.name}.stop"
-        future = client.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), note, stopped)
+        description = f"{self.name}.stop"
+        future = client.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), description, stopped)
         # If a rank dies just before the request, the request goes to no rank at all; this message still stops the others.
         future.add_done_callback(lambda: client.tell(procs, pack(StopActor(0, self._actor, reason))))
         return future
@@ -203,16 +203,16 @@ class BoundEndpoint(Endpoint[Any, Any]):
     def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
         self._spec = spec
         self._mesh = mesh
-        self._note = f"{mesh.name}.{spec.name}"
-        self._finish = gather(mesh._region, f"{self._note}() failed on {mesh.name}", ActorError, read_value)
+        self._description = f"{mesh.name}.{spec.name}"
+        self._finish = gather(mesh._region, f"{self._description}() failed on {mesh.name}", ActorError, read_value)
         self.__doc__ = spec.__doc__
 
     def __repr__(self) -> str:
-        return f"<endpoint {self._note}{self._spec.signature} on {self._mesh.extent}>"
+        return f"<endpoint {self._description}{self._spec.signature} on {self._mesh.extent}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(
-            f"{self._note} is an endpoint: call it with .call(), .call_one(), .choose(), .stream() or .broadcast()"
+            f"{self._description} is an endpoint: call it with .call(), .call_one(), .choose(), .stream() or .broadcast()"
         )
 
     def _spec_now(self) -> EndpointSpec:
@@ -245,18 +245,18 @@ class BoundEndpoint(Endpoint[Any, Any]):
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
         """Call the endpoint on every rank. The result has the shape of the mesh."""
         mesh, make = self._mesh, self._make(args, kwargs)
-        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish))
+        return mesh._client.request(mesh._procs, make, self._description, keep_until_answered(make, self._finish))
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of the only actor of a mesh."""
         mesh = self._mesh
         if len(mesh._procs) != 1:
             raise ValueError(
-                f"{self._note}.call_one() needs a mesh of one actor, but this one has {len(mesh._procs)}: {mesh.extent}; "
-                "slice it, or use .call()"
+                f"{self._description}.call_one() needs a mesh of one actor, but this one has {len(mesh._procs)}: "
+                f"{mesh.extent}; slice it, or use .call()"
             )
         make = self._make(args, kwargs)
-        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish_one))
+        return mesh._client.request(mesh._procs, make, self._description, keep_until_answered(make, self._finish_one))
 
     def _finish_one(self, answers: Sequence[Answer]) -> Any:
         answer = answers[0]
@@ -271,10 +271,12 @@ class BoundEndpoint(Endpoint[Any, Any]):
             answer = answers[0]
             if not isinstance(answer, Failure):
                 return read_value(answer)
-            raise error_for([answer])(f"{self._note}() failed on {mesh.name}", {point: answer})
+            raise error_for([answer])(f"{self._description}() failed on {mesh.name}", {point: answer})
 
         rank = one.ranks[index]
-        return mesh._client.request((mesh._procs[index],), make, self._note, keep_until_answered(make, finish), rank)
+        return mesh._client.request(
+            (mesh._procs[index],), make, self._description, keep_until_answered(make, finish), rank
+        )
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Call the endpoint of one actor, chosen at random."""
@@ -305,10 +307,10 @@ class BoundEndpoint(Endpoint[Any, Any]):
         """Call the endpoint on every rank, and leave the result there under a number."""
         mesh, spec = self._mesh, self._spec_now()
         if spec.takes_port:
-            raise TypeError(f"{self._note}() answers through a port, so it has no rref")
+            raise TypeError(f"{self._description}() answers through a port, so it has no rref")
         spec.check(args, kwargs)
         make = self._message("__rref__", (), (spec.name.removesuffix(WITH_PORT), number, args, kwargs), {})
-        return mesh._client.request(mesh._procs, make, self._note, keep_until_answered(make, self._finish))
+        return mesh._client.request(mesh._procs, make, self._description, keep_until_answered(make, self._finish))
 
     @property
     def key(self) -> tuple[int, str, Any]:
@@ -326,8 +328,8 @@ class BoundEndpoint(Endpoint[Any, Any]):
         procs: Any = self._mesh._proc_mesh
         if isinstance(procs, _ReceivedProcs):
             raise TypeError(
-                f"{self._note}.rref() is only possible in the process that spawned {self._mesh.name!r}: call it there, or use "
-                ".call() here"
+                f"{self._description}.rref() is only possible in the process that spawned {self._mesh.name!r}: call it there, "
+                "or use .call() here"
             )
         return procs.with_region(self._mesh._region)
 

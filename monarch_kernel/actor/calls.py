@@ -100,7 +100,9 @@ def send(
         tell_actors(mesh, [mesh._procs[place] for place in places], make)
         return
     for place in places:
-        answer = mesh._client.request((mesh._procs[place],), make, endpoint._note, keep_until_answered(make, _first))
+        answer = mesh._client.request(
+            (mesh._procs[place],), make, endpoint._description, keep_until_answered(make, _first)
+        )
         answer.add_done_callback(functools.partial(_pass_on, answer, port, place))
 
 
@@ -160,7 +162,7 @@ class Accumulator(Generic[P, R, A]):
                     results[mesh.extent.point(calls.index(call))] = result = call.get(0)
                     value = value if reports else self._combine(value, result)
             if reports:
-                what = f"{endpoint._note}() failed on {mesh.name}"
+                what = f"{endpoint._description}() failed on {mesh.name}"
                 raise error_for(reports.values())(what, reports, results)
             return value
 

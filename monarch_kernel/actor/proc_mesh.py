@@ -115,16 +115,16 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             rewind: the snapshot that a loop in the cell goes back to.
         """
         check_type("code", code, str)
-        note = f"cell [{cell}]" if cell else "a cell"
+        description = f"cell [{cell}]" if cell else "a cell"
 
         def read(answer: Value) -> CellResult:
             return CellResult(read_value(answer), answer.bundle)
 
-        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read, self.spawned_extent)
+        finish = gather(self._region, f"{description} failed on {self.name}", RemoteError, read, self.spawned_extent)
         return self.runtime.request(
             self.procs,
             lambda id: pack(Run(id, code, cell, want_value, rewind)),
-            note,
+            description,
             finish,
             listen=listen,
             is_cell=cell > 0,
@@ -139,15 +139,15 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             TypeError: ``function`` is not a plain function, or can't be sent.
         """
         make = apply_messages(function, (), self.ranks)
-        note = f"cell [{cell}]" if cell else "a function"
+        description = f"cell [{cell}]" if cell else "a function"
         finish = gather(
             self._region,
-            f"{note} failed on {self.name}",
+            f"{description} failed on {self.name}",
             RemoteError,
             lambda answer: CellResult(read_value(answer), answer.bundle),
             self.spawned_extent,
         )
-        return self.runtime.request(self.procs, make, note, finish, listen=listen, is_cell=cell > 0)
+        return self.runtime.request(self.procs, make, description, finish, listen=listen, is_cell=cell > 0)
 
     def run(self, code: str) -> Future[ValueMesh[Any]]:
         """Run code in the namespace of every rank, and return the value of its last expression."""
@@ -226,9 +226,11 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         """
         given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
         make = apply_messages(function, given, self.ranks)
-        note = f"{getattr(function, '__name__', 'a function')}()"
-        finish = gather(self._region, f"{note} failed on {self.name}", RemoteError, read_value, self.spawned_extent)
-        return self._client.request(self.procs, make, note, finish)
+        description = f"{getattr(function, '__name__', 'a function')}()"
+        finish = gather(
+            self._region, f"{description} failed on {self.name}", RemoteError, read_value, self.spawned_extent
+        )
+        return self._client.request(self.procs, make, description, finish)
 
     def broadcast(self, name: str, value: Any) -> None:
         """Assign the same value to a variable on all ranks; the same as ``mesh[name] = value``.
@@ -346,7 +348,8 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
                 if gone:
                     raise SupervisionError(f"{what} failed", reports)
                 raise ActorError(
-                    f"{what}: {', '.join(sorted({note for note, *_ in healing.failures}))} failed", reports
+                    f"{what}: {', '.join(sorted({description for description, *_ in healing.failures}))} failed",
+                    reports,
                 )
             return tuple(sorted(places[proc] for proc in healing.replaced))
 

@@ -113,14 +113,14 @@ class Ranks(NamedTuple):
     base: Extent
     name: str
 
-    def call(self, function: Callable[..., T], note: str, *values: Iterable[Any]) -> Future[ValueMesh[T]]:
+    def call(self, function: Callable[..., T], description: str, *values: Iterable[Any]) -> Future[ValueMesh[T]]:
         """Call a function of this package on each rank, with the rank's value of each sequence."""
-        given = [by_rank(self.region, each, note) for each in values]
-        finish = gather(self.region, f"{note} failed on {self.name}", RemoteError, read_value, self.base)
+        given = [by_rank(self.region, each, description) for each in values]
+        finish = gather(self.region, f"{description} failed on {self.name}", RemoteError, read_value, self.base)
         return self.client.request(
             self.procs,
             apply_messages(function, given, self.ranks),
-            note,
+            description,
             lambda answers: finish([_without_ours(answer) for answer in answers]),
         )
 

@@ -321,7 +321,7 @@ class StopEvent:
         rank: flat rank in its mesh.
         mesh: name of the mesh.
         request: the request whose code has stopped.
-        note: description of the request, such as ``cell [5]`` or ``counter.add``.
+        description: what the rank does, in the words of the user, such as ``cell [5]`` or ``counter.add``.
         turn: number of the prompt.
         where: the next line to run.
         text: output of the debugger.
@@ -335,7 +335,7 @@ class StopEvent:
     rank: int
     mesh: str
     request: int
-    note: str
+    description: str
     turn: int
     where: str
     text: str

@@ -224,12 +224,12 @@ def _request(
     ranks: ProcMesh,
     kind: Callable[[int, Any], Message],
     content: Any,
-    note: str,
+    description: str,
     finish: Callable[[ValueMesh[Any]], T],
 ) -> Future[T]:
     """Ask ranks about tensors; the result is what ``finish`` makes of their answers, unless there is a poison among them."""
     region: Region = ranks.region
-    read = gather(region, f"{note} of {source.mesh.name} failed", RemoteError, _read, ranks.spawned_extent)
+    read = gather(region, f"{description} of {source.mesh.name} failed", RemoteError, _read, ranks.spawned_extent)
 
     def check(answers: Sequence[Answer]) -> T:
         found = read(answers)
@@ -242,7 +242,7 @@ def _request(
             raise error_of(source, poisons)
         return finish(found)
 
-    return ranks.runtime.request(ranks.procs, lambda id: pack(kind(id, content)), note, check, quiet=True)
+    return ranks.runtime.request(ranks.procs, lambda id: pack(kind(id, content)), description, check, quiet=True)
 
 
 def _read(answer: Value) -> Any:

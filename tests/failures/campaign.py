@@ -87,9 +87,9 @@ class Campaign:
         finally:
             self._traffic.end()
         self._traffic.check()
-        ledger = self._traffic.ledger
-        report.values, report.errors = ledger.values, ledger.errors
-        report.wrong += ledger.wrong
+        outcomes = self._traffic.outcomes
+        report.values, report.errors = outcomes.values, outcomes.errors
+        report.wrong += outcomes.wrong
         return report
 
     def step(self, faults: list[Fault]) -> None:
@@ -162,9 +162,9 @@ class Campaign:
             self.report.wrong.append(f"{number}: the mesh is not whole after heal(): {error}")
             self._heal(number)
             return
-        with self._traffic.ledger.lock:
+        with self._traffic.outcomes.lock:
             for rank, each in enumerate(found):
-                self._traffic.ledger.took("checks", rank, number, each)
+                self._traffic.outcomes.took("checks", rank, number, each)
         assert [value for _, value in found] == [answer(rank, number) for rank in self.mesh.ranks]
 
     @staticmethod

@@ -16,7 +16,7 @@ from monarch_kernel.rdma import Buffer
 from tests.failures.harm import Injuries
 from tests.failures.parties import Outcome, Party
 from tests.failures.things import Content, Sketch, some_near, some_sketch
-from tests.failures.traffic import CALL_S, Judge, ReplayLog, Stream, end_streams
+from tests.failures.traffic import CALL_S, Judge, Outcomes, Stream, end_streams
 
 __all__ = ["Doom", "Exchange", "Place"]
 
@@ -312,7 +312,7 @@ class Trader:
             self._blame(number, f"place {place.number} failed, but no fault hit it: {error}")
 
     def _blame(self, number: int, what: str) -> None:
-        self._exchange.ledger.blame(f"stream {self._number}", number, what)
+        self._exchange.outcomes.blame(f"stream {self._number}", number, what)
 
 
 class Exchange:
@@ -326,14 +326,14 @@ class Exchange:
     Attributes:
         places: all processes.
         dooms: places to kill, in order.
-        ledger: the failed checks.
+        outcomes: the failed checks.
         counts: number of transfers by outcome.
         nbytes: transferred bytes.
     """
 
     def __init__(self, meshes: Sequence[ProcMesh], injuries: Injuries, seed: int) -> None:
         self.injuries = injuries
-        self.ledger = ReplayLog()
+        self.outcomes = Outcomes()
         self.counts: Counter[str] = Counter()
         self.nbytes = 0
         self.dooms: SimpleQueue[Doom] = SimpleQueue()
@@ -346,14 +346,14 @@ class Exchange:
         dice = [random.Random(f"{seed} transfers {number}") for number in range(STREAMS)]
         self._traders = [Trader(number, self.places, self, each) for number, each in enumerate(dice)]
         self._streams = [
-            Stream(f"transfers-{number}", trader.begin, self.ledger, WINDOW)
+            Stream(f"transfers-{number}", trader.begin, self.outcomes, WINDOW)
             for number, trader in enumerate(self._traders)
         ]
 
     @property
     def transfers(self) -> int:
         """Number of finished transfers."""
-        with self.ledger.lock:
+        with self.outcomes.lock:
             return sum(self.counts.values())
 
     def begin(self) -> None:
@@ -362,14 +362,14 @@ class Exchange:
 
     def end(self) -> None:
         """Stop the streams, wait for open requests, and drop all memory; no process may be harmed at this moment."""
-        end_streams(self._streams, self.ledger)
+        end_streams(self._streams, self.outcomes)
         for trader in self._traders:
             trader.finish()
 
     def conclude(self, future: Future[Any], judge: Judge) -> None:
         """Wait for a request that must succeed, and check its value."""
         value = future.get(CALL_S)
-        with self.ledger.lock:
+        with self.outcomes.lock:
             judge(value, None)
 
     def began(self, dice: random.Random, places: Sequence[Place]) -> None:

@@ -30,8 +30,8 @@ from tests.support.waiting import wait_until
 __all__ = [
     "APART",
     "LONG_S",
+    "CallLog",
     "Machines",
-    "ReplayLog",
     "Stream",
     "can_be_apart",
     "family",
@@ -127,7 +127,7 @@ class Machines:
         os.kill(self.pid(host), signum)
 
 
-class ReplayLog(Actor):
+class CallLog(Actor):
     """Records the numbers that it is called with."""
 
     def __init__(self) -> None:
@@ -155,15 +155,15 @@ class Stream:
     """Numbered calls to every rank of a mesh, made without waiting for answers, and their results."""
 
     def __init__(self, mesh: ProcMesh) -> None:
-        self.ledgers = mesh.spawn("ledgers", ReplayLog)
+        self.call_logs = mesh.spawn("call_logs", CallLog)
         self.futures: list[Future[ValueMesh[int]]] = []
-        self.ledgers.all.call().get(LONG_S)
+        self.call_logs.all.call().get(LONG_S)
 
     def flow(self, seconds: float) -> None:
         """Make calls for a while, but at least 25."""
         until, least = time.monotonic() + seconds, len(self.futures) + 25
         while time.monotonic() < until or len(self.futures) < least:
-            self.futures.append(self.ledgers.take.call(len(self.futures)))
+            self.futures.append(self.call_logs.take.call(len(self.futures)))
             self.futures[max(0, len(self.futures) - 200)].wait(0.002)
 
     def check(self, at_least: int = 100) -> None:
@@ -173,7 +173,7 @@ class Stream:
             assert set(future.get(LONG_S).values()) == {number}
             last = number
         assert last >= at_least
-        for taken in self.ledgers.all.call().get(LONG_S).values():
+        for taken in self.call_logs.all.call().get(LONG_S).values():
             assert taken == list(range(last + 1))
 
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from monarch_kernel.actor import Actor, endpoint
-from tests.failures.machines import LONG_S, Machines, ReplayLog, Stream, hosts_on
+from tests.failures.machines import LONG_S, CallLog, Machines, Stream, hosts_on
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +46,8 @@ def test_all_messages_arrive_once_and_in_order(cabled: Machines, faults: dict[st
     mesh.initialized.get(LONG_S)
     stream = Stream(mesh)
     echoes = mesh.spawn("echoes", Echo)
-    near, far = stream.ledgers.slice(hosts=0, gpus=0), stream.ledgers.slice(hosts=1, gpus=1)
-    asked = mesh.spawn("asked", ReplayLog)
+    near, far = stream.call_logs.slice(hosts=0, gpus=0), stream.call_logs.slice(hosts=1, gpus=1)
+    asked = mesh.spawn("asked", CallLog)
     near.ask.call_one(asked.slice(hosts=1, gpus=0), [-1]).get(LONG_S)  # lets both agents learn each other's address
     for host in cabled.hosts:
         host.suffer(**faults)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch_kernel.actor import Future, ProcMesh, SupervisionError, ValueMesh
-from tests.failures.machines import LONG_S, Machines, ReplayLog, family, host_of, pairs_on, wait_until
+from tests.failures.machines import LONG_S, CallLog, Machines, family, host_of, pairs_on, wait_until
 from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
@@ -40,8 +40,8 @@ def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     machines: Machines, bring_up: BringUp, bar: Bar
 ) -> None:
     mesh = bring_up(3)
-    ledgers = mesh.spawn("ledgers", ReplayLog)
-    assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
+    call_logs = mesh.spawn("call_logs", CallLog)
+    assert call_logs.take.call(1).get(LONG_S).values() == (1,) * 6
     mesh.run("kept = rank * 7").get(LONG_S)
     agent = host_of(machines, mesh, 1)
     below = family(machines.pid(agent))
@@ -58,7 +58,7 @@ def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     wait_until(lambda: not any(map(is_alive, below)), "the ranks of the agent to end")
     # slices without the host work
     assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
-    assert ledgers.slice(hosts=0).take.call(2).get(LONG_S).values() == (2, 2)
+    assert call_logs.slice(hosts=0).take.call(2).get(LONG_S).values() == (2, 2)
     with pytest.raises(SupervisionError, match="not sent"):
         mesh.run("rank").get(LONG_S)
     # another host takes its place
@@ -66,7 +66,7 @@ def test_the_ranks_of_a_killed_agent_are_lost_and_others_continue(
     assert len(machines.agents) == 4
     assert mesh.run("rank").get(LONG_S).values() == tuple(range(6))
     assert mesh.slice(hosts=slice(0, 3, 2)).run("kept").get(LONG_S).values() == (0, 7, 28, 35)
-    assert ledgers.all.call().get(LONG_S).values() == ([1, 2], [1, 2], [], [], [1], [1])
+    assert call_logs.all.call().get(LONG_S).values() == ([1, 2], [1, 2], [], [], [1], [1])
 
 
 def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -> None:
@@ -81,18 +81,18 @@ def test_all_hosts_may_be_lost_together(machines: Machines, bring_up: BringUp) -
 def test_a_host_that_stops_for_a_moment_is_not_lost(machines: Machines, bring_up: BringUp) -> None:
     mesh = bring_up(2)
     agent = host_of(machines, mesh, 1)
-    ledger = mesh.slice(hosts=1).spawn("ledger", ReplayLog)
-    ledger.all.call().get(LONG_S)
+    call_log = mesh.slice(hosts=1).spawn("call_log", CallLog)
+    call_log.all.call().get(LONG_S)
     machines.signal(agent, signal.SIGSTOP)
     futures: list[Future[ValueMesh[int]]] = []
     try:
         for _ in range(50):
-            futures.append(ledger.take.call(len(futures)))
+            futures.append(call_log.take.call(len(futures)))
             assert not futures[-1].wait(0.01)
     finally:
         machines.signal(agent, signal.SIGCONT)
     assert [future.get(LONG_S).values() for future in futures] == [(i, i) for i in range(len(futures))]
-    assert ledger.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 2
+    assert call_log.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 2
     assert not mesh.deaths()
 
 
@@ -166,8 +166,8 @@ def test_ranks_call_each_other_across_hosts_before_and_after_one_is_replaced(
     machines: Machines, bring_up: BringUp
 ) -> None:
     mesh = bring_up(2)
-    ledgers = mesh.spawn("ledgers", ReplayLog)
-    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
+    call_logs = mesh.spawn("call_logs", CallLog)
+    near, far = call_logs.slice(hosts=0, gpus=0), call_logs.slice(hosts=1, gpus=0)
     assert near.ask.call_one(far, range(20)).get(LONG_S) == list(range(20))
     machines.signal(host_of(machines, mesh, 1), signal.SIGKILL)
     wait_until(lambda: len(mesh.deaths()) == 2, "the host to be lost")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monarch_kernel.actor import ProcMesh, SupervisionError
-from tests.failures.machines import LONG_S, Machines, ReplayLog, family, host_of, pairs_on, wait_until
+from tests.failures.machines import LONG_S, CallLog, Machines, family, host_of, pairs_on, wait_until
 from tests.support.processes import is_alive
 from tests.support.timing import Bar
 
@@ -29,9 +29,9 @@ def bring_up(cabled: Machines) -> BringUp:
 
 def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(3)
-    ledgers = mesh.spawn("ledgers", ReplayLog)
-    assert ledgers.take.call(1).get(LONG_S).values() == (1,) * 6
-    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=2, gpus=1)
+    call_logs = mesh.spawn("call_logs", CallLog)
+    assert call_logs.take.call(1).get(LONG_S).values() == (1,) * 6
+    near, far = call_logs.slice(hosts=0, gpus=0), call_logs.slice(hosts=2, gpus=1)
     assert near.ask.call_one(far, [2]).get(LONG_S) == [2]
     pending = mesh.slice(hosts=1).run("import time; time.sleep(600)")
     cut = cabled.hosts[host_of(cabled, mesh, 1)]
@@ -43,7 +43,7 @@ def test_the_ranks_are_lost_in_time_and_all_others_continue(cabled: Machines, br
     # slices without the host work, and so do calls between actors of other hosts
     others = mesh.slice(hosts=slice(0, 3, 2))
     assert others.run("rank").get(LONG_S).values() == (0, 1, 4, 5)
-    assert ledgers.slice(hosts=slice(0, 3, 2)).take.call(3).get(LONG_S).values() == (3,) * 4
+    assert call_logs.slice(hosts=slice(0, 3, 2)).take.call(3).get(LONG_S).values() == (3,) * 4
     assert near.ask.call_one(far, range(4, 40)).get(LONG_S) == list(range(4, 40))
     with pytest.raises(SupervisionError, match="not sent"):
         mesh.run("rank").get(LONG_S)
@@ -70,8 +70,8 @@ def test_a_host_that_returns_late_learns_that_it_is_lost_and_ends(
 @pytest.mark.parametrize(("cut_s", "between_s"), [(0.1, 0.1), (0.6, 0.1), (1.2, 0.2)])
 def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: float, between_s: float) -> None:
     mesh = bring_up(2, lost_after_s=4.0)
-    ledgers = mesh.spawn("ledgers", ReplayLog)
-    ledgers.all.call().get(LONG_S)
+    call_logs = mesh.spawn("call_logs", CallLog)
+    call_logs.all.call().get(LONG_S)
     cut = cabled.hosts[host_of(cabled, mesh, 1)]
     futures = []
     for _ in range(5):
@@ -79,17 +79,17 @@ def test_short_cuts_lose_nothing(cabled: Machines, bring_up: BringUp, cut_s: flo
             (cut.cut if is_cut else cut.restore)()
             until = time.monotonic() + (cut_s if is_cut else between_s)
             while time.monotonic() < until:
-                futures.append(ledgers.take.call(len(futures)))
+                futures.append(call_logs.take.call(len(futures)))
                 futures[-1].wait(0.005)
     assert [set(future.get(LONG_S).values()) for future in futures] == [{i} for i in range(len(futures))]
-    assert ledgers.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 4
+    assert call_logs.all.call().get(LONG_S).values() == (list(range(len(futures))),) * 4
     assert not mesh.deaths()
 
 
 def test_other_agents_close_their_connections_to_it(cabled: Machines, bring_up: BringUp, bar: Bar) -> None:
     mesh = bring_up(2)
-    ledgers = mesh.spawn("ledgers", ReplayLog)
-    near, far = ledgers.slice(hosts=0, gpus=0), ledgers.slice(hosts=1, gpus=0)
+    call_logs = mesh.spawn("call_logs", CallLog)
+    near, far = call_logs.slice(hosts=0, gpus=0), call_logs.slice(hosts=1, gpus=0)
     assert near.ask.call_one(far, [1]).get(LONG_S) == [1]
     asking, cut = (host_of(cabled, mesh, host) for host in range(2))
     wait_until(lambda: connections(cabled, asking, cut) > 0, "the two agents to be connected")

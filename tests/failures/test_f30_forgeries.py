@@ -15,7 +15,7 @@ from monarch_kernel.net.wire.codec import Frame, join, pack
 from monarch_kernel.net.wire.envelope import Beat, Entry, Envelope, Hop, seal
 from monarch_kernel.net.wire.messages import Goodbye, HostHello, KillRanks, Lost, Readings
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
+from tests.failures.machines import LONG_S, CallLog, Machines, hosts_on, wait_until
 
 C = b"C"
 
@@ -26,7 +26,7 @@ class Mesh:
     def __init__(self, machines: Machines) -> None:
         self.machines = machines
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledgers = self.procs.spawn("ledgers", ReplayLog)
+        self.call_logs = self.procs.spawn("call_logs", CallLog)
         self.count = 0
         self.check()
         self.hosts = [int(name) for name in machines.meshes[-1]._hosts]
@@ -40,9 +40,9 @@ class Mesh:
     def check(self) -> None:
         """Check that all ranks answer, and that no call was lost or doubled."""
         for _ in range(20):
-            assert self.ledgers.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
+            assert self.call_logs.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
             self.count += 1
-        for taken in self.ledgers.all.call().get(LONG_S).values():
+        for taken in self.call_logs.all.call().get(LONG_S).values():
             assert taken == list(range(self.count))
         assert [agent.poll() for agent in self.machines.agents] == [None, None]
 

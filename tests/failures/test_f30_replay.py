@@ -12,7 +12,7 @@ import pytest
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
+from tests.failures.machines import LONG_S, CallLog, Machines, hosts_on, wait_until
 from tests.failures.proxy import Proxy
 
 GREETING_NBYTES = 64
@@ -25,7 +25,7 @@ class Mesh:
 
     def __init__(self, machines: Machines) -> None:
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledgers = self.procs.spawn("ledgers", ReplayLog)
+        self.call_logs = self.procs.spawn("call_logs", CallLog)
         self.count = 0
         self.machines = machines
         self.go_on()
@@ -38,13 +38,13 @@ class Mesh:
 
     def go_on(self, count: int = 20) -> None:
         for _ in range(count):
-            assert self.ledgers.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
+            assert self.call_logs.take.call(self.count).get(LONG_S).values() == (self.count, self.count)
             self.count += 1
 
     def check(self) -> None:
         """Check that no call was lost or doubled."""
         self.go_on()
-        for taken in self.ledgers.all.call().get(LONG_S).values():
+        for taken in self.call_logs.all.call().get(LONG_S).values():
             assert taken == list(range(self.count))
         assert [agent.poll() for agent in self.machines.agents] == [None, None]
 

@@ -18,7 +18,7 @@ from monarch_kernel.net.hosts.handshakes import MAX_WAITING
 from monarch_kernel.net.wire.config import LinkKeys
 from monarch_kernel.notebook.view.text import mesh_text
 from monarch_kernel.runtime.controller.session import current_session
-from tests.failures.machines import LONG_S, Machines, ReplayLog, hosts_on, wait_until
+from tests.failures.machines import LONG_S, CallLog, Machines, hosts_on, wait_until
 from tests.failures.strangers import besieged, say
 from tests.support.timing import Bar
 
@@ -33,8 +33,8 @@ class Siege:
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
         self.procs: ProcMesh = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-        self.ledger = self.procs.spawn("ledger", ReplayLog)
-        self.ledger.pid.call().get(LONG_S)
+        self.call_log = self.procs.spawn("call_log", CallLog)
+        self.call_log.pid.call().get(LONG_S)
         self.pids = [psutil.Process().pid, *(agent.pid for agent in machines.agents)]
         self.port = current_session().runtime.run_on_io_thread(current_session()._transport.listen)
         self.agent_ports = [_listens(pid) for pid in self.pids[1:]]
@@ -54,7 +54,7 @@ class Siege:
         while not self._is_over.is_set():
             number = self.answers
             try:
-                answer = self.ledger.take.call(number).get(LONG_S).values()
+                answer = self.call_log.take.call(number).get(LONG_S).values()
             except Exception as error:  # it fails the test in another thread
                 self.wrong.append(error)
                 return
@@ -106,7 +106,7 @@ def siege(machines: Machines) -> Iterator[Siege]:
     siege.close()
     assert siege.wrong == []
     # Nothing was lost or doubled.
-    for taken in siege.ledger.all.call().get(LONG_S).values():
+    for taken in siege.call_log.all.call().get(LONG_S).values():
         assert taken == list(range(siege.answers))
 
 
@@ -128,7 +128,7 @@ def test_480_connections_without_a_complete_handshake_at_each_port(siege: Siege,
         )
         for pid, fds in zip(siege.pids, before, strict=True):
             assert psutil.Process(pid).num_fds() <= fds + MAX_WAITING + 32
-        others = siege.procs.spawn("another", ReplayLog)  # new actors work, too
+        others = siege.procs.spawn("another", CallLog)  # new actors work, too
         assert others.take.call(1).get(LONG_S).values() == (1, 1)
         wait_until(lambda: siege.refused_everywhere() >= 480, "all connections to be closed")
     assert siege.growth_nbytes() < MAX_GROWTH_NBYTES

@@ -61,7 +61,7 @@ class Caller(Actor):
             return None
 
 
-class ReplayLog:
+class Outcomes:
     """Records the outcome of all requests.
 
     Attributes:
@@ -98,16 +98,16 @@ class Stream(threading.Thread):
     Args:
         name: name of the stream.
         begin: makes the request of a number; gives its future, and the function that checks the outcome.
-        ledger: records the outcomes.
+        outcomes: records the outcomes.
         window: how many futures are pending at the same time.
     """
 
     def __init__(
-        self, name: str, begin: Callable[[int], tuple[Future[Any], Judge]], ledger: ReplayLog, window: int
+        self, name: str, begin: Callable[[int], tuple[Future[Any], Judge]], outcomes: Outcomes, window: int
     ) -> None:
         super().__init__(name=f"traffic-{name}", daemon=True)
         self._begin = begin
-        self._ledger = ledger
+        self._outcomes = outcomes
         self._window = window
         self._is_over = threading.Event()
         self._pending: deque[tuple[int, Future[Any], Judge]] = deque()
@@ -123,7 +123,7 @@ class Stream(threading.Thread):
             while self._pending:
                 self._end_oldest()
         except BaseException as error:
-            self._ledger.blame(self.name, number, f"the stream has ended: {error!r}")
+            self._outcomes.blame(self.name, number, f"the stream has ended: {error!r}")
 
     def end(self) -> None:
         """Stop making requests."""
@@ -138,13 +138,13 @@ class Stream(threading.Thread):
         except SupervisionError as failure:
             error = failure
         except Exception as failure:  # including a timeout
-            self._ledger.blame(self.name, number, repr(failure))
+            self._outcomes.blame(self.name, number, repr(failure))
             return
-        with self._ledger.lock:
+        with self._outcomes.lock:
             if error is None:
-                self._ledger.values += 1
+                self._outcomes.values += 1
             else:
-                self._ledger.errors += 1
+                self._outcomes.errors += 1
             judge(value, error)
 
 
@@ -175,7 +175,7 @@ class Traffic:
 
     def __init__(self, mesh: ProcMesh, excuse: Excuse, seed: int) -> None:
         self.mesh = mesh
-        self.ledger = ReplayLog()
+        self.outcomes = Outcomes()
         self.workers: Any = mesh.spawn("workers", Worker)
         self.callers: Any = mesh.spawn("callers", Caller)
         self._excuse = excuse
@@ -183,10 +183,10 @@ class Traffic:
         self._hosts, self._gpus = mesh.extent["hosts"], mesh.extent["gpus"]
         self._dice = {name: random.Random(f"{seed} {name}") for name in ("calls", "relays", "cells")}
         self._streams = [
-            Stream("calls", self._call, self.ledger, WINDOW),
-            Stream("broadcasts", self._broadcast, self.ledger, WINDOW),
-            Stream("relays", self._relay, self.ledger, WINDOW),
-            Stream("cells", self._cell, self.ledger, 1),  # as in a notebook
+            Stream("calls", self._call, self.outcomes, WINDOW),
+            Stream("broadcasts", self._broadcast, self.outcomes, WINDOW),
+            Stream("relays", self._relay, self.outcomes, WINDOW),
+            Stream("cells", self._cell, self.outcomes, 1),  # as in a notebook
         ]
         self.workers.all.call().get(CALL_S)
 
@@ -196,18 +196,18 @@ class Traffic:
 
     def end(self) -> None:
         """Stop making requests, and wait for the open ones."""
-        end_streams(self._streams, self.ledger)
+        end_streams(self._streams, self.outcomes)
 
     def check_outputs(self) -> None:
         """Check that finished cells have all their output; call this before marking injuries as healed."""
-        with self.ledger.lock:
+        with self.outcomes.lock:
             outputs, self._outputs = self._outputs, []
         deadline = time.monotonic() + OUTPUT_S
         for output in outputs:
             while not output.is_whole and not self._excuse(output.rank, output.started_at):
                 if time.monotonic() > deadline:
                     text = output.written[output.rank]
-                    self.ledger.blame("cells", output.number, f"rank {output.rank} wrote {text!r}")
+                    self.outcomes.blame("cells", output.number, f"rank {output.rank} wrote {text!r}")
                     break
                 time.sleep(0.01)
 
@@ -215,13 +215,13 @@ class Traffic:
         """Check that each living rank has done each request once and in order, and that no answer was lost."""
         self.check_outputs()
         for rank, (pid, did) in enumerate(self.workers.all.call().get(CALL_S).values()):
-            for stream in sorted(did.keys() | self.ledger.taken[pid].keys()):
-                done, answered = did.get(stream, []), self.ledger.taken[pid][stream]
+            for stream in sorted(did.keys() | self.outcomes.taken[pid].keys()):
+                done, answered = did.get(stream, []), self.outcomes.taken[pid][stream]
                 if stream == "relays":  # the caller may have died before it reported; two may overtake each other
                     if over := Counter(answered) - Counter(done):
-                        self.ledger.wrong.append(f"rank {rank} did not record some relays that it answered: {over}")
+                        self.outcomes.wrong.append(f"rank {rank} did not record some relays that it answered: {over}")
                 elif done != answered:
-                    self.ledger.wrong.append(
+                    self.outcomes.wrong.append(
                         f"rank {rank} (pid {pid}) has done {len(done)} {stream}, and {len(answered)} were answered: "
                         f"{_difference(done, answered)}"
                     )
@@ -242,16 +242,16 @@ class Traffic:
         said = set(error.ranks)
         innocent = sorted(rank for rank in said if not self._excuse(rank, started_at))
         if innocent or not said <= ranks:
-            self.ledger.blame(stream, number, f"{innocent or sorted(said)} failed, but no fault hit them: {error}")
+            self.outcomes.blame(stream, number, f"{innocent or sorted(said)} failed, but no fault hit them: {error}")
 
     def _call(self, number: int) -> tuple[Future[Any], Judge]:
         rank, started_at = self._random_rank("calls"), time.monotonic()
 
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is None:
-                self.ledger.took("calls", rank, number, value)
+                self.outcomes.took("calls", rank, number, value)
             elif not self._excuse(rank, started_at):
-                self.ledger.blame("calls", number, f"rank {rank} failed, but no fault hit it: {error}")
+                self.outcomes.blame("calls", number, f"rank {rank} failed, but no fault hit it: {error}")
 
         return self.workers.slice(**self._place(rank)).take.call_one("calls", number), judge
 
@@ -265,7 +265,7 @@ class Traffic:
                 found = {point.rank: each for point, each in error.results.items()}
                 self._blame_unexcused("broadcasts", number, started_at, error, set(self.mesh.ranks))
             for rank, each in found.items():
-                self.ledger.took("broadcasts", rank, number, each)
+                self.outcomes.took("broadcasts", rank, number, each)
 
         return self.workers.take.call("broadcasts", number), judge
 
@@ -276,12 +276,12 @@ class Traffic:
         def judge(value: Any, error: SupervisionError | None) -> None:
             if error is not None:
                 if not self._excuse(asking, started_at):
-                    self.ledger.blame("relays", number, f"rank {asking} failed, but no fault hit it: {error}")
+                    self.outcomes.blame("relays", number, f"rank {asking} failed, but no fault hit it: {error}")
                 return
             if value is not None:
-                self.ledger.took("relays", asked, number, value)
+                self.outcomes.took("relays", asked, number, value)
             elif not self._excuse(asked, started_at):
-                self.ledger.blame("relays", number, f"rank {asked} was lost to rank {asking}, but no fault hit it")
+                self.outcomes.blame("relays", number, f"rank {asked} was lost to rank {asking}, but no fault hit it")
 
         worker = self.workers.slice(**self._place(asked))
         return self.callers.slice(**self._place(asking)).ask.call_one(worker, "relays", number), judge
@@ -302,21 +302,21 @@ class Traffic:
                 self._blame_unexcused("cells", number, started_at, error, set(ranks))
             for rank, each in found.items():
                 if each.value != answer(rank, number):
-                    self.ledger.blame("cells", number, f"rank {rank} gave {each.value}")
+                    self.outcomes.blame("cells", number, f"rank {rank} gave {each.value}")
                 self._outputs.append(Output(number, rank, started_at, written))
 
         code = f"for _ in range({LINES}): print('cell', {number}, 'on', rank)\nrank * 1_000_003 + {number}"
         return self.mesh.slice(hosts=host).run_cell(code, cell=number + 1, want_value=True, listen=listen), judge
 
 
-def end_streams(streams: Sequence[Stream], ledger: ReplayLog) -> None:
+def end_streams(streams: Sequence[Stream], outcomes: Outcomes) -> None:
     """Stop making requests, and wait for the open ones."""
     for stream in streams:
         stream.end()
     for stream in streams:
         stream.join(CALL_S + 30.0)
         if stream.is_alive():
-            ledger.wrong.append(f"{stream.name} did not end")
+            outcomes.wrong.append(f"{stream.name} did not end")
 
 
 def _difference(done: list[int], answered: list[int]) -> str:

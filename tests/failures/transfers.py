@@ -76,8 +76,8 @@ class TransferCampaign:
         seconds = time.monotonic() - started_at
         report.transfers = exchange.counts
         report.figures += [f"{exchange.nbytes / 1e9:.1f} GB carried in {seconds:.0f} s"]
-        report.values, report.errors = exchange.ledger.values, exchange.ledger.errors
-        report.wrong += exchange.ledger.wrong
+        report.values, report.errors = exchange.outcomes.values, exchange.outcomes.errors
+        report.wrong += exchange.outcomes.wrong
         report.left += self._left(before)
         return report
 

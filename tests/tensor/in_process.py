@@ -129,7 +129,7 @@ class InProcess:
         self.enter(lambda now: [Send(str(proc).encode(), packed) for proc in procs])
 
     def request(
-        self, procs: Sequence[int], make: Callable[[int], Packed], note: str, finish: Any, quiet: bool = False
+        self, procs: Sequence[int], make: Callable[[int], Packed], description: str, finish: Any, quiet: bool = False
     ) -> Future[Any]:
         for prepare in self.before_requests:
             prepare()

@@ -80,16 +80,18 @@ class DebuggingExtension(Extension):
 
     def _stopped(self, record: RankRecord, message: Stopped, now: float) -> list[Effect]:
         spec, id = record.spec, message.id
-        note = record.open_requests.get(id)
+        description = record.open_requests.get(id)
         stops = self._stops.setdefault(spec.proc, {})
         known = stops.get(id)
-        if note is None or (known is not None and message.turn <= known.turn):
+        if description is None or (known is not None and message.turn <= known.turn):
             self.core.dropped_messages += (
                 1  # the request has ended, or the rank repeats what a new controller may not know
             )
             return []
         where, text, prompt, begins = message.where, message.text, message.prompt, message.begins
-        stop = StopEvent(spec.proc, spec.rank, spec.mesh, id, note, message.turn, where, text, prompt, begins, now)
+        stop = StopEvent(
+            spec.proc, spec.rank, spec.mesh, id, description, message.turn, where, text, prompt, begins, now
+        )
         stops[id] = stop
         if self.attendant is None:
             return self.skip(stop, "code can stop only in a notebook, where a user can answer the prompt")

@@ -39,7 +39,7 @@ def future_of(work: Coroutine[Any, Any, R]) -> Future[R]:
         return outcome[0]
 
     owner = _Thread(client)
-    future: Future[R] = Future(owner, 0, finish, note="a coroutine")
+    future: Future[R] = Future(owner, 0, finish, description="a coroutine")
 
     async def cancellable() -> R:
         owner.loop, owner.task = asyncio.get_running_loop(), asyncio.current_task()

@@ -233,7 +233,7 @@ def resumed_cells(attached: AttachedMesh, cell_queue: CellQueue, sink: Sink) -> 
         def read(answer: Value) -> CellResult:
             return CellResult(None, answer.bundle)
 
-        finish = gather(region, f"{cell.note} failed on {mesh.name}", RemoteError, read, mesh.spawned_extent)
+        finish = gather(region, f"{cell.description} failed on {mesh.name}", RemoteError, read, mesh.spawned_extent)
         output = CellOutput(mesh.with_region(region), sink, cell_queue.slots, raw=False)
         runtime.listen(cell.id, output.handle)
         cells.append(ResumedCell(cell_queue, mesh.with_region(region), cell, future.read_with(finish), output))

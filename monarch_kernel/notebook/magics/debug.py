@@ -231,7 +231,7 @@ class DebugPrompt:
                 return True
             unannounced, self._unannounced = self._unannounced, []
         known = {stop for stops in list(self._attended) for stop in stops()}
-        unannounced = [stop for stop in unannounced if stop not in known and stop.note != "a post-mortem"]
+        unannounced = [stop for stop in unannounced if stop not in known and stop.description != "a post-mortem"]
         waiting = [stop for stop in unannounced if self._runtime_of(stop) is not None]
         for text, stops in grouped(waiting, _describe_place):
             if not self._is_anybody_there:
@@ -342,7 +342,7 @@ class DebugPrompt:
 
 def _describe_place(stop: StopEvent) -> str:
     """Describe where code stopped, and what runs there unless the place already says so."""
-    return stop.where if stop.where.startswith(f"{stop.note},") else f"{stop.where} ({stop.note})"
+    return stop.where if stop.where.startswith(f"{stop.description},") else f"{stop.where} ({stop.description})"
 
 
 def _errors(mesh: ProcMesh, ranks: Sequence[int]) -> dict[int, KeptError]:

@@ -127,7 +127,7 @@ class Conversation:
     def _announce(self, waiting: Iterable[StopEvent]) -> None:
         new = [stop for stop in waiting if stop.begins and (stop.proc, stop.turn) not in self._announced]
         self._announced.update((stop.proc, stop.turn) for stop in new)
-        new = [stop for stop in new if stop.note != "a post-mortem"]
+        new = [stop for stop in new if stop.description != "a post-mortem"]
         for where, stops in grouped(new, lambda stop: stop.where):
             self._say(f"{label(stops)} stopped at breakpoint: {where}")
         if len(new) > 1 and not self._has_helped:

@@ -61,7 +61,7 @@ def carry(
         keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
     """
     future: Future[Transfer] = Future(
-        _Carrying(client), 0, lambda answers: done[0], note="a transfer with a buffer", procs=(loan.proc,)
+        _Carrying(client), 0, lambda answers: done[0], description="a transfer with a buffer", procs=(loan.proc,)
     )
     done: list[Transfer] = []
 

@@ -24,7 +24,7 @@ class Resumed(NamedTuple):
     """A cell of an earlier controller that still runs; its answers will arrive, in the order of ``procs``."""
 
     id: int
-    note: str
+    description: str
     number: int
     age_s: float
     procs: tuple[int, ...]
@@ -98,6 +98,8 @@ class Resumption:
             open_requests = reports[0][1]
             procs = tuple(sorted(proc for proc, _ in reports))
             cells.append(
-                Resumed(id, open_requests.note, open_requests.cell or 0, max(one.age_s for _, one in reports), procs)
+                Resumed(
+                    id, open_requests.description, open_requests.cell or 0, max(one.age_s for _, one in reports), procs
+                )
             )
         return cells, early

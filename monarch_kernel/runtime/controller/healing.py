@@ -38,7 +38,7 @@ class Healing:
     Attributes:
         over: Called when the new processes are up and have made their actors, or have failed to.
         replaced: The numbers of the processes.
-        failures: For each failure, the note of the actor (empty for the process itself), the process, and the failure.
+        failures: For each failure, the description of the spawn (empty for the process itself), the process, and the failure.
         parts: Requests that have not resolved.
         error: Why no host could be launched in place of one that has ended meanwhile.
     """
@@ -89,18 +89,18 @@ class Healer:
         for record, having in list(state.requests.respawn_log.of(lost)):
             for proc in having:
                 self._respawned(record.actor, proc)
-            effects += state.spawn_again(self._part(healing, having, record.note), record, having, now)
+            effects += state.spawn_again(self._part(healing, having, record.description), record, having, now)
         coming = tuple(proc for proc in procs if not state.ranks[proc].up)
         part = self._part(healing, coming, "")
         return effects + state.request(part, coming, pack(Ping(part)), "", now, quiet=True)
 
-    def _part(self, healing: Healing, procs: Sequence[int], note: str) -> int:
+    def _part(self, healing: Healing, procs: Sequence[int], description: str) -> int:
         """Make a request to some of these processes; returns its number."""
 
         def over(answers: Sequence[Answer]) -> None:
             healing.parts.discard(part)
             by_proc = zip(procs, answers, strict=True)
-            healing.failures += [(note, proc, answer) for proc, answer in by_proc if isinstance(answer, Failure)]
+            healing.failures += [(description, proc, answer) for proc, answer in by_proc if isinstance(answer, Failure)]
             if not healing.parts:
                 healing.over()
 

@@ -35,7 +35,7 @@ class _Before:
     """
 
     def __init__(self, client: Client, futures: Sequence[PendingFuture], waiting_for: WaitingFor) -> None:
-        self._owing = {proc for future in futures if future.note for proc in waiting_for(future)}
+        self._owing = {proc for future in futures if future.description for proc in waiting_for(future)}
         self._procs = list(dict.fromkeys(chain.from_iterable(future.procs for future in futures)))
         self._looking: Future[list[Doing | Failure]] | None = None
         if self._owing:
@@ -93,11 +93,11 @@ def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: Waiti
 
 def _for(futures: Sequence[PendingFuture]) -> str:
     """Name the calls that were waited for: `` for trainer.step``; empty if they have no name."""
-    notes = list(dict.fromkeys(future.note for future in futures if future.note))
-    if not notes:
+    descriptions = list(dict.fromkeys(future.description for future in futures if future.description))
+    if not descriptions:
         return ""
-    more = f" and {len(notes) - _MAX_EFFECTS} more" if len(notes) > _MAX_EFFECTS else ""
-    return f" for {', '.join(notes[:_MAX_EFFECTS])}{more}"
+    more = f" and {len(descriptions) - _MAX_EFFECTS} more" if len(descriptions) > _MAX_EFFECTS else ""
+    return f" for {', '.join(descriptions[:_MAX_EFFECTS])}{more}"
 
 
 def _goes_on(client: Client, future: PendingFuture, procs: Sequence[int]) -> str:

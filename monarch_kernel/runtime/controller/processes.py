@@ -351,8 +351,8 @@ class RankProcesses:
         asked: bool = False,
     ) -> list[Effect]:
         effects = self._output.end(record, now)  # messages from before its death come first
-        note = next(filter(None, record.open_requests.values()), "")
-        text = f"{what}; it was running {note}" if note and record.up else what
+        description = next(filter(None, record.open_requests.values()), "")
+        text = f"{what}; it was running {description}" if description and record.up else what
         mesh = self._restarts.get(record.spec.proc)
         record.is_replaced = asked
         if mesh is not None and not asked:

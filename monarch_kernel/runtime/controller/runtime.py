@@ -142,7 +142,7 @@ class Runtime(ClientBase):
         self,
         procs: Sequence[int],
         make: Callable[[int], Packed | Sequence[Packed]],
-        note: str,
+        description: str,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
         listen: Listener | None = None,
@@ -155,7 +155,7 @@ class Runtime(ClientBase):
         Args:
             procs: The numbers of their processes.
             make: Makes the message for a request id, or one for each rank.
-            note: What the ranks do meanwhile, in the user's words.
+            description: What the ranks do meanwhile, in the user's words.
             finish: Makes the future's result from the answers.
             rank: The rank of a future of one rank.
             listen: Gets the output and displays of the ranks for it, also after its end. It runs on the I/O thread, so it must
@@ -170,12 +170,14 @@ class Runtime(ClientBase):
         if self._closed:
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         id = self._new_request()
-        future = Future(self, id, finish, rank, note, procs)
+        future = Future(self, id, finish, rank, description, procs)
         packed = make(id)
         if listen is not None:
             self.listeners.add(id, listen)  # before any output can arrive
         self._futures[id] = future  # type: ignore[assignment]
-        ask = partial(self._state.request, id, procs, packed, note, quiet=quiet, is_cell=is_cell, spawned=spawned)
+        ask = partial(
+            self._state.request, id, procs, packed, description, quiet=quiet, is_cell=is_cell, spawned=spawned
+        )
         self._driver.submit(ask)
         if self._over:
             self._abandon_all()  # closed meanwhile, perhaps before the request was handled

@@ -191,7 +191,7 @@ class State:
         """Have new processes spawn an actor that the processes before them had."""
         dead = [proc for proc in record.procs if self.ranks[proc].death is not None]
         packed = self.requests.respawn_log.again(record, id, procs, dead)
-        return self.request(id, procs, packed, record.note, now)
+        return self.request(id, procs, packed, record.description, now)
 
     def host_actors(self) -> list[Effect]:
         """Let requests reach the actors in the controller's own process, as if it were a rank."""
@@ -211,7 +211,7 @@ class State:
         id: int,
         procs: Sequence[int],
         packed: Packed | Sequence[Packed],
-        note: str,
+        description: str,
         now: float,
         *,
         quiet: bool = False,
@@ -229,7 +229,7 @@ class State:
             self.ranks[proc].last_line = ""  # a view shows the line beside the new cell
         return [
             *self.requests.request(
-                id, procs, packed, note, now, quiet=quiet, is_cell=is_cell, keepers=keepers, spawned=spawned
+                id, procs, packed, description, now, quiet=quiet, is_cell=is_cell, keepers=keepers, spawned=spawned
             )
         ]
 
@@ -370,12 +370,12 @@ class State:
     def _answer(self, id: int, proc: int, answer: Answer, now: float, *, is_still_open: bool = False) -> list[Effect]:
         record = self.ranks[proc]
         record.out_of_band.discard(id)
-        note = None if is_still_open else record.open_requests.pop(id, None)
-        if note is not None:
+        description = None if is_still_open else record.open_requests.pop(id, None)
+        if description is not None:
             record.busy_since = now
-        if note is not None and isinstance(answer, Failure) and record.death is None:
+        if description is not None and isinstance(answer, Failure) and record.death is None:
             self.requests.respawn_log.refused(id, proc)
-        if note is not None and not self.requests.is_quiet(id):
+        if description is not None and not self.requests.is_quiet(id):
             record.last_request = id
             record.last_error, record.failure = "", None
             if isinstance(answer, Failure) and answer.kind in (
@@ -424,7 +424,10 @@ class State:
         effects += self._introductions.announce(record)
         if self._resumption is not None:
             if message.open_requests:
-                record.open_requests = {**{one.id: one.note for one in message.open_requests}, **record.open_requests}
+                record.open_requests = {
+                    **{one.id: one.description for one in message.open_requests},
+                    **record.open_requests,
+                }
                 record.busy_since = now - message.open_requests[0].age_s
             self._resumption.reported(peer, message.open_requests)
             effects += self._resume(now)

@@ -30,10 +30,10 @@ def call_waits(view: MeshView, answers: Mapping[int, Doing | Failure], places: P
     for rank, answer in sorted(answers.items()):
         for call in answer.calls if isinstance(answer, Doing) else ():
             if isinstance(answer, Doing) and call.age_s >= min_age_s:
-                key = call.note, call.procs, place_of_thread(answer, call.thread)
+                key = call.description, call.procs, place_of_thread(answer, call.thread)
                 same.setdefault(key, {}).setdefault(rank, call)
     found = []
-    for (note, procs, place), calls in same.items():
+    for (description, procs, place), calls in same.items():
         age_s = max(call.age_s for call in calls.values())
         called: dict[str, list[int]] = {}
         for mesh, rank in places(procs):
@@ -42,9 +42,9 @@ def call_waits(view: MeshView, answers: Mapping[int, Doing | Failure], places: P
         targets = ", ".join(_target(mesh, ranks, view.name) for mesh, ranks in called.items())
         waits = "waits" if len(calls) == 1 else "wait"
         where = f", {place}" if place else ""
-        head = f"{format_ranks(calls)} {waits} for {format_seconds(age_s)} for {note} of {targets}{where}"
-        text = plain("; ".join([head, *_instead(note, missing, view, answers)]))
-        found.append(Stall(("call", note, procs, place), note, tuple(calls), age_s, text, missing))
+        head = f"{format_ranks(calls)} {waits} for {format_seconds(age_s)} for {description} of {targets}{where}"
+        text = plain("; ".join([head, *_instead(description, missing, view, answers)]))
+        found.append(Stall(("call", description, procs, place), description, tuple(calls), age_s, text, missing))
     return sorted(found, key=lambda stall: -stall.age_s)
 
 
@@ -55,11 +55,13 @@ def _target(mesh: str, ranks: Sequence[int], own: str) -> str:
     return ("" if mesh == own else mesh) + format_ranks(sorted(ranks))
 
 
-def _instead(note: str, missing: Sequence[int], view: MeshView, answers: Mapping[int, Doing | Failure]) -> list[str]:
+def _instead(
+    description: str, missing: Sequence[int], view: MeshView, answers: Mapping[int, Doing | Failure]
+) -> list[str]:
     """Describe what the called ranks do."""
     same: dict[tuple[str, str], list[int]] = {}
-    for rank in missing if "." in note else ():  # no code of a rank runs for a transfer with a buffer
-        same.setdefault(_does(note, rank, view, answers.get(rank)), []).append(rank)
+    for rank in missing if "." in description else ():  # no code of a rank runs for a transfer with a buffer
+        same.setdefault(_does(description, rank, view, answers.get(rank)), []).append(rank)
     parts = [
         f"{format_ranks(ranks)} {_VERBS[verb] if len(ranks) > 1 else verb} {rest}"
         for (verb, rest), ranks in list(same.items())[:_MAX_PLACES]
@@ -72,13 +74,13 @@ def _instead(note: str, missing: Sequence[int], view: MeshView, answers: Mapping
 _VERBS = {"is": "are", "runs": "run", "has": "have"}
 
 
-def _does(note: str, rank: int, view: MeshView, answer: Doing | Failure | None) -> tuple[str, str]:
+def _does(description: str, rank: int, view: MeshView, answer: Doing | Failure | None) -> tuple[str, str]:
     """Return a verb, and the rest of what a rank does that is called."""
     if rank < len(view.ranks) and view.ranks[rank].state in ("dead", "stopped", "starting"):
         return "is", {"starting": "not up"}.get(view.ranks[rank].state, "dead")
     if no_answer(answer):
         return "has", NOT_ANSWERED
-    actor = f"actor {note.rpartition('.')[0]}"
+    actor = f"actor {description.rpartition('.')[0]}"
     activities = answer.activities if isinstance(answer, Doing) else ()
     at = next((each for each in activities if each.executor == actor and each.user_frame is not None), None)
     return ("is", f"at {full_place(at)}") if at is not None else ("runs", "no code of it")

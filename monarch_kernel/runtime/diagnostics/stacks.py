@@ -86,13 +86,13 @@ class AwaitedCall:
     """A call of another process, such as of an actor's endpoint, that code of a rank waits for.
 
     Attributes:
-        note: such as ``trainer.step``.
+        description: such as ``trainer.step``.
         procs: numbers of the processes that have not answered.
         age_s: how long it has been waited for, in seconds.
         thread: the thread that waits.
     """
 
-    note: str
+    description: str
     procs: tuple[int, ...]
     age_s: float
     thread: int = 0

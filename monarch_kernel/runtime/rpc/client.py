@@ -45,7 +45,7 @@ class Client(FutureOwner, Protocol):
         self,
         procs: Sequence[int],
         make: Callable[[int], Packed | Sequence[Packed]],
-        note: str,
+        description: str,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
         *,
@@ -57,7 +57,7 @@ class Client(FutureOwner, Protocol):
         Args:
             procs: The processes to ask.
             make: Makes the message for a request id, or one for each process.
-            note: What the processes do meanwhile, in the user's words.
+            description: What the processes do meanwhile, in the user's words.
             finish: Makes the future's result from the answers.
             rank: The flat rank, for a future of one rank.
             quiet: Whether no output belongs to the request.

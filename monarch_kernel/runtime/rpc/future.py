@@ -78,7 +78,7 @@ class Future(Generic[T]):
         id: The number of the request.
         finish: Makes the result from the ranks' answers, or raises; called once, by the first reader.
         rank: The flat rank that answers, if it is one rank.
-        note: What the ranks do meanwhile, in the user's words.
+        description: What the ranks do meanwhile, in the user's words.
         procs: The processes that were asked.
     """
 
@@ -94,9 +94,9 @@ class Future(Generic[T]):
         "_owner",
         "_value",
         "_waiter",
+        "description",
         "id",
         "in_step",
-        "note",
         "procs",
         "rank",
     )
@@ -107,11 +107,11 @@ class Future(Generic[T]):
         id: int,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
-        note: str = "",
+        description: str = "",
         procs: Sequence[int] = (),
     ) -> None:
         self.id = id
-        self.note = note
+        self.description = description
         self.procs = procs
         self.rank = rank
         self.in_step = True

@@ -102,12 +102,12 @@ class Peers:
         procs: Sequence[int],
         packed: Packed | Sequence[Packed],
         now: float,
-        note: str = "",
+        description: str = "",
         spawned: tuple[int, MakeSpawn] | None = None,
     ) -> list[PeerEffect]:
         """Ask processes for one answer each; arguments as for `Requests.request`."""
         effects: list[PeerEffect] = [effect for proc in procs for effect in self.meet(proc)]
-        return [*effects, *self.requests.request(id, procs, packed, note, now, spawned=spawned)]
+        return [*effects, *self.requests.request(id, procs, packed, description, now, spawned=spawned)]
 
     def tell(self, procs: Sequence[int], packed: Packed) -> list[PeerEffect]:
         """Send processes a message that has no answer."""

@@ -197,7 +197,7 @@ class Requests:
         id: int,
         procs: Sequence[int],
         packed: Packed | Sequence[Packed],
-        note: str,
+        description: str,
         now: float,
         *,
         quiet: bool = False,
@@ -211,7 +211,7 @@ class Requests:
             id: The request.
             procs: The processes to ask; each is a known recipient.
             packed: The message, or one for each process.
-            note: What the processes do meanwhile, in the user's words.
+            description: What the processes do meanwhile, in the user's words.
             now: The time.
             quiet: Whether output that arrives meanwhile belongs to the request before it, and so does the last error.
             is_cell: Whether output that arrives meanwhile belongs to this request, whatever else the rank works on.
@@ -224,14 +224,14 @@ class Requests:
         if not procs:
             return [Resolve(id, [], True)]
         if spawned is not None:
-            self.respawn_log.add(spawned[0], procs, note, spawned[1], id)
+            self.respawn_log.add(spawned[0], procs, description, spawned[1], id)
         self._pending[id] = Pending(procs, quiet=quiet, is_cell=is_cell, keepers=keepers)
         effects: list[Send | Resolve] = []
         for proc, message in zip(procs, repeat(packed) if isinstance(packed, Packed) else packed):
             recipient = self._recipients[proc]
             if not recipient.open_requests:
                 recipient.busy_since = now
-            recipient.open_requests[id] = note
+            recipient.open_requests[id] = description
             if recipient.up:
                 effects.append(Send(recipient.peer, message))
             else:

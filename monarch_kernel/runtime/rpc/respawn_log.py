@@ -22,7 +22,7 @@ class SpawnRecord:
     """
 
     actor: int
-    note: str
+    description: str
     make: MakeSpawn
     procs: set[int]
     coming: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -39,9 +39,9 @@ class RespawnLog:
     def __len__(self) -> int:
         return len(self._by_actor)
 
-    def add(self, actor: int, procs: Iterable[int], note: str, make: MakeSpawn, request: int) -> None:
+    def add(self, actor: int, procs: Iterable[int], description: str, make: MakeSpawn, request: int) -> None:
         """Record a spawn that is sent as a request."""
-        kept = self._by_actor[actor] = SpawnRecord(actor, note, make, set(procs))
+        kept = self._by_actor[actor] = SpawnRecord(actor, description, make, set(procs))
         self._by_request[request] = kept
 
     def again(self, kept: SpawnRecord, request: int, procs: Sequence[int], dead: Collection[int]) -> Packed:

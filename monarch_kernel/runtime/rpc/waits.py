@@ -33,7 +33,7 @@ class PendingFuture(Protocol):
     """The attributes of a future that matter here."""
 
     id: int
-    note: str
+    description: str
     procs: Sequence[int]
     rank: int | None
 

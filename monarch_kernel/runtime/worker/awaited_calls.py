@@ -32,7 +32,7 @@ class AwaitedCalls:
 
     def note(self, wait: Wait) -> None:
         """Note a wait, on the thread that waits; again has no effect."""
-        if not wait.future.note or id(wait) in self._noted:
+        if not wait.future.description or id(wait) in self._noted:
             return
         self._forget()
         self._noted[id(wait)] = _Noted(wait, time.monotonic() - wait.lasts_s, threading.get_ident())
@@ -42,7 +42,7 @@ class AwaitedCalls:
         self._forget()
         now = time.monotonic()
         found = [
-            AwaitedCall(wait.future.note, tuple(procs), now - since, thread)
+            AwaitedCall(wait.future.description, tuple(procs), now - since, thread)
             for wait, since, thread in self._noted.copy().values()
             if (procs := self._waiting_for(wait.future.id) if wait.future.id else wait.future.procs)
         ]

@@ -97,7 +97,7 @@ class WorkerClient(ClientBase):
         self,
         procs: Sequence[int],
         make: Callable[[int], Packed | Sequence[Packed]],
-        note: str,
+        description: str,
         finish: Callable[[Sequence[Answer]], T],
         rank: int | None = None,
         *,
@@ -106,10 +106,10 @@ class WorkerClient(ClientBase):
     ) -> Future[T]:
         """Request one answer from each process; if one of them is dead, nothing is sent."""
         id = next(self._ids)
-        future = self._futures[id] = Future(self, id, finish, rank, note, procs)
+        future = self._futures[id] = Future(self, id, finish, rank, description, procs)
         packed = make(id)
         self._driver.submit(
-            lambda: self._perform(self._state.request(id, procs, packed, time.monotonic(), note, spawned))
+            lambda: self._perform(self._state.request(id, procs, packed, time.monotonic(), description, spawned))
         )
         return future
 

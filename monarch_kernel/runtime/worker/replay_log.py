@@ -43,7 +43,7 @@ RICH_NBYTES = 4 << 20
 class _Noted(NamedTuple):
     """A request: when it arrived, its number if it is a cell, and whether it is code, which the file describes."""
 
-    note: str
+    description: str
     at: float
     cell: int | None
     is_code: bool
@@ -73,12 +73,12 @@ class ReplayLog:
     def take(self, message: Message) -> None:
         """Record a request that has arrived."""
         id = getattr(message, "id", 0)
-        note = self._note(message)
-        if not id or not note:
+        description = self._description(message)
+        if not id or not description:
             return
         is_code = isinstance(message, Run)
         open_requests = _Noted(
-            note, time.monotonic(), (message.cell or None) if isinstance(message, Run) else None, is_code
+            description, time.monotonic(), (message.cell or None) if isinstance(message, Run) else None, is_code
         )
         with self._lock:
             self._open_requests[id] = open_requests
@@ -123,18 +123,20 @@ class ReplayLog:
         with self._lock:
             now = time.monotonic()
             open_requests = [
-                OpenRequest(id, self._cells[id].note, now - self._cells[id].at, self._cells[id].cell)
+                OpenRequest(id, self._cells[id].description, now - self._cells[id].at, self._cells[id].cell)
                 for id in self._answers
             ]
             for id, one in self._open_requests.items():
-                open_requests.append(OpenRequest(id, one.note, now - one.at, one.cell if id in self._cells else None))
+                open_requests.append(
+                    OpenRequest(id, one.description, now - one.at, one.cell if id in self._cells else None)
+                )
             packed = [*self._rich, *self._answers.values()]
             self._rich.clear()
             self._rich_nbytes = 0
         return tuple(open_requests), packed
 
-    def _note(self, message: Message) -> str:
-        """The note of a request, in the user's words."""
+    def _description(self, message: Message) -> str:
+        """The description of a request, in the user's words."""
         if isinstance(message, Run):
             return f"cell [{message.cell}]" if message.cell else "code"
         if isinstance(message, Call):
@@ -153,7 +155,7 @@ class ReplayLog:
     def _write(self) -> None:
         draft = f"{self._path}.new"
         with self._writing, contextlib.suppress(OSError):  # the directory is removed before the ranks end
-            runs = next((one.note for one in list(self._open_requests.values()) if one.is_code), "")
+            runs = next((one.description for one in list(self._open_requests.values()) if one.is_code), "")
             with open(draft, "w", opener=_private) as file:
                 json.dump({"pid": os.getpid(), "started": self._started, "runs": runs}, file)
             os.replace(draft, self._path)

@@ -44,13 +44,13 @@ PLACES = Places()
 def warn_if_slow(client: Client, wait: Wait) -> float | None:
     """Show a wait that lasts once, when that is due. Returns when to report the wait again, in seconds."""
     after_s = wait.warn_after_s  # another thread sets it to None when it has shown the wait
-    if after_s is None or not wait.future.note:
+    if after_s is None or not wait.future.description:
         return None
     if not wait.future.id:  # no request, so that no process knows of it
         if wait.lasts_s < after_s:
             return after_s - wait.lasts_s
         wait.warn_after_s = None
-        wait.tell(f"{wait.future.note}: it has not ended for {wait.lasts_s:.2g} s")
+        wait.tell(f"{wait.future.description}: it has not ended for {wait.lasts_s:.2g} s")
         return None
     if wait.lasts_s >= after_s:
         wait.warn_after_s = None
@@ -137,7 +137,7 @@ def slow_text(future: PendingFuture, lasts_s: float, doing: Mapping[int, Doing |
         doing: The activities of the ranks that have not answered.
     """
     many = f" of {len(future.procs)}" if len(future.procs) > 1 else ""
-    lines = [f"{future.note}: no answer for {lasts_s:.2g} s from {format_ranks(doing)}{many}"]
+    lines = [f"{future.description}: no answer for {lasts_s:.2g} s from {format_ranks(doing)}{many}"]
     same: dict[str, list[int]] = {}
     for rank, one in doing.items():
         same.setdefault(_what(future, one), []).append(rank)
@@ -163,7 +163,7 @@ def _what(future: PendingFuture, doing: Doing | Failure) -> str:
 def _activities(future: PendingFuture, doing: Doing) -> tuple[Activity | None, Activity | None]:
     """Return what a rank runs for a future, and what it or the actor that the future is of runs."""
     mine = next((each for each in doing.activities if each.request == future.id), None)
-    actor = f"actor {future.note.rpartition('.')[0]}"
+    actor = f"actor {future.description.rpartition('.')[0]}"
     return mine, mine or next((each for each in doing.activities if each.executor == actor), None)
 
 
@@ -177,7 +177,7 @@ def goes_on_text(future: PendingFuture, doing: Mapping[int, Doing | Failure]) ->
     same: dict[str, list[int]] = {}
     for rank, one in doing.items():
         same.setdefault(_goes_on(future, one), []).append(rank)
-    what = f" with {future.note}" if future.note else ""
+    what = f" with {future.description}" if future.description else ""
     parts = [
         f"{format_ranks(ranks)} {'goes' if len(ranks) == 1 else 'go'} on{what}{until}"
         for until, ranks in list(same.items())[:_MAX_LINES]

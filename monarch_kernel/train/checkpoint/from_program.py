@@ -120,7 +120,7 @@ def _mesh_of(things: Mapping[str, Any]) -> Any:
     return meshes[0]
 
 
-def _call(mesh: Any, function: Any, note: str) -> Sequence[Any]:
+def _call(mesh: Any, function: Any, description: str) -> Sequence[Any]:
     """Call a function on all ranks, after all operations that were issued before, and return their results.
 
     Raises:
@@ -129,7 +129,7 @@ def _call(mesh: Any, function: Any, note: str) -> Sequence[Any]:
     """
     _tensor("reductions").form_group(mesh)
     try:
-        found: Sequence[Any] = _tensor("crossing").ranks_of(mesh).call(function, note).get().values()
+        found: Sequence[Any] = _tensor("crossing").ranks_of(mesh).call(function, description).get().values()
     except RemoteError as error:
         texts = {failure.message for failure in error.reports.values() if failure.etype == CheckpointError.__name__}
         if len(texts) != 1:

@@ -204,7 +204,7 @@ def test_a_breakpoint_in_an_endpoint_stops(person: Person) -> None:
         body: Any = person.mesh.spawn("body", cls)
         future = body.run.call("breakpoint()\nvalue = 3")
         stop = person.stop()
-        assert stop.note == "body.run"
+        assert stop.description == "body.run"
         assert person.leave(stop, "c", future).values() == (3,)
         error = body.run.call("value = 1 / 0").exception(LONG_S)
         assert error is not None

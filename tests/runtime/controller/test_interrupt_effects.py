@@ -41,7 +41,7 @@ class Ranks:
         self.silent = silent
         self.said: list[str] = []
         self.future: Future[None] = Future(
-            Future.resolved(None).owner, 7, lambda answers: None, note="a.step", procs=PROCS
+            Future.resolved(None).owner, 7, lambda answers: None, description="a.step", procs=PROCS
         )
 
     def owing(self, future: object) -> Sequence[int]:

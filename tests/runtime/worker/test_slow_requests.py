@@ -17,8 +17,8 @@ LIBRARY = Frame("/usr/lib/python3/site-packages/torch/nn.py", 9, "forward")
 SILENT = Failure("interrupted", "CancelledError", "cancelled by the caller")
 
 
-def future(note: str = "a.block") -> Future[None]:
-    return Future(Future.resolved(None).owner, 7, lambda answers: None, note=note, procs=(11, 12, 13))
+def future(description: str = "a.block") -> Future[None]:
+    return Future(Future.resolved(None).owner, 7, lambda answers: None, description=description, procs=(11, 12, 13))
 
 
 def at(request: int, *frames: Frame, call: str = "") -> Doing:
@@ -95,7 +95,7 @@ def test_a_call_that_waits_in_a_collective_is_shown_after_ten_seconds() -> None:
 
 def test_a_transfer_for_which_no_process_has_a_request_is_shown_after_a_minute() -> None:
     transfer: Future[None] = Future(
-        Future.resolved(None).owner, 0, lambda answers: None, note="a transfer with a buffer", procs=(11,)
+        Future.resolved(None).owner, 0, lambda answers: None, description="a transfer with a buffer", procs=(11,)
     )
     wait, client = Wait(transfer, lambda: None, warn_after_s=60.0), Asked(*[Doing()] * 3)
     wait.lasts_s = 10.0

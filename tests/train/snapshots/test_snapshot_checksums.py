@@ -81,7 +81,7 @@ class _Buddy:
         self.frames = frames
         self.told: list[Any] = []
 
-    def request(self, procs: Any, make: Any, note: str, finish: Any, **options: Any) -> Any:
+    def request(self, procs: Any, make: Any, description: str, finish: Any, **options: Any) -> Any:
         return self
 
     def get(self, timeout: float) -> Any:

@@ -174,7 +174,7 @@ class OpenRequest(msgspec.Struct, array_like=True, frozen=True):
     """
 
     id: int
-    note: str
+    description: str
     age_s: float
     cell: int | None = None
 
