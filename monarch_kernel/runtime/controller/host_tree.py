@@ -63,7 +63,7 @@ class Hosts(dict[int, HostRecord]):
             host = record.successor
         return host
 
-    # -- life
+    # -- silence and loss
 
     def expire(self, active: Container[int], for_s: float) -> list[Expired]:
         """Give up hosts that have been silent for too long.

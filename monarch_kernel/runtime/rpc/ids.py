@@ -15,17 +15,17 @@ CONTROLLER_PROC = 0
 """The number of the controller's own process."""
 
 _PROC_SHIFT = 44
-_LIFE_SHIFT = 32
+_EPOCH_SHIFT = 32
 
 
-def first_number(life: int, proc: int = CONTROLLER_PROC) -> int:
-    """The first number of a process; ``life`` is its incarnation or epoch, counted from 0."""
-    return (proc << _PROC_SHIFT) | (life << _LIFE_SHIFT) | 1
+def first_number(epoch: int, proc: int = CONTROLLER_PROC) -> int:
+    """The first number of a process; ``epoch`` counts from 0, and is the incarnation of a rank."""
+    return (proc << _PROC_SHIFT) | (epoch << _EPOCH_SHIFT) | 1
 
 
-def numbers(life: int, proc: int = CONTROLLER_PROC) -> Iterator[int]:
+def numbers(epoch: int, proc: int = CONTROLLER_PROC) -> Iterator[int]:
     """The numbers of a process, in order; arguments as for `first_number`."""
-    return itertools.count(first_number(life, proc))
+    return itertools.count(first_number(epoch, proc))
 
 
 def origin_of(number: int) -> int:

@@ -47,8 +47,8 @@ def up(proc: int, incarnation: int = 0) -> ProcessStatus:
 
 
 def test_a_number_contains_the_process_that_made_it() -> None:
-    for proc, life in ((0, 0), (0, 7), (5, 0), (5, 4095), (1_000_000, 3)):
-        assert origin_of(first_number(life, proc)) == proc
+    for proc, incarnation in ((0, 0), (0, 7), (5, 0), (5, 4095), (1_000_000, 3)):
+        assert origin_of(first_number(incarnation, proc)) == proc
     assert next(numbers(1, 5)) > first_number(0, 5) + 2**31
 
 
@@ -202,7 +202,7 @@ Step = st.one_of(
 def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
     state = peers()
     alive: dict[int, bool] = {}
-    life = dict.fromkeys((2, 3, 4), -1)
+    incarnation = dict.fromkeys((2, 3, 4), -1)
     asked: dict[int, list[int]] = {}
     ends: dict[int, int] = {}
     order: dict[bytes, list[int]] = {}
@@ -220,12 +220,12 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
             asked[id] = what
             took(state.request(id, what, pack(Ping(id)), 0.0))
         elif kind == "come" and not alive.get(what):
-            life[what] += 1
+            incarnation[what] += 1
             alive[what] = True
-            took(state.news(up(what, life[what]), 0.0))
+            took(state.news(up(what, incarnation[what]), 0.0))
         elif kind == "die" and alive.get(what):
             alive[what] = False
-            took(state.news(ProcessStatus(what, life[what], "", DEATH), 0.0))
+            took(state.news(ProcessStatus(what, incarnation[what], "", DEATH), 0.0))
         elif asked and kind == "answer":
             id = what % len(asked) + 1
             for proc in asked[id]:
@@ -234,7 +234,7 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
         elif asked and kind == "cancel":
             took(state.cancel(what % len(asked) + 1, 0.0))
     for proc in (2, 3, 4):
-        took(state.news(ProcessStatus(proc, life[proc] + 1, "", DEATH), 0.0))
+        took(state.news(ProcessStatus(proc, incarnation[proc] + 1, "", DEATH), 0.0))
     assert ends == dict.fromkeys(asked, 1)
     assert len(state.requests) == 0
     assert all(ids == sorted(ids) for ids in order.values())
