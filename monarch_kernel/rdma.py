@@ -58,15 +58,15 @@ class Buffer(Handle):
         client = client_here()
         memory = memory_of(thing)
         settle(memory)
-        loan = client.exports.lend(memory, context().actor_instance.actor_id)
-        ending = weakref.finalize(self, client.exports.end, loan.lease)
+        handle = client.exports.lend(memory, context().actor_instance.actor_id)
+        ending = weakref.finalize(self, client.exports.end, handle.lease)
         ending.atexit = False
-        self._settle(client, loan, ending)
+        self._settle(client, handle, ending)
 
-    def _settle(self, client: Client, loan: BufferHandle, ending: Any = None) -> None:
+    def _settle(self, client: Client, handle: BufferHandle, ending: Any = None) -> None:
         self._client = client
-        self._handle = loan
-        self._ending = ending  # ends the loan with this handle, unless the handle is sent
+        self._handle = handle
+        self._ending = ending  # ends the lease with this handle, unless the handle is sent
         self._whole: Buffer | None = None
 
     def __repr__(self) -> str:
@@ -190,8 +190,8 @@ class Buffer(Handle):
         return part
 
     def drop(self) -> Future[bool]:
-        """End the loan: the memory is released after the last transfer. The result is False if the loan had ended."""
-        loan = self._handle
+        """End the lease: the memory is released after the last transfer. The result is False if the lease had ended."""
+        handle = self._handle
         client = self._client
 
         def finish(answers: Sequence[Answer]) -> bool:
@@ -201,8 +201,8 @@ class Buffer(Handle):
             return bool(load(answer.payload, answer.frames))
 
         return client.request(
-            (loan.proc,),
-            lambda id: pack(EndExport(id, loan.lent.cookie, *loan.lease)),
+            (handle.proc,),
+            lambda id: pack(EndExport(id, handle.lent.cookie, *handle.lease)),
             "dropping a buffer",
             finish,
         )

@@ -9,7 +9,7 @@ All operations have the same steps, and the bytes go from rank to rank:
 2. The destination ranks receive these lists. Each plans what to read from which rank (`features.resharding.plan`), and reads.
    This is one request, in order with their cells. If it overwrites variables, an earlier request asks the destination ranks
    what they have, and nothing is written unless everything matches.
-3. One message to each source rank ends its loans, whatever the rank is busy with.
+3. One message to each source rank ends its leases, whatever the rank is busy with.
 
 The source ranks are not blocked meanwhile: that would be a deadlock where two copies cross, or where a rank reads from itself.
 If other code on a source rank writes to a tensor during the transfer, torch's version counters show it, and the operation
@@ -132,8 +132,8 @@ def _without_ours(answer: Answer) -> Answer:
     return answer
 
 
-class _Loans:
-    """The memory that ranks lend for one operation. All loans have the same owner number, and end together.
+class _Leases:
+    """The memory that ranks lend for one operation. All leases have the same owner number, and end together.
 
     Args:
         source: the ranks.
@@ -157,7 +157,7 @@ class _Loans:
         return self.leaves
 
     def abandon(self) -> list[Future[Answer]]:
-        """End the loans, and return the answer of each rank."""
+        """End the leases, and return the answer of each rank."""
         client = self._source.client
         make = partial(EndExports, owner=self._owner)
         return [
@@ -165,7 +165,7 @@ class _Loans:
         ]
 
     def end(self) -> None:
-        """End the loans.
+        """End the leases.
 
         Raises:
             MoveError: ranks have written to the memory meanwhile.
@@ -177,7 +177,7 @@ class _Loans:
                 continue
             leases = {tuple(lease) for lease in read_value(answer)}
             for path, leaf in leaves.items():
-                if isinstance(leaf, Held) and leaf.loan is not None and leaf.loan.lease in leases:
+                if isinstance(leaf, Held) and leaf.handle is not None and leaf.handle.lease in leases:
                     written.setdefault(path, []).append(rank)
         if written:
             ranks = {rank for each in written.values() for rank in each}
@@ -187,7 +187,7 @@ class _Loans:
             )
 
     def deaths(self) -> dict[Point, Failure]:
-        """End the loans, and return the ranks that have died; waits for reports of deaths."""
+        """End the leases, and return the ranks that have died; waits for reports of deaths."""
         found = {}
         for rank, future in zip(self._source.ranks, self.abandon()):
             answer = future.get() if future.wait(_DEATH_REPORT_S) else None
@@ -209,8 +209,8 @@ def copy_state(
         here.ranks,
         here.call(partial(describe, {name: name for name in pairs.values()}), what).get().values(),
     )
-    with _lending(there, what) as loans:
-        theirs = loans.begin(pairs)
+    with _lending(there, what) as lending:
+        theirs = lending.begin(pairs)
         fits = fit(theirs, ours, cast=cast)
         problems = list(fits.problems)
         if strict and fits.missing:
@@ -219,11 +219,11 @@ def copy_state(
             problems.append(f"not on {here.name}: {_some(fits.unexpected)} (strict=False leaves them out)")
         if problems:
             raise MoveError(f"{what}: nothing was changed\n" + "\n".join(f"  {why}" for why in _first(problems)))
-        read = partial(read_state, {name: name for name in pairs.values()}, loans.leaves)
+        read = partial(read_state, {name: name for name in pairs.values()}, lending.leaves)
         undefined = (
             f"{_some(pairs.values())} on {here.name} is undefined now: some of the data was written, some was not"
         )
-        tallies = _read(here, read, what, undefined, loans, range(len(here.ranks)))
+        tallies = _read(here, read, what, undefined, lending, range(len(here.ranks)))
     return _moved(tallies, started, fits)
 
 
@@ -238,9 +238,9 @@ def scatter(here: Ranks, name: str, thing: Any, axis: str | None, dim: int) -> M
         client.host_actors()  # ranks that have no path to its memory request the data from it
     owner = client.new_number()
     try:
-        loan = client.exports.lend(memory, owner)
+        handle = client.exports.lend(memory, owner)
         part = Part(whole(layout.shape), (0,) * len(layout.shape))
-        held: Leaves = {"": Held(layout.dtype, layout.shape, (part,), loan, "", kind_of(thing))}
+        held: Leaves = {"": Held(layout.dtype, layout.shape, (part,), handle, "", kind_of(thing))}
         what = f"scattering {name!r} to {here.name}"
         tallies = _read(here, partial(take, name, [held]), what, _unchanged(here, name), None, boxes, range(len(boxes)))
     finally:
@@ -252,12 +252,12 @@ def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
     """Implement `ProcMesh.gather`."""
     check_name(name)
     what = f"gathering {name!r} from {there.name}"
-    with _lending(there, what) as loans:
-        sources = joined(name, loans.begin({name: name}), _places(there, axis)[1], dim)
+    with _lending(there, what) as lending:
+        sources = joined(name, lending.begin({name: name}), _places(there, axis)[1], dim)
         try:
             return take_box(there.client, sources, _whole(sources))[0]
         except BufferGoneError:
-            deaths = loans.deaths()
+            deaths = lending.deaths()
             if not deaths:
                 raise
             raise SupervisionError(f"{what} failed", deaths) from None
@@ -272,11 +272,11 @@ def all_to_all(
     _check_session(there, here)
     what = f"moving {name!r} from {there.name} to {here.name}"
     _places(here, axis)  # raises for an unknown axis before the first request
-    with _lending(there, what) as loans:
-        sources = joined(name, loans.begin({name: name}), _places(there, from_axis)[1], from_dim)
+    with _lending(there, what) as lending:
+        sources = joined(name, lending.begin({name: name}), _places(there, from_axis)[1], from_dim)
         boxes = _boxes(here, [stop for _, stop in _whole(sources)], axis, dim, name)
         tallies = _read(
-            here, partial(take, name, sources), what, _unchanged(here, name), loans, boxes, range(len(boxes))
+            here, partial(take, name, sources), what, _unchanged(here, name), lending, boxes, range(len(boxes))
         )
     return _moved(tallies, started)
 
@@ -294,20 +294,20 @@ def move_parts(
     Args:
         here: the ranks that read.
         there: the ranks that lend.
-        lend: makes the function that lends, for the number of the owner of the loans.
+        lend: makes the function that lends, for the number of the owner of the leases.
         read: called on each rank that reads, with its source and its number.
         sources_of: returns the source of each rank that reads, from all that was lent.
         what: what errors call it.
     """
     _check_session(there, here)
     what = f"{what} from {there.name} to {here.name}"
-    with _lending(there, what) as loans:
-        sources = sources_of(loans.lend(lend))
+    with _lending(there, what) as lending:
+        sources = sources_of(lending.lend(lend))
         try:
             return here.call(read, what, sources, range(len(sources))).get()
         except RanksError as error:
             is_gone = any(report.etype == "BufferGoneError" for report in error.reports.values())
-            if is_gone and (deaths := loans.deaths()):
+            if is_gone and (deaths := lending.deaths()):
                 raise SupervisionError(f"{what} failed, because ranks of the source have died", deaths) from None
             raise
 
@@ -339,19 +339,24 @@ def _unchanged(at: Ranks, name: str) -> str:
 
 
 @contextlib.contextmanager
-def _lending(source: Ranks, what: str) -> Iterator[_Loans]:
-    """End the loans of the ranks in any case."""
-    loans = _Loans(source, what)
+def _lending(source: Ranks, what: str) -> Iterator[_Leases]:
+    """End the leases of the ranks in any case."""
+    lending = _Leases(source, what)
     try:
-        yield loans
+        yield lending
     except BaseException:
-        loans.abandon()
+        lending.abandon()
         raise
-    loans.end()
+    lending.end()
 
 
 def _read(
-    here: Ranks, function: Callable[..., Tally], what: str, undefined: str, loans: _Loans | None, *values: Iterable[Any]
+    here: Ranks,
+    function: Callable[..., Tally],
+    what: str,
+    undefined: str,
+    lending: _Leases | None,
+    *values: Iterable[Any],
 ) -> Sequence[Tally]:
     """Make ranks read their parts; an error describes the state of the destination."""
     try:
@@ -360,7 +365,7 @@ def _read(
         raise RemoteInterrupt(f"{error}; {undefined}") from None
     except RanksError as error:
         is_gone = any(report.etype == "BufferGoneError" for report in error.reports.values())
-        deaths = loans.deaths() if is_gone and loans is not None else {}
+        deaths = lending.deaths() if is_gone and lending is not None else {}
         if deaths:
             raise SupervisionError(
                 f"{what} failed, because ranks of the source have died; {undefined}", deaths

@@ -41,7 +41,7 @@ Deaths come from pidfds; only memory and processor use are polled, once a second
 - The agent: the Linux kernel kills the ranks, the zygote what they have started (`runtime.host.descendants`); on another
   machine the zygote also removes the directory. The controller marks all ranks as lost, and the next `this_host` launches
   another agent.
-- A host elsewhere: the controller, by silence for ``lost_after_s``, or its engine. If the host is heard again it receives
+- A host elsewhere: the controller, by silence for ``lost_after_s``, or its engine. If the host sends again it receives
   the order to end (`Beat.over`).
 - The zygote: the agent, by the end of its socket. Ranks that were not forked yet are lost, with the zygote's log. The agent
   starts another zygote.

@@ -210,7 +210,7 @@ def _copy(losses: _Losses) -> int:
     nbytes = 0
     for (place, source), ids in by_pair.items():
         here, there = (ranks_of(mesh.process(mesh.ranks[each])) for each in (place, source))
-        lend: Any = partial(partial, lend_parts, ids)  # takes the owner of the loans
+        lend: Any = partial(partial, lend_parts, ids)  # takes the owner of the leases
         nbytes += sum(
             move_parts(here, there, lend, partial(read_parts, ids), lambda lent: lent, "refilling tensors").values()
         )

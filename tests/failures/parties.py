@@ -105,7 +105,7 @@ class Party(Actor):
                 continue
             found["descriptor of " + re.sub(r"\d+", "N", link)] += 1
         found.update(f"thread {re.sub(r'[0-9]+', 'N', thread.name)}" for thread in threading.enumerate())
-        found["loans"] = len(client_here().exports)
+        found["leases"] = len(client_here().exports)
         found["blocks"] = sum(block() is not None for block in self._blocks.values())
         return dict(found)
 

@@ -273,7 +273,7 @@ class ActorHost:
         return cleanup(error)
 
     def release(self, why: Failure) -> None:
-        """Answer the open requests and end the loans of an actor that has cleaned up."""
+        """Answer the open requests and end the leases of an actor that has cleaned up."""
         self.responses.end(why)
         self.actor_server.client.exports.end_all_of(self.about.actor_id)
 

@@ -9,7 +9,7 @@ per step.
 
 The distance of the horizon determines how soon a change takes effect. It is twice the number of steps that the fastest rank
 does in `AHEAD_S`; where a step takes longer than that, it is two steps: the one that runs, and the one that may follow it. A
-rank reports when it has done half of that distance since its last report, so the controller hears from each rank ten times a
+rank reports when it has done half of that distance since its last report, so each rank reports to the controller ten times a
 second. With very many ranks that would be too often: from 100 ranks on, the interval is one millisecond per rank.
 """
 

@@ -33,7 +33,7 @@ class Held(NamedTuple):
         dtype: name of the dtype in torch and NumPy.
         shape: shape of the whole tensor.
         parts: the parts that the rank has.
-        loan: handle on its memory, if the rank has lent it.
+        handle: handle on its memory, if the rank has lent it.
         same: the path under which the same memory occurs first.
         kind: type of the object.
     """
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     parts: tuple[Part, ...]
-    loan: BufferHandle | None = None
+    handle: BufferHandle | None = None
     same: str = ""
     kind: Kind = "tensor"
 
@@ -63,7 +63,7 @@ class Tally(NamedTuple):
 class _Job(NamedTuple):
     """One read: lent memory, the memory to read it into, and the box of ``thing`` if it must be converted."""
 
-    loan: BufferHandle
+    handle: BufferHandle
     to: Memory
     thing: Any = None
     at: tuple[slice, ...] = ()
@@ -112,16 +112,16 @@ class TensorReading:
             held: list[tuple[BufferHandle, Part, int]] = []
             for source in self._in_order():
                 leaf = self._sources[source].get(path)
-                if isinstance(leaf, Held) and leaf.loan is not None:
-                    held += [(leaf.loan, each, source) for each in leaf.parts]
+                if isinstance(leaf, Held) and leaf.handle is not None:
+                    held += [(leaf.handle, each, source) for each in leaf.parts]
             steps, left = cut_up(part.box, [(number, [each.box]) for number, (_, each, _) in enumerate(held)])
             if left:
                 raise LookupError(f"{path}: no rank has the elements {_text_of(left[0])}")
             for number, box in steps:
-                loan, theirs, source = held[number]
+                handle, theirs, source = held[number]
                 self._load[source] += numel(box)
-                job = _job(thing, memory, part, loan, theirs, box)
-                if loan.lent.pid != os.getpid() or job.loan.address != job.to.address:  # else it is itself
+                job = _job(thing, memory, part, handle, theirs, box)
+                if handle.lent.pid != os.getpid() or job.handle.address != job.to.address:  # else it is itself
                     jobs.append(job)
         if jobs:
             self._tensors.append(thing)
@@ -139,11 +139,11 @@ class TensorReading:
             BufferGoneError: a source has ended; the targets are partly filled.
         """
         started = time.perf_counter()
-        jobs = sorted(self._jobs, key=lambda job: -job.loan.layout.nbytes)
+        jobs = sorted(self._jobs, key=lambda job: -job.handle.layout.nbytes)
         transfers = self._carry([job for job in jobs if job.thing is None])
         batch: list[_Job] = []
         for job in [job for job in jobs if job.thing is not None]:
-            if batch and sum(each.loan.layout.nbytes for each in batch) + job.loan.layout.nbytes > _CAST_NBYTES:
+            if batch and sum(each.handle.layout.nbytes for each in batch) + job.handle.layout.nbytes > _CAST_NBYTES:
                 transfers += self._convert(batch)
                 batch = []
             batch.append(job)
@@ -155,25 +155,25 @@ class TensorReading:
         return Tally(dict(by_path), len(self._tensors), time.perf_counter() - started)
 
     def _carry(self, jobs: Sequence[_Job]) -> list[Transfer]:
-        futures: list[Future[Transfer]] = [carry(self._client, job.loan, job.to, is_write=False) for job in jobs]
+        futures: list[Future[Transfer]] = [carry(self._client, job.handle, job.to, is_write=False) for job in jobs]
         return together(futures).get(warn_after_s=None) if futures else []
 
     def _convert(self, jobs: Sequence[_Job]) -> list[Transfer]:
-        landed = [new_thing(job.loan.layout.dtype, job.loan.layout.shape, like=job.thing) for job in jobs]
-        transfers = self._carry([_Job(job.loan, memory_of(thing)) for job, thing in zip(jobs, landed)])
+        landed = [new_thing(job.handle.layout.dtype, job.handle.layout.shape, like=job.thing) for job in jobs]
+        transfers = self._carry([_Job(job.handle, memory_of(thing)) for job, thing in zip(jobs, landed)])
         for job, thing in zip(jobs, landed):
             _assign(job.thing, job.at, thing)
         return transfers
 
 
-def _job(thing: Any, memory: Memory, part: Part, loan: BufferHandle, theirs: Part, box: Box) -> _Job:
+def _job(thing: Any, memory: Memory, part: Part, handle: BufferHandle, theirs: Part, box: Box) -> _Job:
     shape = shape_of(box)
     ours_at, theirs_at = (
         tuple(at + start - first for at, (start, _), (first, _) in zip(each.at, box, each.box))
         for each in (part, theirs)
     )
-    far, later = loan.layout.box(theirs_at, shape)
-    lent = loan._replace(layout=far, address=loan.address + later)
+    far, later = handle.layout.box(theirs_at, shape)
+    lent = handle._replace(layout=far, address=handle.address + later)
     near, later = memory.layout.box(ours_at, shape)
     to = memory._replace(layout=near, address=memory.address + later)
     if near.dtype == far.dtype:
@@ -182,10 +182,10 @@ def _job(thing: Any, memory: Memory, part: Part, loan: BufferHandle, theirs: Par
 
 
 def _distance(leaves: Iterable[Held | Plain], here: str) -> int:
-    loan = next((leaf.loan for leaf in leaves if isinstance(leaf, Held) and leaf.loan is not None), None)
-    if loan is None or loan.lent.machine != here:
+    handle = next((leaf.handle for leaf in leaves if isinstance(leaf, Held) and leaf.handle is not None), None)
+    if handle is None or handle.lent.machine != here:
         return 2
-    return int(loan.lent.pid != os.getpid())
+    return int(handle.lent.pid != os.getpid())
 
 
 def new_thing(dtype: str, shape: Sequence[int], kind: Kind = "tensor", *, like: Any = None) -> Any:

@@ -29,7 +29,7 @@ def describe(names: Mapping[str, str]) -> Leaves:
 
 
 def lend(names: Mapping[str, str], owner: int) -> Leaves:
-    """Describe the leaves of variables (see `describe`), and lend their memory until all loans of ``owner`` end."""
+    """Describe the leaves of variables (see `describe`), and lend their memory until all leases of ``owner`` end."""
     exports = PROCESS.client.exports
     lent: Leaves = {}
     try:
@@ -37,8 +37,8 @@ def lend(names: Mapping[str, str], owner: int) -> Leaves:
             held = _held(leaf, same)
             if isinstance(held, Held) and isinstance(leaf, Leaf) and leaf.parts:
                 first = lent[same] if same != path else None
-                loan = first.loan if isinstance(first, Held) else exports.lend(leaf.memory, owner)
-                held = held._replace(loan=loan)
+                handle = first.handle if isinstance(first, Held) else exports.lend(leaf.memory, owner)
+                held = held._replace(handle=handle)
             lent[path] = held
     except BaseException:  # also an interrupt
         exports.end_all_of(owner)
@@ -51,7 +51,7 @@ def read_state(names: Mapping[str, str], sources: Sequence[Leaves], turn: int) -
 
     Args:
         names: name of a variable -> prefix of its paths.
-        sources: the leaves of each source, with their loans; leaves that no source has stay unchanged here.
+        sources: the leaves of each source, with their leases; leaves that no source has stay unchanged here.
         turn: number of this rank among the readers.
     """
     found = _found(names)

@@ -148,7 +148,7 @@ def local_part(tensor: Any) -> Any:
 
 
 def lend_part(id: int, owner: int) -> Leaves:
-    """Lend this rank's part of a tensor, until all loans of ``owner`` end; a part that is lost comes as its `Poison`."""
+    """Lend this rank's part of a tensor, until all leases of ``owner`` end; a part that is lost comes as its `Poison`."""
     part = local_part(_table().take(id, 0, 0))
     if isinstance(part, Poison):
         return {"": Plain(part)}

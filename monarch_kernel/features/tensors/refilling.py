@@ -48,7 +48,7 @@ def find_parts(ids: Sequence[int]) -> list[bool]:
 
 
 def lend_parts(ids: Sequence[int], owner: int) -> Leaves:
-    """Lend the memory of parts until all loans of ``owner`` end, and describe the parts under the path ``pieces``."""
+    """Lend the memory of parts until all leases of ``owner`` end, and describe the parts under the path ``pieces``."""
     import torch
 
     leaves: Leaves = {}

@@ -39,7 +39,7 @@ class RDMABuffer(native.RDMABuffer):
     """A buffer whose `drop` returns None, and can be repeated."""
 
     def drop(self) -> Future[Any]:
-        """End the loan: the memory is released after the last transfer."""
+        """End the lease: the memory is released after the last transfer."""
         return _without_result(super().drop())
 
 

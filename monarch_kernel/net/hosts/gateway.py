@@ -12,7 +12,7 @@ reports whether it has a path to the controller (`Beat.attached`), which may be 
 stops to report a path, or falls silent, this agent dials the controller again, by the addresses that it was started with.
 
 Messages for a rank of another host go through the controller, until it has said where that host is (`reach`) and a connection
-is established: then directly to its agent. If nothing is heard on that connection for a while, the agent closes it and returns
+is established: then directly to its agent. If nothing arrives on that connection for a while, the agent closes it and returns
 to the old path. The numbers of the `Relay` ensure that nothing is lost or reordered when the path changes.
 
 A message for several ranks will soon have several answers. The first answers wait for the others, so that equal ones go up as
@@ -77,7 +77,7 @@ class Gateway:
     Attributes:
         name: of the agent itself.
         address: where ranks connect.
-        controller_seen_at: when the controller was last heard of; None if it never was.
+        controller_seen_at: when the last message of the controller came; None if none has come.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Gateway:
                 self._joining = None
                 former, self._parent = self._parent, host
                 if host != CONTROLLER_HOST:
-                    self._relay.greet(host)  # it reports its path to the controller while it hears of us
+                    self._relay.greet(host)  # it reports its path to the controller while it gets our messages
                 self._relay.lead_by(former, host)
                 if former != host and self._links is not None:
                     self._links.hang_up(former)

@@ -4,8 +4,8 @@ Theory of operation
 ===================
 
 Hosts are numbered; the controller's is 0. Each has one `Relay`. Its *neighbours* are the hosts to which it has a connection.
-A message for another host goes to the neighbour through which that host was last heard, or to the default neighbour if it
-never was. So hosts can form any graph: a star, a tree of agents, or pairs that bypass the controller.
+A message for another host goes to the neighbour that brought the last message of that host, or to the default neighbour if
+there was none. So hosts can form any graph: a star, a tree of agents, or pairs that bypass the controller.
 
 A message to send becomes a *draft*. The same frames for processes of many hosts are one draft with a *hop* (`Hop`) for each
 host, and travel once per neighbour: that is fan-out. Frames of several senders that are equal byte by byte, for the same
@@ -21,7 +21,7 @@ gap drops the messages after it and requests all from there; it drops duplicates
 A large message is cut into pieces: each piece that arrives shows that the host is alive, while a gigabyte in one frame would
 not. The `Outbox` of a neighbour limits how many pieces are in transit to it; the messages that wait there are numbered already.
 
-A new controller starts a new *epoch*: the numbers of the last one are void, and an agent that hears from it starts
+A new controller starts a new *epoch*: the numbers of the last one are void, and an agent that gets its messages starts
 again, too.
 """
 
@@ -97,7 +97,7 @@ class Relay:
     Args:
         host: its number.
         epoch: the number of controllers before this one, or before the one that the host belongs to.
-        default: the neighbour for hosts that were not heard of yet; None to queue messages for them.
+        default: the neighbour for hosts that have sent nothing yet; None to queue messages for them.
         members: the hosts of the session; None if they are not known, and any host is accepted.
 
     Attributes:
@@ -352,7 +352,7 @@ class Relay:
                 self.dropped += 1
 
     def _may_come_by(self, host: int, neighbour: int) -> bool:
-        """Whether a host is of the session; the controller, which can end this host, must be heard on the path to it."""
+        """Whether a host is of the session; the controller, which can end this host, must send on the path to it."""
         if host == CONTROLLER_HOST:
             return neighbour in (CONTROLLER_HOST, self.way(host), self.default)
         return self._members is None or host in self._members
@@ -369,7 +369,7 @@ class Relay:
             self._outbox(neighbour).put_beat(over)
 
     def _is_of_this_epoch(self, host: int, epoch: int, session: _Session) -> bool:
-        """Whether a number belongs to the current epoch; an agent that hears of a new controller starts again."""
+        """Whether a number belongs to the current epoch; an agent that learns of a new controller starts again."""
         if epoch > session.epoch and self.host != CONTROLLER_HOST and host == CONTROLLER_HOST:
             self._sessions[host] = _Session(epoch)
             return True

@@ -34,7 +34,7 @@ class BufferHandle(NamedTuple):
 
 
 class ExportTable:
-    """The memory that this process lends; it stays in place until its loan has ended and no transfer is in progress.
+    """The memory that this process lends; it stays in place until its lease has ended and no transfer is in progress.
 
     Args:
         proc: number of this process.
@@ -58,10 +58,10 @@ class ExportTable:
 
         Args:
             memory: the memory; it is kept until then.
-            owner: number of the actor that lends it, or another number, with which the loan ends; 0 for the program.
+            owner: number of the actor that lends it, or another number, with which the lease ends; 0 for the program.
 
         Raises:
-            MemoryError: too many loans exist at the same time.
+            MemoryError: too many leases exist at the same time.
         """
         with self._lock:
             if self._table is None:
@@ -111,11 +111,11 @@ class ExportTable:
         return memory
 
     def is_lent(self, lease: Lease) -> bool:
-        """Whether the loan has not ended."""
+        """Whether the lease has not ended."""
         return lease in self._held
 
     def end_all_of(self, owner: int) -> list[Lease]:
-        """End an owner's loans; returns the leases of tensors that this process has written to since they were lent."""
+        """End an owner's leases; returns the leases of tensors that this process has written to since they were lent."""
         leases = self._owned.pop(owner, set())
         written = [lease for lease in leases if self._is_written(lease)]
         for lease in leases:
@@ -127,7 +127,7 @@ class ExportTable:
         return memory is not None and _version_of(memory.keeper) != self._versions.get(lease)
 
     def end(self, lease: Lease) -> bool:
-        """End a loan: no new transfer starts, and the memory is released after the last. Returns False if it had ended."""
+        """End a lease: no new transfer starts, and the memory is released after the last. Returns False if it had ended."""
         with self._lock:
             memory = self._held.pop(lease, None)
             self._versions.pop(lease, None)

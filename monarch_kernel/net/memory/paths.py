@@ -59,15 +59,15 @@ class DataPath(Protocol):
     takes_devices: bool
     slab_nbytes: int
 
-    def leads_to(self, loan: BufferHandle) -> bool:
+    def leads_to(self, handle: BufferHandle) -> bool:
         """Whether it can reach the memory, as far as is known without trying."""
         ...
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
         """Copy lent memory into memory of this process, on this thread; the other way if ``is_write``.
 
         Args:
-            loan: the lent memory.
+            handle: the lent memory.
             here: memory of this process, in the layout that `matched` returns.
             is_write: the direction.
 
@@ -103,11 +103,11 @@ class DataPaths:
         for path in self._paths:
             path.close()
 
-    def are_direct(self, loan: BufferHandle) -> bool:
+    def are_direct(self, handle: BufferHandle) -> bool:
         """Whether the best data path to the memory waits for no other process, as far as is known without trying."""
-        return next((path.is_direct for path in self._paths if path.leads_to(loan)), False)
+        return next((path.is_direct for path in self._paths if path.leads_to(handle)), False)
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> Transfer:
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> Transfer:
         """Copy by the first data path that can reach the memory; the arguments are those of `DataPath.carry`.
 
         Raises:
@@ -117,23 +117,23 @@ class DataPaths:
         started = time.perf_counter()
         why: list[str] = []
         for path in self._paths:
-            if not path.leads_to(loan):
+            if not path.leads_to(handle):
                 continue
             try:
-                self._carry(path, loan, here, is_write=is_write)
+                self._carry(path, handle, here, is_write=is_write)
             except PathUnavailable as error:
                 why.append(f"by {path.name}: {error}")
             else:
-                return Transfer(loan.layout.nbytes, time.perf_counter() - started, path.name)
+                return Transfer(handle.layout.nbytes, time.perf_counter() - started, path.name)
         raise PathUnavailable("; ".join(why) or "no data path leads to it")
 
-    def _carry(self, path: DataPath, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
+    def _carry(self, path: DataPath, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
         """Copy by one data path, and count the bytes."""
-        us, owner = self._meters.proc, loan.proc
+        us, owner = self._meters.proc, handle.proc
         source, target = (us, owner) if is_write else (owner, us)
-        left = loan.layout.nbytes
-        is_staged = bool(loan.device) != bool(here.device) or (bool(here.device) and not path.takes_devices)
-        for there, ours in _slabs(loan, here, SLAB_NBYTES if is_staged else path.slab_nbytes):
+        left = handle.layout.nbytes
+        is_staged = bool(handle.device) != bool(here.device) or (bool(here.device) and not path.takes_devices)
+        for there, ours in _slabs(handle, here, SLAB_NBYTES if is_staged else path.slab_nbytes):
             started = time.perf_counter()
             _carry(path, there, ours, is_write)
             nbytes, seconds = there.layout.nbytes, time.perf_counter() - started
@@ -141,24 +141,24 @@ class DataPaths:
             self._meters.count(source, target, path.name, nbytes, operations=int(not left), seconds=seconds)
 
 
-def _carry(path: DataPath, loan: BufferHandle, here: Memory, is_write: bool) -> None:
+def _carry(path: DataPath, handle: BufferHandle, here: Memory, is_write: bool) -> None:
     """Copy by one data path, staged in CPU memory if necessary."""
     if not here.device or path.takes_devices:
-        path.carry(loan, here, is_write=is_write)
+        path.carry(handle, here, is_write=is_write)
     elif is_write:
-        path.carry(loan, devices.fetch(here), is_write=True)
+        path.carry(handle, devices.fetch(here), is_write=True)
     else:
         block = devices.staging(here)
-        path.carry(loan, block, is_write=False)
+        path.carry(handle, block, is_write=False)
         devices.store(here, block)
 
 
-def _slabs(loan: BufferHandle, here: Memory, nbytes: int) -> Iterator[tuple[BufferHandle, Memory]]:
+def _slabs(handle: BufferHandle, here: Memory, nbytes: int) -> Iterator[tuple[BufferHandle, Memory]]:
     """Cut a large transfer into parts of at most this size, the same ones at both ends."""
-    if loan.layout.nbytes <= nbytes:
-        yield loan, here
+    if handle.layout.nbytes <= nbytes:
+        yield handle, here
         return
-    ours, theirs = matched(here.layout, loan.layout)
+    ours, theirs = matched(here.layout, handle.layout)
     for (near, layout), (far, box) in zip(boxes(ours, nbytes), boxes(theirs, nbytes)):
-        there = loan._replace(address=loan.address + far, layout=box)
+        there = handle._replace(address=handle.address + far, layout=box)
         yield there, here._replace(address=here.address + near, layout=layout)

@@ -154,9 +154,9 @@ class Connection:
     def _greet(self) -> None:
         """Wait until the kernel has answered, and its broadcasts arrive, too."""
         asked: list[str] = []
-        heard: set[str] = set()
+        received: set[str] = set()
         deadline = time.monotonic() + self._answer_s
-        while not (self.about and heard):
+        while not (self.about and received):
             if time.monotonic() > deadline:
                 raise ClientError(
                     f"the kernel {self.file.path} does not answer: it has hung in native code, or it is stopped; interrupt or "
@@ -164,9 +164,9 @@ class Connection:
                 )
             asked.append(self._send("kernel_info_request", {}))
             ask_again = time.monotonic() + _ASK_EVERY_S
-            while not (self.about and heard) and (left := ask_again - time.monotonic()) > 0:
+            while not (self.about and received) and (left := ask_again - time.monotonic()) > 0:
                 if (message := _receive(self._client.iopub_channel, min(left, 0.05))) is not None:
-                    heard.update({message["parent_header"].get("msg_id", "")} & {*asked})
+                    received.update({message["parent_header"].get("msg_id", "")} & {*asked})
                 if (message := _receive(self._client.control_channel, 0)) is not None:
                     self.about = message["content"] if message["msg_type"] == "kernel_info_reply" else self.about
         if self.about.get("implementation") != _OURS:

@@ -50,16 +50,16 @@ class _Opened:
         self._way = way
         self._barred: dict[bytes, float] = {}
 
-    def is_barred(self, loan: BufferHandle) -> bool:
+    def is_barred(self, handle: BufferHandle) -> bool:
         """Whether this path failed with this owner a short time ago."""
-        return self._barred.get(loan.lent.cookie, 0.0) > time.monotonic()
+        return self._barred.get(handle.lent.cookie, 0.0) > time.monotonic()
 
-    def bar(self, loan: BufferHandle, why: object) -> PathUnavailable:
+    def bar(self, handle: BufferHandle, why: object) -> PathUnavailable:
         """Stop trying this path with an owner for a while."""
-        self._barred[loan.lent.cookie] = time.monotonic() + BARRED_S
+        self._barred[handle.lent.cookie] = time.monotonic() + BARRED_S
         return PathUnavailable(str(why))
 
-    def ask(self, loan: BufferHandle) -> tuple[int, Any]:
+    def ask(self, handle: BufferHandle) -> tuple[int, Any]:
         """Request that the owner opens the memory; return the id for `close`, and what is needed to access the memory.
 
         Raises:
@@ -70,24 +70,24 @@ class _Opened:
 
         def make(id: int) -> Any:
             opened[:] = [id]
-            return pack(OpenBuffer(id, loan.lent.cookie, *loan.lease, self._way))
+            return pack(OpenBuffer(id, handle.lent.cookie, *handle.lease, self._way))
 
         def finish(answers: Sequence[Answer]) -> Any:
             (answer,) = answers
             if isinstance(answer, Failure):
-                raise self._refused(loan, answer)
+                raise self._refused(handle, answer)
             return load(answer.payload, answer.frames)
 
-        how = self._client.request((loan.proc,), make, "opening memory", finish, quiet=True).get(warn_after_s=None)
+        how = self._client.request((handle.proc,), make, "opening memory", finish, quiet=True).get(warn_after_s=None)
         return opened[0], how
 
-    def _refused(self, loan: BufferHandle, answer: Failure) -> BaseException:
+    def _refused(self, handle: BufferHandle, answer: Failure) -> BaseException:
         error = error_of(answer)
-        return error if isinstance(error, OwnerGone) else self.bar(loan, error)
+        return error if isinstance(error, OwnerGone) else self.bar(handle, error)
 
-    def close(self, loan: BufferHandle, opened: int) -> None:
+    def close(self, handle: BufferHandle, opened: int) -> None:
         """Tell the owner that the memory is not used any more."""
-        self._client.tell((loan.proc,), pack(CloseBuffer(opened)))
+        self._client.tell((handle.proc,), pack(CloseBuffer(opened)))
 
 
 class CudaPath:
@@ -107,32 +107,32 @@ class CudaPath:
         # Kept as long as the memory is lent: each opening is one more reference that the owner's allocator counts.
         self._cache: IdleCache[BufferHandle, Memory] = IdleCache("monarch-opened", float("inf"), self._is_lent)
 
-    def leads_to(self, loan: BufferHandle) -> bool:
+    def leads_to(self, handle: BufferHandle) -> bool:
         return (
-            bool(loan.device)
-            and self._tables.is_local(loan.lent)
+            bool(handle.device)
+            and self._tables.is_local(handle.lent)
             and devices.are_in_use()
-            and not self._opening.is_barred(loan)
+            and not self._opening.is_barred(handle)
         )
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        near, far = matched(here.layout, loan.layout)
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        near, far = matched(here.layout, handle.layout)
         ours = here._replace(layout=near)
-        key = loan._replace(base=0, address=0, layout=_ANY)  # all of the lent memory, whichever part is requested
-        with self._tables.held(loan):  # which keeps the memory in place
+        key = handle._replace(base=0, address=0, layout=_ANY)  # all of the lent memory, whichever part is requested
+        with self._tables.held(handle):  # which keeps the memory in place
             if not near.nbytes:
                 return
             try:
-                with self._cache.held(key, lambda: devices.opened(self._opening.ask(loan)[1], here.device)) as whole:
-                    theirs = whole._replace(address=whole.address + loan.address - loan.base, layout=far)
+                with self._cache.held(key, lambda: devices.opened(self._opening.ask(handle)[1], here.device)) as whole:
+                    theirs = whole._replace(address=whole.address + handle.address - handle.base, layout=far)
                     devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
             except (RuntimeError, TypeError) as error:  # from torch, and from the driver below it
                 self._cache.drop(key)
-                raise self._opening.bar(loan, error) from None
+                raise self._opening.bar(handle, error) from None
 
-    def _is_lent(self, loan: BufferHandle) -> bool:
+    def _is_lent(self, handle: BufferHandle) -> bool:
         try:
-            with self._tables.held(loan):
+            with self._tables.held(handle):
                 return True
         except (OwnerGone, PathUnavailable):
             return False
@@ -156,37 +156,37 @@ class RdmaPath:
         self._is_there: bool | None = None
         self._cache: IdleCache[bytes, nixl.Agent] = IdleCache("monarch-opened", KEPT_S)
 
-    def leads_to(self, loan: BufferHandle) -> bool:
+    def leads_to(self, handle: BufferHandle) -> bool:
         if self._is_there is None:
             self._is_there = nixl.has_hardware() and nixl.is_installed()
         return (
             self._is_there
-            and loan.layout.nbytes >= LEAST_NBYTES
-            and not self._tables.is_local(loan.lent)
-            and not self._opening.is_barred(loan)
+            and handle.layout.nbytes >= LEAST_NBYTES
+            and not self._tables.is_local(handle.lent)
+            and not self._opening.is_barred(handle)
         )
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        near, far = matched(here.layout, loan.layout)
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        near, far = matched(here.layout, handle.layout)
         if near.nbytes and near.nbytes // min(near.run()[0], far.run()[0]) > _RUNS_AT_MOST:
             raise PathUnavailable("its elements are too far apart")
-        theirs = runs_of(ProcessBlock(loan.address, far))
+        theirs = runs_of(ProcessBlock(handle.address, far))
         pairs = paired(runs_of(ProcessBlock(here.address, near)), theirs)
         why = ""
         for _ in range(2):  # retry once, because what is kept of the owner may be outdated
-            opened, how = self._opening.ask(loan)  # also for 0 bytes: the memory may be gone
+            opened, how = self._opening.ask(handle)  # also for 0 bytes: the memory may be gone
             try:
                 described = nixl.Described(*how)
                 described.check(theirs, is_write=is_write)
                 if pairs:
-                    with self._cache.held(loan.lent.cookie, nixl.agent) as agent:
+                    with self._cache.held(handle.lent.cookie, nixl.agent) as agent:
                         agent.carry(described, here._replace(layout=near), pairs, is_write=is_write)
                 return
             except nixl.NixlUnreachable as error:
                 why = str(error)  # the error itself would keep the objects of this frame alive
             finally:
-                self._opening.close(loan, opened)
-        raise self._opening.bar(loan, why)
+                self._opening.close(handle, opened)
+        raise self._opening.bar(handle, why)
 
     def close(self) -> None:
         self._cache.close()

@@ -33,15 +33,15 @@ class Tables:
         return lent.machine == self._identity
 
     @contextlib.contextmanager
-    def held(self, loan: BufferHandle) -> Iterator[TableOf]:
+    def held(self, handle: BufferHandle) -> Iterator[TableOf]:
         """Keep lent memory in place within a ``with`` block.
 
         Raises:
             OwnerGone: on entry, the memory is no longer lent; on exit, its owner has ended meanwhile.
             PathUnavailable: the table can't be opened.
         """
-        table = self._table_of(loan.lent)
-        with table.held(loan.lease) as is_lent:
+        table = self._table_of(handle.lent)
+        with table.held(handle.lease) as is_lent:
             if not is_lent:
                 raise OwnerGone("it was dropped") if table.is_alive else OwnerGone("its owner has ended")
             yield table
@@ -75,14 +75,14 @@ class ProcessPath:
         self._tables = tables
         self._exports = exports
 
-    def leads_to(self, loan: BufferHandle) -> bool:
-        return loan.lent.pid == os.getpid() and self._tables.is_local(loan.lent)
+    def leads_to(self, handle: BufferHandle) -> bool:
+        return handle.lent.pid == os.getpid() and self._tables.is_local(handle.lent)
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        near, far = _matched(loan, here)
-        with self._tables.held(loan):
-            if loan.device or here.device:
-                theirs = self._exports.block(loan.lent.cookie, loan.lease, loan.address - loan.base, far.layout)
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        near, far = _matched(handle, here)
+        with self._tables.held(handle):
+            if handle.device or here.device:
+                theirs = self._exports.block(handle.lent.cookie, handle.lease, handle.address - handle.base, far.layout)
                 ours = here._replace(layout=near.layout)
                 devices.copy(*((theirs, ours) if is_write else (ours, theirs)))
             else:
@@ -103,14 +103,14 @@ class MemoryPath:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
-    def leads_to(self, loan: BufferHandle) -> bool:
-        return self._tables.is_local(loan.lent) and not loan.device
+    def leads_to(self, handle: BufferHandle) -> bool:
+        return self._tables.is_local(handle.lent) and not handle.device
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        near, far = _matched(loan, here)
-        with self._tables.held(loan) as table:
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        near, far = _matched(handle, here)
+        with self._tables.held(handle) as table:
             try:
-                (_write if is_write else _read)(loan.lent.pid, near, far)
+                (_write if is_write else _read)(handle.lent.pid, near, far)
             except process_memory.Vanished as error:
                 has_ended = error.errno == errno.ESRCH or not table.is_alive  # an ending process has no memory
                 raise OwnerGone("its owner has ended" if has_ended else "its memory was unmapped") from None
@@ -121,9 +121,9 @@ class MemoryPath:
         """Do nothing: tables stay open, because other threads may hold memory by them."""
 
 
-def _matched(loan: BufferHandle, here: Memory) -> tuple[ProcessBlock, ProcessBlock]:
-    ours, theirs = matched(here.layout, loan.layout)
-    return ProcessBlock(here.address, ours), ProcessBlock(loan.address, theirs)
+def _matched(handle: BufferHandle, here: Memory) -> tuple[ProcessBlock, ProcessBlock]:
+    ours, theirs = matched(here.layout, handle.layout)
+    return ProcessBlock(here.address, ours), ProcessBlock(handle.address, theirs)
 
 
 def _read(pid: int, near: ProcessBlock, far: ProcessBlock) -> None:

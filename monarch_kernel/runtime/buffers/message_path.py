@@ -39,17 +39,17 @@ class MessagesPath:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    def leads_to(self, loan: BufferHandle) -> bool:
+    def leads_to(self, handle: BufferHandle) -> bool:
         return True
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        ours, theirs = matched(here.layout, loan.layout)
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        ours, theirs = matched(here.layout, handle.layout)
         under_way: deque[Future[None]] = deque()
         # Both are cut into the same pieces, because their shapes are the same.
         for (near, layout), (far, box) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES)):
             piece = ProcessBlock(here.address + near, layout)
-            offset = loan.address + far - loan.base
-            under_way.append(self._ask(loan, ProcessBlock(offset, box), piece, is_write))
+            offset = handle.address + far - handle.base
+            under_way.append(self._ask(handle, ProcessBlock(offset, box), piece, is_write))
             if len(under_way) >= _PIECES_AHEAD:
                 under_way.popleft().get(warn_after_s=None)
         while under_way:
@@ -58,9 +58,9 @@ class MessagesPath:
     def close(self) -> None:
         """Do nothing: this path keeps nothing open."""
 
-    def _ask(self, loan: BufferHandle, there: ProcessBlock, here: ProcessBlock, is_write: bool) -> Future[None]:
+    def _ask(self, handle: BufferHandle, there: ProcessBlock, here: ProcessBlock, is_write: bool) -> Future[None]:
         """Send the owner a request to read or write a piece."""
-        described = (loan.lent.cookie, *loan.lease, there.address, *there.layout[1:])
+        described = (handle.lent.cookie, *handle.lease, there.address, *there.layout[1:])
 
         def make(id: int) -> Packed:
             if not is_write:
@@ -76,7 +76,7 @@ class MessagesPath:
             if not is_write:
                 copy(here, _packed(answer.frames[0], here.layout))
 
-        return self._client.request((loan.proc,), make, "transferring bytes", finish, quiet=True)
+        return self._client.request((handle.proc,), make, "transferring bytes", finish, quiet=True)
 
 
 def error_of(failure: Failure) -> BaseException:

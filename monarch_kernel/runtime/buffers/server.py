@@ -42,11 +42,11 @@ CLOSE_S = 5.0
 """How long `BufferServer.close` waits for work in progress, such as the registration of memory."""
 
 OF_BUFFERS = (CloseBuffer, EndExport, EndExports, EndStream, OpenBuffer, OpenStreams, ReadBuffer, WriteBuffer)
-"""The messages that concern loans."""
+"""The messages that concern leases."""
 
 
 class BufferServer:
-    """Answers the messages about loans immediately, even while the process is busy.
+    """Answers the messages about leases immediately, even while the process is busy.
 
     Args:
         exports: the memory that this process lends.

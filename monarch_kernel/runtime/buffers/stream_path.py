@@ -73,15 +73,15 @@ class NetworkPath:
         self._barred: dict[str, float] = {}
         self._is_tidying = False
 
-    def leads_to(self, loan: BufferHandle) -> bool:
-        if self._tables.is_local(loan.lent) or self._barred.get(loan.lent.machine, 0.0) > time.monotonic():
+    def leads_to(self, handle: BufferHandle) -> bool:
+        if self._tables.is_local(handle.lent) or self._barred.get(handle.lent.machine, 0.0) > time.monotonic():
             return False
-        owner = self._owners.get(loan.lent.cookie)
-        return loan.layout.nbytes >= LEAST_NBYTES or (owner is not None and bool(owner.idle))
+        owner = self._owners.get(handle.lent.cookie)
+        return handle.layout.nbytes >= LEAST_NBYTES or (owner is not None and bool(owner.idle))
 
-    def carry(self, loan: BufferHandle, here: Memory, *, is_write: bool) -> None:
-        ours, theirs = matched(here.layout, loan.layout)
-        offset = loan.address - loan.base
+    def carry(self, handle: BufferHandle, here: Memory, *, is_write: bool) -> None:
+        ours, theirs = matched(here.layout, handle.layout)
+        offset = handle.address - handle.base
         # Both are cut into the same pieces, because their shapes are the same.
         remaining = _RemainingPieces(
             [
@@ -89,19 +89,19 @@ class NetworkPath:
                 for (near, mine), (far, other) in zip(boxes(ours, PIECE_NBYTES), boxes(theirs, PIECE_NBYTES))
             ]
         )
-        wanted = max(1, min(STREAMS, loan.layout.nbytes // _NBYTES_EACH))
+        wanted = max(1, min(STREAMS, handle.layout.nbytes // _NBYTES_EACH))
         for _ in range(2):  # retry once with new streams, because the kept ones may be dead
-            stream = self._stream(loan, wanted, is_needed=True)
+            stream = self._stream(handle, wanted, is_needed=True)
             assert stream is not None
             for _ in range(wanted - 1):
-                self._threads.submit(lambda: self._help(loan, wanted, remaining, is_write))
-            self._transfer_pieces(stream, loan, remaining, is_write)
+                self._threads.submit(lambda: self._help(handle, wanted, remaining, is_write))
+            self._transfer_pieces(stream, handle, remaining, is_write)
             remaining.wait()
             if remaining.error is not None:
                 raise remaining.error
             if remaining.is_done:
                 return
-            self._drop_idle(loan)
+            self._drop_idle(handle)
         raise PathUnavailable(remaining.why)
 
     def close(self) -> None:
@@ -115,55 +115,57 @@ class NetworkPath:
 
     # -- pieces
 
-    def _help(self, loan: BufferHandle, wanted: int, remaining: _RemainingPieces, is_write: bool) -> None:
+    def _help(self, handle: BufferHandle, wanted: int, remaining: _RemainingPieces, is_write: bool) -> None:
         if remaining.is_done:
             return
         try:
-            stream = self._stream(loan, wanted, is_needed=False)
+            stream = self._stream(handle, wanted, is_needed=False)
         except PathUnavailable:  # another stream takes the pieces, or the transfer fails without this one
             return
         if stream is not None:
-            self._transfer_pieces(stream, loan, remaining, is_write)
+            self._transfer_pieces(stream, handle, remaining, is_write)
 
-    def _transfer_pieces(self, stream: Stream, loan: BufferHandle, remaining: _RemainingPieces, is_write: bool) -> None:
+    def _transfer_pieces(
+        self, stream: Stream, handle: BufferHandle, remaining: _RemainingPieces, is_write: bool
+    ) -> None:
         """Transfer pieces by a stream until none is left, or the stream breaks."""
         is_good = False
         remaining.enter()
         try:
-            is_good = self._carry_pieces(stream, loan, remaining, is_write)
+            is_good = self._carry_pieces(stream, handle, remaining, is_write)
         except BaseException as error:
             remaining.fail(error)
         finally:
-            self._give_back(stream, loan, is_good)
+            self._give_back(stream, handle, is_good)
             remaining.leave()
 
-    def _carry_pieces(self, stream: Stream, loan: BufferHandle, remaining: _RemainingPieces, is_write: bool) -> bool:
+    def _carry_pieces(self, stream: Stream, handle: BufferHandle, remaining: _RemainingPieces, is_write: bool) -> bool:
         under_way: deque[_Piece] = deque()
         try:
             while True:
                 while len(under_way) < _AHEAD and (piece := remaining.take()) is not None:
                     under_way.append(piece)
-                    _request_piece(stream, loan, piece, is_write)
+                    _request_piece(stream, handle, piece, is_write)
                 if not under_way:
                     return True
                 _complete_piece(stream, under_way[0], is_write)
                 under_way.popleft()
         except StreamError as error:
             if is_write:  # data still in the stream must not overwrite what is written there next
-                self._end(stream, loan)
+                self._end(stream, handle)
             remaining.put_back(under_way, str(error))
             return False
 
     # -- streams
 
-    def _stream(self, loan: BufferHandle, wanted: int, *, is_needed: bool) -> Stream | None:
-        """Return a stream to the owner of a loan; None if there is none and it is not needed (``is_needed``).
+    def _stream(self, handle: BufferHandle, wanted: int, *, is_needed: bool) -> Stream | None:
+        """Return a stream to the owner of a lease; None if there is none and it is not needed (``is_needed``).
 
         Raises:
             OwnerGone: the owner has ended.
             PathUnavailable: there is none, and none can be opened.
         """
-        cookie = loan.lent.cookie
+        cookie = handle.lent.cookie
         with self._changed:
             owner = self._owners.setdefault(cookie, _Owner())
             stream = owner.take_idle()
@@ -175,7 +177,7 @@ class NetworkPath:
             if not is_needed:
                 return None
             asked_at = time.monotonic()
-            invitation = self._invitation(loan, wanted)
+            invitation = self._invitation(handle, wanted)
             with self._changed:
                 owner.invite(invitation, asked_at + INVITED_S)
                 token = owner.token()
@@ -183,20 +185,20 @@ class NetworkPath:
                 raise PathUnavailable("its owner accepts no more streams")
         assert owner.invitation is not None
         try:
-            address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._client.deaths((loan.proc,))))
+            address, stream = reach(owner.invitation, token, REACH_S, lambda: bool(self._client.deaths((handle.proc,))))
         except StreamError as error:
-            self._barred[loan.lent.machine] = time.monotonic() + BARRED_S
+            self._barred[handle.lent.machine] = time.monotonic() + BARRED_S
             raise PathUnavailable(str(error)) from None
         with self._changed:
             owner.invitation = owner.invitation._replace(addresses=(address,))
             self._used.add(stream)
         return stream
 
-    def _give_back(self, stream: Stream, loan: BufferHandle, is_good: bool) -> None:
+    def _give_back(self, stream: Stream, handle: BufferHandle, is_good: bool) -> None:
         """Keep a stream for the next transfer if it still works."""
         with self._changed:
             self._used.discard(stream)
-            owner = self._owners.setdefault(loan.lent.cookie, _Owner())
+            owner = self._owners.setdefault(handle.lent.cookie, _Owner())
             if not is_good or len(owner.idle) == STREAMS:
                 stream.close()
                 return
@@ -206,9 +208,9 @@ class NetworkPath:
                 self._is_tidying = True
                 threading.Thread(target=self._tidy, name="monarch-streams", daemon=True).start()
 
-    def _drop_idle(self, loan: BufferHandle) -> None:
+    def _drop_idle(self, handle: BufferHandle) -> None:
         with self._changed:
-            self._owners.pop(loan.lent.cookie, _Owner()).close()
+            self._owners.pop(handle.lent.cookie, _Owner()).close()
 
     def _tidy(self) -> None:
         """Close idle streams periodically until no owner is left."""
@@ -221,7 +223,7 @@ class NetworkPath:
                 self._changed.wait(KEPT_S / 4)
             self._is_tidying = False
 
-    def _end(self, stream: Stream, loan: BufferHandle) -> None:
+    def _end(self, stream: Stream, handle: BufferHandle) -> None:
         """Make the owner stop reading from a stream that broke.
 
         Raises:
@@ -235,11 +237,11 @@ class NetworkPath:
 
         stream.hang_up()
         ask = self._client.request(
-            (loan.proc,), lambda id: pack(EndStream(id, stream.token)), "ending a stream", finish, quiet=True
+            (handle.proc,), lambda id: pack(EndStream(id, stream.token)), "ending a stream", finish, quiet=True
         )
         ask.get(warn_after_s=None)
 
-    def _invitation(self, loan: BufferHandle, count: int) -> Invitation:
+    def _invitation(self, handle: BufferHandle, count: int) -> Invitation:
         def finish(answers: Sequence[Answer]) -> Invitation:
             (answer,) = answers
             if isinstance(answer, Failure):
@@ -248,7 +250,7 @@ class NetworkPath:
             return Invitation(tuple(addresses), port, certificate, tuple(tokens))
 
         ask = self._client.request(
-            (loan.proc,), lambda id: pack(OpenStreams(id, count)), "opening streams", finish, quiet=True
+            (handle.proc,), lambda id: pack(OpenStreams(id, count)), "opening streams", finish, quiet=True
         )
         return ask.get(warn_after_s=None)
 
@@ -265,8 +267,8 @@ class _Piece(NamedTuple):
     there: ProcessBlock
 
 
-def _request_piece(stream: Stream, loan: BufferHandle, piece: _Piece, is_write: bool) -> None:
-    described = (0, loan.lent.cookie, *loan.lease, piece.there.address, *piece.there.layout[1:])
+def _request_piece(stream: Stream, handle: BufferHandle, piece: _Piece, is_write: bool) -> None:
+    described = (0, handle.lent.cookie, *handle.lease, piece.there.address, *piece.there.layout[1:])
     message = WriteBuffer(*described, Payload()) if is_write else ReadBuffer(*described)
     stream.send_header(bytes(join([pack(message)])[0]))
     if is_write:

@@ -49,33 +49,33 @@ def data_paths_of(client: Client) -> DataPaths:
 
 
 def carry(
-    client: Client, loan: BufferHandle, here: Memory, *, is_write: bool, keeper: object = None
+    client: Client, handle: BufferHandle, here: Memory, *, is_write: bool, keeper: object = None
 ) -> Future[Transfer]:
     """Copy lent memory into memory of this process, or the other way if ``is_write``.
 
     Args:
         client: the client of this process, which has its data paths.
-        loan: the lent memory.
+        handle: the lent memory.
         here: memory of this process, of as many bytes.
         is_write: the direction.
-        keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the loan.
+        keeper: an object to keep alive until the transfer ends, such as a handle whose end ends the lease.
     """
     future: Future[Transfer] = Future(
-        _Carrying(client), 0, lambda answers: done[0], description="a transfer with a buffer", procs=(loan.proc,)
+        _Carrying(client), 0, lambda answers: done[0], description="a transfer with a buffer", procs=(handle.proc,)
     )
     done: list[Transfer] = []
 
     def work() -> None:
         try:
-            done.append(client.paths.carry(loan, here, is_write=is_write))
+            done.append(client.paths.carry(handle, here, is_write=is_write))
         except OwnerGone as error:
-            future.abandon(_gone(client, loan, str(error)))
+            future.abandon(_gone(client, handle, str(error)))
         except Exception as error:
             future.abandon(error)
         else:
             future.resolve((), True)
 
-    if loan.layout.nbytes <= AT_ONCE_NBYTES and client.paths.are_direct(loan):
+    if handle.layout.nbytes <= AT_ONCE_NBYTES and client.paths.are_direct(handle):
         work()
     else:
         _threads.submit(lambda: _work_and_wake(client, work, keeper))
@@ -110,9 +110,9 @@ def _nothing() -> None:
     pass
 
 
-def _gone(client: Client, loan: BufferHandle, why: str) -> BufferGoneError:
+def _gone(client: Client, handle: BufferHandle, why: str) -> BufferGoneError:
     """Create the error for the caller. It was never raised, so no frames keep memory or descriptors alive."""
-    death = client.deaths((loan.proc,)).get(loan.proc)
+    death = client.deaths((handle.proc,)).get(handle.proc)
     return BufferGoneError(f"the buffer can't be used any more: {why}" + (f" ({death.headline()})" if death else ""))
 
 

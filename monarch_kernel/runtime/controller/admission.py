@@ -1,4 +1,4 @@
-"""Which peers the controller hears: those that have presented the session's token under their own name."""
+"""Which peers the controller listens to: those that have presented the session's token under their own name."""
 
 from __future__ import annotations
 

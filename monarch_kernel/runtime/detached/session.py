@@ -21,8 +21,8 @@ a rank with `Hello`, its pending requests (`runtime.worker.replay_log`) and the 
 `Forget`. Answers wait until all ranks have said what they owe (`runtime.controller.adoption`), because only then it is
 known which answers complete a cell. From then on the cell is a request like any other.
 
-Each controller has an *epoch* in the upper bits of the ids that it makes. To relays elsewhere a new epoch is a new session, in which
-all numbers start again. A host that is no longer in the manifest is stopped.
+Each controller has an *epoch* in the upper bits of the ids that it makes. In a new epoch the relays elsewhere start all numbers
+again. A host that is no longer in the manifest is stopped.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from monarch_kernel.net.memory.limits import Room, oom_kills, room
 
 __all__ = ["OomWatch"]
 
-_REACH_S = 5.0  # the agent may hear of a death some seconds after the counter rose
+_REACH_S = 5.0  # the agent may learn of a death some seconds after the counter rose
 _LOW_NBYTES = 256 << 20
 
 

@@ -119,7 +119,7 @@ class OwnershipTree:
         self._hosted: dict[int, Process] = {}  # actor that lives here -> process of its owner
         self._orphans: set[int] = set()  # hosted actors that have a message to end
         self._news: dict[int, list[_News]] = {}  # owner -> failures that it has not looked at
-        self._up: dict[int, int] = {}  # process -> its incarnation, as last heard
+        self._up: dict[int, int] = {}  # process -> its incarnation, as last reported
 
     @property
     def children(self) -> frozenset[int]:

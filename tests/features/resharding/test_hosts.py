@@ -138,7 +138,7 @@ def test_ranks_work_after_an_interrupt_during_a_copy(apart: tuple[ProcMesh, Proc
     with pytest.raises(KeyboardInterrupt):
         near.copy_state(far.slice(hosts=0, gpus=0), "x")
     thread.join(LONG_S)
-    wait_until(lambda: set(run(far, N_LENT)) == {0}, "all loans to have ended")
+    wait_until(lambda: set(run(far, N_LENT)) == {0}, "all leases to have ended")
     run(far, "x = torch.ones(3)")
     run(near, "x = torch.zeros(3)")
     near.copy_state(far.slice(hosts=0, gpus=0), "x")

@@ -36,7 +36,7 @@ def chosen(sources: list[tuple[str, int]], turn: int, paths: int = 1) -> list[in
     for path in range(paths):
         mine = torch.zeros(4)
         reading.want(str(path), mine, memory_of(mine), [FULL])
-    return [job.loan.lent.pid for job in reading._jobs]
+    return [job.handle.lent.pid for job in reading._jobs]
 
 
 def test_the_nearest_source_is_chosen() -> None:

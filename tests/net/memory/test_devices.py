@@ -122,7 +122,7 @@ class Always:
         self.carry, self.close = path.carry, path.close
         self.slab_nbytes = SLAB_NBYTES
 
-    def leads_to(self, loan: BufferHandle) -> bool:
+    def leads_to(self, handle: BufferHandle) -> bool:
         return True
 
 

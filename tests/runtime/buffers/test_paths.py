@@ -252,23 +252,23 @@ def test_an_owner_that_is_killed_during_a_transfer_is_gone(procs: ProcMesh, name
     doomed.stop(grace_s=0).get(LONG_S)
 
 
-def forged(loan: BufferHandle, nbytes: int) -> BufferHandle:
-    """Change the size of a loan, whatever its memory has."""
-    return loan._replace(layout=loan.layout._replace(shape=(nbytes,), strides=(1,)))
+def forged(handle: BufferHandle, nbytes: int) -> BufferHandle:
+    """Change the size of a lease, whatever its memory has."""
+    return handle._replace(layout=handle.layout._replace(shape=(nbytes,), strides=(1,)))
 
 
 @pytest.mark.parametrize("name", [name for name in PATHS if name not in (*WITHIN, "memory")])
 def test_only_lent_memory_can_be_accessed(procs: ProcMesh, name: str) -> None:
     way = way_of(name, procs)
-    loan = way.lend(bytearray(100))._handle
+    handle = way.lend(bytearray(100))._handle
     for is_write in (False, True):
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
-            way.path.carry(forged(loan, 101), memory_of(bytearray(101)), is_write=is_write)
+            way.path.carry(forged(handle, 101), memory_of(bytearray(101)), is_write=is_write)
         with pytest.raises(ValueError, match="beyond the end of what was lent"):
-            way.path.carry(loan._replace(address=loan.address - 1), memory_of(bytearray(100)), is_write=is_write)
-    loan = way.lend(bytes(100))._handle
+            way.path.carry(handle._replace(address=handle.address - 1), memory_of(bytearray(100)), is_write=is_write)
+    handle = way.lend(bytes(100))._handle
     with pytest.raises(TypeError, match="can only be read"):
-        way.path.carry(loan, memory_of(bytearray(100)), is_write=True)
+        way.path.carry(handle, memory_of(bytearray(100)), is_write=True)
     way.read(way.lend(b"still"), into := bytearray(5))
     assert into == b"still"
     way.owner.stop().get(LONG_S)

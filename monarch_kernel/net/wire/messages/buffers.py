@@ -22,7 +22,7 @@ __all__ = [
 class ReadBuffer(Message, frozen=True):
     """Read a block of lent memory. The answer comes at once; its only frame has the elements of the block without gaps.
 
-    ``table``, ``entry`` and ``turn`` identify the loan (`net.memory.leases`). ``offset`` is the distance of the block from the
+    ``table``, ``entry`` and ``turn`` identify the lease (`net.memory.leases`). ``offset`` is the distance of the block from the
     start of the memory, in bytes.
     """
 
@@ -87,7 +87,7 @@ class CloseBuffer(Message, frozen=True):
 
 
 class EndExport(Message, frozen=True):
-    """End a loan, because the memory is no longer needed; answered with whether the memory was still lent."""
+    """End a lease, because the memory is no longer needed; answered with whether the memory was still lent."""
 
     id: int
     table: bytes
@@ -96,7 +96,7 @@ class EndExport(Message, frozen=True):
 
 
 class EndExports(Message, frozen=True):
-    """End all loans of an owner; answered with the loans of tensors that the receiver has written to since it lent them."""
+    """End all leases of an owner; answered with the leases of tensors that the receiver has written to since it lent them."""
 
     id: int
     owner: int
