@@ -39,8 +39,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from monarch_kernel.net.hosts.gateway import Gateway
 from monarch_kernel.net.hosts.handshakes import free_descriptors
@@ -155,6 +156,21 @@ class HostAgent:
         )
         if not config.addresses:
             print(f"{LISTENS} {self._gateway.port}", flush=True)
+        self._handlers: Mapping[type[Message], Callable[[Any], object]] = {
+            Attach: self._attach,
+            ConnectHost: lambda message: self._gateway.reach(message.host, message.addresses, message.peers),
+            Detach: self._outlive_controller,
+            ForgetHost: lambda message: self._gateway.part(message.host),
+            Goodbye: self._handle_goodbye,
+            KillRanks: lambda message: self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs),
+            Preload: lambda message: self._zygote.preload(message.modules),
+            ReadClock: lambda message: self._send(ClockRead(message.sent, time.time())),
+            ReadLog: lambda message: self._send(
+                LogRead(message.id, answer_for(message, config.directory, self._ranks))
+            ),
+            StartRanks: self._start_or_refuse,
+            UseParent: lambda message: self._gateway.join(message.parent, message.addresses),
+        }
         self._controller_fd = -1
         if config.controller_pid:
             try:
@@ -228,30 +244,16 @@ class HostAgent:
                 print(f"dropped a bad message: {error}", file=sys.stderr, flush=True)
                 continue
             for message in messages:
-                if isinstance(message, StartRanks):
-                    (self._refuse if self.preemption.has_started else self._start)(message.specs)
-                elif isinstance(message, KillRanks):
-                    self._kill(message.procs, message.grace_s, keep_logs=message.keep_logs)
-                elif isinstance(message, Goodbye):
-                    self._handle_goodbye(message)
-                elif isinstance(message, ConnectHost):
-                    self._gateway.reach(message.host, message.addresses, message.peers)
-                elif isinstance(message, ForgetHost):
-                    self._gateway.part(message.host)
-                elif isinstance(message, UseParent):
-                    self._gateway.join(message.parent, message.addresses)
-                elif isinstance(message, Preload):
-                    self._zygote.preload(message.modules)
-                elif isinstance(message, ReadClock):
-                    self._send(ClockRead(message.sent, time.time()))
-                elif isinstance(message, ReadLog):
-                    self._send(LogRead(message.id, answer_for(message, self._config.directory, self._ranks)))
-                elif isinstance(message, Detach):
-                    self._outlives = True
-                    self._keep_s = message.keep_s
-                    self._send(Detached(message.id))
-                elif isinstance(message, Attach):
-                    self._attach(message)
+                if (handle := self._handlers.get(type(message))) is not None:
+                    handle(message)
+
+    def _start_or_refuse(self, message: StartRanks) -> None:
+        (self._refuse if self.preemption.has_started else self._start)(message.specs)
+
+    def _outlive_controller(self, message: Detach) -> None:
+        self._outlives = True
+        self._keep_s = message.keep_s
+        self._send(Detached(message.id))
 
     def _handle_goodbye(self, message: Goodbye) -> None:
         if message.keep:

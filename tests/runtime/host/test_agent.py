@@ -570,7 +570,7 @@ def test_an_agent_that_ends_starts_no_rank_and_the_next_host_is_another(mortal: 
     wait_for_files(tmp_path, *(f"saves{rank}" for rank in range(3)))
     wait_until(lambda: hosts.is_ending, "the agent to say that it ends")
     refused = hosts.spawn_procs({"r": 1}, device="cpu")
-    with pytest.raises(SupervisionError, match="no more ranks; start them again"):
+    with pytest.raises(SupervisionError, match="no more ranks; request them again"):
         refused.initialized.get(LONG_S)
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     assert mesh.run("rank").get(LONG_S).values() == (0, 1)
