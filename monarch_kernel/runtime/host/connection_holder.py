@@ -3,8 +3,9 @@
 When a process dies, the Linux kernel closes its connections, and writes of the other ends fail from then on. Gloo can't handle
 that: it takes a send from its list, writes, and forgets the send if the write fails, so that a thread that waits for the send
 waits forever. The agent therefore has a copy of each connection's descriptor (``SCM_RIGHTS``). To its peers a dead rank then
-looks like a silent one. The peers learn of the death by a message, and end their waits themselves (`RankGroup.abort`). After
-`HOLD_S` the agent closes the copies, even if a peer has not received the message yet.
+looks like one that reads and says nothing. The peers learn of the death by a message, and end their waits themselves
+(`RankGroup.abort`). After `HOLD_S` the agent closes the copies, even if a peer has not received the message yet. Meanwhile it
+reads what arrives, because gloo also forgets a send of which it has written only a part when a connection ends.
 
 A connection that a living process closes must appear closed to its peer. So each process checks the connections that it has
 handed over every `LOOK_EVERY_S`, and makes the agent close its copies of those that are closed here, one by one. Gloo closes
@@ -47,6 +48,7 @@ _PAUSE_S = 1.0
 
 _HOLD, _LET_GO = b"H", b"L"
 _NUMBER = struct.Struct("!Q")
+_READ_NBYTES = 1 << 20
 _PACKET_NBYTES = 1 + _MOST_AT_ONCE * _NUMBER.size
 
 
@@ -181,6 +183,8 @@ class FdKeeper:
         """Close connections that were held for `HOLD_S`; ``now`` is from `time.monotonic`."""
         while self._dead and now >= self._dead[0][0]:
             _, fds = self._dead.pop(0)
+            for fd in fds:
+                self._read_no_more(fd)
             _close(fds)
         if self._paused_until is not None and now >= self._paused_until:
             self._paused_until = None
@@ -217,6 +221,8 @@ class FdKeeper:
             del self._held[process]
             if held:
                 self._dead.append((time.monotonic() + HOLD_S, list(held.values())))
+            for fd in held.values():
+                self._selector.register(fd, selectors.EVENT_READ, partial(self._drop_data, fd))
             return
         numbers = [number for (number,) in _NUMBER.iter_unpack(packet[1:])] if len(packet) % _NUMBER.size == 1 else []
         if packet[:1] == _HOLD and numbers:
@@ -225,6 +231,21 @@ class FdKeeper:
         _close(fds)  # any other packet must not have descriptors
         if packet[:1] == _LET_GO:
             _close([held.pop(number) for number in numbers if number in held])
+
+    def _drop_data(self, fd: int) -> None:
+        """Read what a peer has sent to a dead process."""
+        try:
+            is_open = bool(os.read(fd, _READ_NBYTES))
+        except BlockingIOError:
+            return
+        except OSError:
+            is_open = False
+        if not is_open:
+            self._read_no_more(fd)
+
+    def _read_no_more(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):  # it has ended
+            self._selector.unregister(fd)
 
 
 def _free_slots() -> int:

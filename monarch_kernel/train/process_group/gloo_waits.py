@@ -1,11 +1,16 @@
-"""Ends waits in groups of gloo whose connections are shut down, where gloo does not find out that they have ended.
+"""Ends groups of gloo, and what waits in them.
 
-gloo reads a message into the buffer of the receive that it is for. If the receive was given up meanwhile, gloo finds no buffer,
-and reads nothing more from this connection, not even its end: it looks at the same message again and again, and all later
-receives from this peer wait forever (`Pair::prepareRead`,
-https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc). Code gives up a receive when it drops the ``Work`` of an
-``irecv``. gloo itself does so when a collective fails because one connection has ended, while other peers still send: an abort
-with many asynchronous collectives pending often comes to that.
+When a connection ends, gloo raises an error in the sends and receives that have not begun. It forgets the one that it is
+writing and the one that it is reading (`Pair::signalException`), and what waits for them waits until the timeout of the group.
+So an abort first lets messages that are on their way arrive. Where a process has died, its host agent reads what is sent to it
+(`runtime.host.connection_holder`).
+
+Then the connections are shut down for reading. Sometimes gloo does not find out that they have ended: it reads a message into
+the buffer of the receive that it is for. If the receive was given up meanwhile, gloo finds no buffer, and reads nothing more
+from this connection, not even its end: it looks at the same message again and again, and all later receives from this peer
+wait forever (`Pair::prepareRead`, https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc). Code gives up a
+receive when it drops the ``Work`` of an ``irecv``. gloo itself does so when a collective fails because one connection has
+ended, while other peers still send: an abort with many asynchronous collectives pending often comes to that.
 
 gloo closes all connections of a group, and ends what waits for them, when a wait for one of its receives times out.
 """
@@ -13,15 +18,16 @@ gloo closes all connections of a group, and ends what waits for them, when a wai
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable
+import socket
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from monarch_kernel.train.process_group.sockets import Socket, wait_until_closed
+from monarch_kernel.train.process_group.sockets import Socket, settle, wait_until_closed
 from monarch_kernel.train.process_group.strangers import is_lazy
 
-__all__ = ["end_waits", "gloo_of"]
+__all__ = ["end_groups", "gloo_of"]
 
 _AT_ONCE = timedelta(milliseconds=1)
 _TAG = 2**31 - 1
@@ -38,14 +44,23 @@ def gloo_of(dist: Any, groups: Iterable[Any]) -> list[Any]:
     ]
 
 
-def end_waits(dist: Any, backends: Iterable[Any], connections: Collection[Socket]) -> None:
-    """Make gloo close connections that are shut down and that it does not close itself.
+def end_groups(dist: Any, backends: Iterable[Any], connections: Mapping[Socket, socket.socket]) -> None:
+    """End groups, and what waits in them; takes up to a second and a half.
 
     Args:
         dist: torch.distributed.
-        backends: the groups, as `gloo_of` returns them; they are unusable from then on.
-        connections: the sockets of these groups.
+        backends: the groups, as `gloo_of` returns them.
+        connections: the sockets of these groups, and duplicates of them.
     """
+    settle(connections.values())
+    for each in connections.values():
+        with suppress(OSError):  # the peer has reset it
+            each.shutdown(socket.SHUT_RD)
+    _end_waits(dist, backends, connections.keys())
+
+
+def _end_waits(dist: Any, backends: Iterable[Any], connections: Collection[Socket]) -> None:
+    """Make gloo close connections that are shut down and that it does not close itself."""
     if wait_until_closed(connections) or is_lazy():  # a receive would connect first, and wait for the peer
         return
     wait = inspect.unwrap(dist.Work.wait)

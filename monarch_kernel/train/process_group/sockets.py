@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import struct
+import termios
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ __all__ = [
     "end_one_side_first",
     "has_closed",
     "open_sockets",
+    "settle",
     "stand_in",
     "wait_until_closed",
 ]
@@ -36,6 +39,15 @@ _STAND_IN_S = 1.0
 _GLOO_CLOSES_WITHIN_S = 0.2
 """How long gloo may take to close a connection that has ended, in seconds."""
 
+_SETTLES_WITHIN_S = 1.0
+"""How long messages that are on their way may take to arrive, in seconds."""
+
+_QUIET_S = 0.05
+"""How long nothing moves before no message is on its way, in seconds; a thread of gloo may wait for a processor meanwhile."""
+
+_BYTES_RECEIVED = struct.Struct("=128xQ")
+"""Of Linux's ``struct tcp_info``, up to ``tcpi_bytes_received``."""
+
 
 def stand_in(sockets: Iterable[Socket], size: int) -> None:
     """Connect to gloo's listeners in place of each peer, and disconnect, so that code that waits for a peer stops waiting.
@@ -48,6 +60,36 @@ def stand_in(sockets: Iterable[Socket], size: int) -> None:
         for number in range(size):
             with contextlib.suppress(OSError), socket.create_connection(address[:2], _STAND_IN_S) as connection:
                 connection.sendall(struct.pack("=q", number))
+
+
+def settle(connections: Iterable[socket.socket]) -> None:
+    """Wait until no message is on its way, for a second at most.
+
+    When a connection ends, gloo forgets the send of which it has written a part, and the receive of which it has read a part
+    (`Pair::signalException`). Code that waits for one of them would wait until the timeout of the group.
+    """
+    quiet_since = time.monotonic()
+    deadline = quiet_since + _SETTLES_WITHIN_S
+    last: list[tuple[int, int]] = []
+    connections = list(connections)
+    while (now := time.monotonic()) < deadline:
+        state = [_unsent_and_received(each) for each in connections]
+        if state != last or any(unsent for unsent, _ in state):
+            last, quiet_since = state, now
+        elif now - quiet_since >= _QUIET_S:
+            return
+        time.sleep(0.005)
+
+
+def _unsent_and_received(connection: socket.socket) -> tuple[int, int]:
+    """Bytes that the peer has not acknowledged, and bytes that have arrived so far; zeros if the connection is closed."""
+    try:
+        (unsent,) = struct.unpack("=i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        (received,) = _BYTES_RECEIVED.unpack(info)
+    except (OSError, struct.error):  # the second: an old kernel has no such field
+        return 0, 0
+    return unsent, received
 
 
 def end_one_side_first(connections: Mapping[Socket, socket.socket]) -> None:

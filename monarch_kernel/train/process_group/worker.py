@@ -90,7 +90,7 @@ from monarch_kernel.train.process_group.collective_counts import BlockedCall, Co
 from monarch_kernel.train.process_group.collective_purposes import Purposes
 from monarch_kernel.train.process_group.default_arguments import renew_default_groups
 from monarch_kernel.train.process_group.destroyed_groups import DestroyedGroups
-from monarch_kernel.train.process_group.gloo_waits import end_waits, gloo_of
+from monarch_kernel.train.process_group.gloo_waits import end_groups, gloo_of
 from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
 from monarch_kernel.train.process_group.pending_calls import PendingCalls
@@ -349,17 +349,19 @@ class RankGroup:
                 new |= open_sockets() - self._sockets_before
                 size = self._spec.world_size
             self._client.end(None if is_forming else dead)
-            shut: set[Socket] = set()
+            connections: dict[Socket, socket.socket] = {}  # of groups that are formed
             for each in (ended | new) & open_sockets():  # sockets of destroyed groups are closed
                 if (connection := copy_of(each)) is not None:
-                    shut.add(each)
                     self._closing.append(connection)
+                    if each not in new:
+                        connections[each] = connection
+                        continue
                     with contextlib.suppress(OSError):  # the peer has reset it
-                        connection.shutdown(socket.SHUT_RDWR if each in new else socket.SHUT_RD)
+                        connection.shutdown(socket.SHUT_RDWR)
             if self._closing:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
-            if groups:
-                thread = threading.Thread(target=end_waits, args=(dist, groups, shut & ended), daemon=True)
+            if connections or groups:
+                thread = threading.Thread(target=end_groups, args=(dist, groups, connections), daemon=True)
                 thread.start()
                 self._ending.append(thread)
         stand_in(new, size)

@@ -347,6 +347,21 @@ def test_an_interrupt_frees_a_rank_that_has_a_message_for_a_receive_that_was_giv
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
+def test_an_interrupt_frees_ranks_in_the_middle_of_large_messages(group: ProcMesh, store: GroupStore) -> None:
+    """When a connection ends, gloo forgets the message that it is writing, and the one that it is reading."""
+    future = group.run(
+        "big, there = torch.ones(2, 16 << 20)\nwhile True:\n"
+        "    works = [dist.isend(big, (rank + 1) % 4), dist.irecv(there, (rank - 1) % 4)]\n"
+        "    for work in works: work.wait()\n"
+    )
+    wait_until_in_collective(group)
+    future.interrupt()
+    assert isinstance(error := future.exception(LONG_S), RemoteError)
+    assert {report.kind for report in error.reports.values()} == {"interrupted"}
+    store.form(group).get(LONG_S)
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
 def test_an_error_on_one_rank_releases_those_that_wait_for_it(group: ProcMesh, store: GroupStore, bar: Bar) -> None:
     with bar.below(10, "the release"):
         error = group.run(f"if rank == 2: raise ValueError('no data')\n{SUM}").exception(LONG_S)
@@ -528,6 +543,28 @@ def test_the_death_of_a_rank_in_a_collective_frees_the_others(store: GroupStore,
         assert mesh[[0, 2]].run("rank").get(LONG_S).values() == (0, 2)  # the processes of the survivors stay
         with pytest.raises(SupervisionError, match="forming the process group of"):
             store.form(mesh).get(LONG_S)
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
+@pytest.mark.parametrize(
+    "operation", ["dist.send(big, 1) if rank == 0 else dist.recv(big, 0)", "dist.broadcast(big, 0)"]
+)
+def test_the_death_of_a_rank_frees_one_that_sends_it_a_large_tensor(
+    store: GroupStore, procs: ProcMesh, operation: str
+) -> None:
+    """The rank dies when the first bytes have arrived. Gloo forgets the message of which it has written a part."""
+    mesh = others(store, 2)
+    die = (
+        "import signal, threading\nbig = torch.full((32 << 20,), float(rank == 0))\ndef die():\n"
+        "    while big[0] == 0: pass\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if rank == 1: threading.Thread(target=die, daemon=True).start()\n"
+    )
+    try:
+        error = mesh.run(f"{die}{operation}\ndist.barrier()").exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        assert error.rank == 1
+        assert mesh[[0]].run("rank").get(LONG_S).values() == (0,)
     finally:
         mesh.stop(grace_s=0).get()
 
