@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from monarch_kernel.train.stateful_loaders import StatefulLoader, is_stateful_loader
+
 __all__ = ["Generators", "derived_seed", "rng", "stateful"]
 
 _ARRAY = "__ndarray__"
@@ -80,7 +82,12 @@ class _One:
 
 
 def stateful(thing: Any) -> Any:
-    """Give a random number generator ``state_dict()``, ``load_state_dict()`` and ``reseed()``; return all else as it is."""
+    """Give a random number generator ``state_dict()``, ``load_state_dict()`` and ``reseed()``; return all else as it is.
+
+    A ``StatefulDataLoader`` gets the state of its generator, too.
+    """
+    if is_stateful_loader(thing):
+        return StatefulLoader(thing)
     if isinstance(thing, torch.Generator):
         return _One(thing.get_state, thing.set_state, lambda seed: thing.manual_seed(seed % (1 << 63)))
     if isinstance(thing, random.Random):
@@ -88,11 +95,23 @@ def stateful(thing: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return thing
-    if isinstance(thing, (numpy.random.Generator, numpy.random.RandomState)):
-        thing = thing.bit_generator if isinstance(thing, numpy.random.Generator) else thing._bit_generator
+    if isinstance(thing, numpy.random.RandomState):
+        return _of_random_state(thing)
+    if isinstance(thing, numpy.random.Generator):
+        thing = thing.bit_generator
     if isinstance(thing, numpy.random.BitGenerator):
         return _of_bits(thing)
     return thing
+
+
+def _of_random_state(thing: Any) -> _One:
+    """A `numpy.random.RandomState`, which keeps every second normal number beside its bit generator."""
+
+    def seed(number: int) -> None:
+        bits = type(thing._bit_generator)(number)
+        thing.set_state(type(thing)(bits).get_state(legacy=False))
+
+    return _One(lambda: _plain(thing.get_state(legacy=False)), lambda state: thing.set_state(_with_arrays(state)), seed)
 
 
 def _of_bits(bits: Any) -> _One:

@@ -22,6 +22,7 @@ from torch import distributed as dist
 from torch.utils import data
 
 from monarch_kernel.base.text import plural
+from monarch_kernel.train.stateful_loaders import without_generator
 
 __all__ = ["Loader", "Sampler", "dealt_again", "is_dealt", "misfit"]
 
@@ -287,7 +288,7 @@ def dealt_again(states: Sequence[Any]) -> Any:
         if counts != sorted(counts, reverse=True) or counts[0] - counts[-1] > 1:
             return f"its ranks have read different numbers of samples: {', '.join(map(str, counts))}"
         combined[place] = {**first, "start": first["start"] + sum(counts), "read": 0}
-    return _replaced(states[0], combined)
+    return without_generator(_replaced(states[0], combined))
 
 
 def _positions(state: Any, place: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Mapping[str, Any]]:

@@ -25,6 +25,7 @@ from monarch_kernel.train.checkpoint.atomic_directory import Contents
 from monarch_kernel.train.checkpoint.given import Given
 from monarch_kernel.train.checkpoint.unpickling import load_plain, other_names
 from monarch_kernel.train.generators import stateful
+from monarch_kernel.train.stateful_loaders import StatefulLoader
 
 __all__ = ["States", "check_fits", "check_loadable", "collect", "dumped", "flat", "model_trained_by", "put_back"]
 
@@ -85,6 +86,8 @@ def collect(things: Mapping[str, Any], *, loads: bool = False) -> States:
         elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
             states.kinds[name] = "state"
             if not loads:
+                if isinstance(thing, StatefulLoader) and (why := thing.problem(things.values())):
+                    raise CheckpointError(f"{name} is a {type(given).__name__}: {why}")
                 states.values[name] = thing.state_dict()
         elif isinstance(thing, (DataLoader, Sampler)):
             raise CheckpointError(

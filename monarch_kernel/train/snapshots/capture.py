@@ -25,6 +25,7 @@ from monarch_kernel.net.wire.shared_classes import ByValuePickler
 from monarch_kernel.train.generators import rng, stateful
 from monarch_kernel.train.parallel.ddp_buckets import order_of_buckets, set_order_of_buckets, started_ddp
 from monarch_kernel.train.parallel.reset_step import ddp_of, forget_step
+from monarch_kernel.train.stateful_loaders import StatefulLoader
 
 __all__ = ["Captured", "capture", "check", "names_at", "put_back", "set_random_state"]
 
@@ -156,6 +157,9 @@ def check(things: Mapping[str, Any]) -> None:
         )
     for name, thing in things.items():
         _kind(name, thing)
+        its = stateful(thing)
+        if isinstance(its, StatefulLoader) and (why := its.problem(things.values())):
+            raise TypeError(f"live.snapshot({name}=...): {why}")
 
 
 def _kind(name: str, thing: Any) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train import checkpoint
+from monarch_kernel.train.generators import stateful
+from monarch_kernel.train.snapshots.capture import check
 from tests.support.ranks import Ranks
 
 PRELUDE = """
@@ -320,34 +325,115 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(tmp_path: Path) -> None:
         checkpoint.load(path, model=other)
 
 
+GENERATORS: dict[str, Callable[[], Any]] = {
+    "random.Random": lambda: random.Random(3),
+    "torch": lambda: torch.Generator().manual_seed(3),
+    "RandomState": lambda: np.random.RandomState(3),
+    "RandomState of PCG64": lambda: np.random.RandomState(np.random.PCG64(3)),
+    **{
+        name: lambda name=name: np.random.Generator(getattr(np.random, name)(3))
+        for name in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+    },
+}
+
+
+def drawn(generator: Any) -> list[Any]:
+    """Numbers of all kinds, some of which a generator makes in pairs."""
+    if isinstance(generator, torch.Generator):
+        return [torch.rand(3, generator=generator).tolist(), torch.randn(1, generator=generator).item()]
+    if isinstance(generator, random.Random):
+        return [generator.random(), generator.gauss(0, 1), generator.randrange(10)]
+    bits = generator.integers if isinstance(generator, np.random.Generator) else generator.randint
+    return [float(generator.normal()), float(generator.uniform()), int(bits(1 << 31, dtype=np.int32))]
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_each_kind_of_generator_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
+    mine, other = GENERATORS[name](), GENERATORS[name]()
+    drawn(mine)
+    checkpoint.save(tmp_path / "a", generator=mine)
+    checkpoint.load(tmp_path / "a", generator=other)
+    assert [drawn(other) for _ in range(3)] == [drawn(mine) for _ in range(3)]
+    for each in (mine, other):
+        stateful(each).reseed(1 << 63 | 5)
+    assert drawn(mine) == drawn(other)
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata imports it
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_stateful_data_loader_is_resumed_exactly(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize("generator", ["own", "global", "of the sampler"])
+def test_a_stateful_data_loader_is_resumed_exactly(tmp_path: Path, workers: int, generator: str) -> None:
     loaders = pytest.importorskip("torchdata.stateful_dataloader")
-    path = tmp_path / "a"
 
-    def run(first: int, last: int) -> list[tuple[list[int], float]]:
+    def run(first: int, last: int, saves: bool = False) -> list[tuple[list[int], float]]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Embedding(24, 4), nn.Dropout(0.5))
         optimizer = torch.optim.AdamW(model.parameters())
-        loader = loaders.StatefulDataLoader(
-            range(24), 4, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5)
-        )
-        things = {"model": model, "optimizer": optimizer, "loader": loader, "rng": checkpoint.rng}
+        seeds = torch.Generator().manual_seed(5)
+        options: dict[str, Any] = {"shuffle": True, "generator": None if generator == "global" else seeds}
+        if generator == "of the sampler":
+            options = {"sampler": checkpoint.Sampler(24), "generator": seeds}
+        loader = loaders.StatefulDataLoader(range(24), 4, num_workers=workers, **options)
+        things = {"rng": checkpoint.rng, "model": model, "optimizer": optimizer, "loader": loader}
         if first:
-            checkpoint.load(path, **things)
+            checkpoint.load(tmp_path / str(first), **things)
         found = []
-        for _, batch in zip(range(first, last), loader):
+        for _, batch in zip(range(first, last), itertools.chain.from_iterable(itertools.repeat(loader))):
             optimizer.zero_grad()
             loss = model(batch).square().mean()
             loss.backward()
             optimizer.step()
             found.append((batch.tolist(), loss.item()))
-        if last == 3:
-            checkpoint.save(path, **things)
+        if saves:
+            checkpoint.save(tmp_path / str(last), **things)
         return found
 
-    assert run(0, 3) + run(3, 6) == run(0, 6)
+    whole = run(0, 14)
+    for at in (3, 6, 8):  # within an epoch of six batches, at its end, and in the next one
+        assert run(0, at, saves=True) + run(at, 14) == whole
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_stateful_data_loader_whose_order_is_lost_is_refused(tmp_path: Path) -> None:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    seeds = torch.Generator()
+
+    def loader(sampler: Any) -> Any:
+        return loaders.StatefulDataLoader(range(8), 2, sampler=sampler)
+
+    for sampler in (WeightedRandomSampler([1.0] * 8, 8), SubsetRandomSampler(range(8))):
+        with pytest.raises(
+            CheckpointError, match=r"Sampler draws each epoch from torch's global generator, so .*: use sh"
+        ):
+            checkpoint.save(tmp_path / "a", loader=loader(sampler))
+        with pytest.raises(
+            TypeError, match=r"live.snapshot\(loader=...\): its \w+ draws each epoch from torch's global"
+        ):
+            check({"loader": loader(sampler)})
+    seeded = loader(WeightedRandomSampler([1.0] * 8, 8, generator=seeds))
+    with pytest.raises(CheckpointError, match="from a generator that is saved, too, as it is after that"):
+        checkpoint.save(tmp_path / "a", loader=seeded, seeds=seeds)
+    checkpoint.save(tmp_path / "a", loader=seeded)  # the program may seed it before each epoch
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("reader", ["alone", "in a loader"])
+def test_a_data_set_of_hugging_face_goes_on_where_it_was(tmp_path: Path, reader: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def run(first: int, last: int, saves: bool = False) -> list[Any]:
+        rows = datasets.Dataset.from_dict({"x": list(range(64))}).to_iterable_dataset(num_shards=4)
+        if reader != "alone":
+            rows = loaders.StatefulDataLoader(rows, 4, collate_fn=lambda rows: [row["x"] for row in rows])
+        if first:
+            checkpoint.load(tmp_path / "a", rows=rows)
+        found = [row for _, row in zip(range(first, last), rows)]
+        if saves:
+            checkpoint.save(tmp_path / "a", rows=rows)
+        return found
+
+    assert run(0, 6, saves=True) + run(6, 14) == run(0, 14)
 
 
 def test_a_plain_loader_is_refused_with_the_way_out(tmp_path: Path) -> None:
