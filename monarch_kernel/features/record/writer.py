@@ -91,6 +91,7 @@ class RecordWriter:
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute("PRAGMA journal_size_limit=1048576")
             self._connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+            self._identity = _identity_of(self.path)
         except sqlite3.Error as error:
             raise RecordError(f"can't write a record into {self.folder}: {error}") from None
         self._thread = threading.Thread(target=self._work, name="monarch-record", daemon=True)
@@ -190,6 +191,8 @@ class RecordWriter:
             self._connection.execute(statement, values)
         if self._connection.in_transaction:
             self._connection.execute("COMMIT")
+        if _identity_of(self.path) != self._identity:  # SQLite goes on to write into the file that has no name any more
+            self._fail(f"{FILE} was removed or moved", "")
         self._measure()
         return ()
 
@@ -202,7 +205,7 @@ class RecordWriter:
                 pass
         self.nbytes = total
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, what_is_left: str = "What was written can be read; make room and ") -> None:
         if self.problem:
             return
         self.problem = why
@@ -212,9 +215,18 @@ class RecordWriter:
         except sqlite3.Error:
             pass
         self._say(
-            f"the record {self.folder} ends here: {why}. The run goes on. What was written can be read; "
-            "make room and start another record with %mesh record FOLDER"
+            f"the record {self.folder} ends here: {why}. The run goes on. {what_is_left}"
+            f"{'s' if what_is_left else 'S'}tart another record with %mesh record FOLDER"
         )
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    """Device and number of a file; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -163,6 +164,34 @@ def test_a_full_disk_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
     record = RecordReader(tmp_path / "run")
     assert record.cells[0].code == "first = 1"
     assert not record.damage
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_disappears_ends_the_record_and_says_so(how: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    recorder = Recorder(tmp_path / "run", say=said.append)
+    recorder.cell_ended(recorder.cell_started("x = 1", 1, "t", "0-1"), "ok")
+    assert recorder.flush()
+    if how == "removed":
+        shutil.rmtree(tmp_path / "run")
+    else:
+        (tmp_path / "run").rename(tmp_path / "other")
+    if how == "replaced":
+        write_run(tmp_path / "run").close()
+    recorder.cell_ended(recorder.cell_started("x = 2", 2, "t", "0-1"), "ok")
+    assert not recorder.flush()
+    assert said == [
+        f"the record {tmp_path / 'run'} ends here: record.sqlite was removed or moved. The run goes on. Start another record "
+        "with %mesh record FOLDER"
+    ]
+    assert "stopped (record.sqlite was removed or moved)" in recorder.line()
+    recorder.close()
+    if how != "removed":
+        with RecordReader(tmp_path / "other") as record:
+            assert "x = 1" in [cell.code for cell in record.cells]
+    if how == "replaced":
+        with RecordReader(tmp_path / "run") as record:
+            assert [cell.number for cell in record.cells] == [1, 2]
 
 
 def test_a_record_of_a_newer_version_is_refused(tmp_path: Path) -> None:
