@@ -55,7 +55,10 @@ class KernelCells:
         code = str(info.raw_cell)
         lines = [line for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         is_ours = not lines or lines[0].startswith("%%remote") or all(line.startswith("%mesh") for line in lines)
-        self._cell = self._recorder.cell_started(code, self._shell.execution_count, why="" if is_ours else _LEFT_OUT)
+        history = self._shell.history_manager
+        # The cell is stored after this event; whether ``execution_count`` counts it already depends on the version of IPython.
+        number = self._shell.execution_count if history is None else max(1, len(history.input_hist_parsed))
+        self._cell = self._recorder.cell_started(code, number, why="" if is_ours else _LEFT_OUT)
 
     def _ended(self, result: Any) -> None:
         cell, self._cell = self._cell, 0

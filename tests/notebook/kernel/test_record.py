@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nbformat
+
 from monarch_kernel.train.record import open as open_record
 from tests.notebook.kernel.conftest import Notebook
 from tests.support.waiting import wait_for_files
@@ -63,6 +65,15 @@ def test_a_run_is_recorded_and_repeated(notebook: Notebook, tmp_path: Path) -> N
         assert [check.step for check in ends] == [0, 40]
         assert record.sources == [(1, "TensorDataset, 40 rows, RandomSampler, batches of 1")]
         assert not record.damage
+        typed = {cell.number: cell.code for cell in record.cells if not cell.mesh}
+        for cell in (build, train, wrong):
+            assert typed[cell.number].strip().endswith(cell.code.strip())
+        record.notebook(tmp_path / "run.ipynb")
+    shown = {cell.source: cell.outputs for cell in nbformat.read(tmp_path / "run.ipynb", 4).cells}
+    assert shown["done.result()"] == []
+    assert [each.evalue for each in shown["%%remote t\nraise ValueError('wrong')"]] == [
+        f"cell [{wrong.number}] failed on t"
+    ]
 
     again = notebook.ok(
         f"from monarch_kernel import record\nfound = record.open({str(folder)!r}).replay(t)\nprint(found)", 120
