@@ -23,8 +23,8 @@ GENERATOR = "monarch_generator"
 """The key under which the state of a loader has that of its generator. ``StatefulDataLoader`` itself ignores it."""
 
 _WAY_OUT = (
-    "so the rest of the epoch can't be found again: use shuffle=True, sampler=checkpoint.Sampler(data), or a generator that the "
-    "program seeds before each epoch"
+    "so the rest of the epoch can't be found again: use shuffle=True, sampler=checkpoint.Sampler(data), or a generator that "
+    "the program seeds before each epoch"
 )
 
 _DRAWS = (data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)

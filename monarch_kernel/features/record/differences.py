@@ -109,7 +109,8 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
         old: the first record.
         new: the second one.
         until_step: compare only what comes before this step of each loop.
-        mesh: compare only the cells of this mesh, and no others.
+        mesh: the second record is a replay of the first: compare only the cells of this mesh, and no others, and no step in
+            which the first was cut off.
     """
     compared = dict.fromkeys(_NOUNS, 0)
     found = [*_packages(old, new), *_places(old, new)]
@@ -138,12 +139,34 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
             continue
         if one.code != other.code:
             found.append(_code(one, other))
-        elif one.outcome != other.outcome and other.outcome and until_step is None:
+        elif one.outcome != other.outcome and other.outcome and until_step is None and not (mesh and _is_cut(one)):
             text = f"cell [{one.number}]: {one.outcome or 'no end'} -> {other.outcome}"
             found.append(Difference("outcome", text, one.id, is_result=True))
         for a, b in zip(loops_old.get(one.id, []), loops_new.get(other.id, [])):
-            found += _of_loop(one, a, steps[0].get(a, {}), steps[1].get(b, {}), compared)
+            had, has = steps[0].get(a, {}), steps[1].get(b, {})
+            if mesh and (cut := old.cut_before(a)) is not None:
+                end = min(cut, _complete_before(had))
+                had, has = ({key: value for key, value in each.items() if key[2] < end} for each in (had, has))
+            found += _of_loop(one, a, had, has, compared)
     return Differences(tuple(found), compared)
+
+
+def _is_cut(cell: Cell) -> bool:
+    """Whether a cell was interrupted, or the record ends before it."""
+    return cell.outcome in ("", "interrupted")
+
+
+def _complete_before(steps: _Steps) -> float:
+    """The first step that fewer ranks have reported than other steps; infinite if there is none."""
+    counts = {
+        key: value.ranks if key[0] == "metric" else len(value.digests) - value.digests.count(NO_DIGEST)
+        for key, value in steps.items()
+        if key[0] in ("metric", "batch")
+    }
+    most: dict[tuple[str, str], int] = {}
+    for (kind, name, _), count in counts.items():
+        most[kind, name] = max(most.get((kind, name), 0), count)
+    return min((step for (kind, name, step), count in counts.items() if count < most[kind, name]), default=math.inf)
 
 
 def _cells(reader: RecordReader, mesh: str) -> list[Cell]:

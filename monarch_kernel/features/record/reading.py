@@ -286,6 +286,23 @@ class RecordReader:
         found = self.cell(cell)
         return cell if found is None else found.number
 
+    def cut_before(self, loop: int) -> int | None:
+        """Return the step in which a loop was cut off, by an interrupt or with the record; None if it was not."""
+        found = next((each for each in self.loops if each.id == loop), None)
+        cell = None if found is None else self.cell(found.cell)
+        if found is None or cell is None or cell.outcome not in ("", "interrupted"):
+            return None
+        if found.reached or cell.outcome:
+            return found.reached
+        steps = [row.step for rows in (self.metrics, self.batches) for row in rows if row.loop == loop]
+        return max(steps) if steps else None
+
+    def stopped_before(self, loop: int) -> int | None:
+        """Return the step before which a loop was stopped, or cut off; None if it came to its end."""
+        steps = [event.step for event in self.events if event.kind == "stop" and event.loop == loop]
+        found = [step for step in (*steps, self.cut_before(loop)) if step is not None]
+        return min(found, default=None)
+
     def meshes(self) -> dict[str, int]:
         """Return the meshes that ran cells, and how many ranks each had."""
         found: dict[str, int] = {}

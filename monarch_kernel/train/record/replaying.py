@@ -149,7 +149,8 @@ class _Run:
         self._store = GroupStore()
         self._needs_group = True
         # Read now, because `schedule` must not wait for the disk.
-        self._knobs, self._events, self._all_loops = list(record.knobs), list(record.events), list(record.loops)
+        self._knobs, self._all_loops = list(record.knobs), list(record.loops)
+        self._stops = {loop.id: record.stopped_before(loop.id) for loop in self._all_loops}
         self._loops: list[int] = []  # the recorded loops of the cell that runs, which have not started yet
 
     def close(self) -> None:
@@ -166,15 +167,8 @@ class _Run:
                 for knob in self._knobs
                 if knob.loop == loop and not knob.is_default
             ]
-            changes += [
-                Change(event.step, "")
-                for event in self._events
-                if event.kind == "stop" and event.loop == loop and event.step is not None
-            ]
-            found = next(each for each in self._all_loops if each.id == loop)
-            cell = self._record.cell(found.cell)
-            if cell is not None and cell.outcome == "interrupted":
-                changes.append(Change(found.reached, ""))
+            if (step := self._stops.get(loop)) is not None:
+                changes.append(Change(step, ""))
         if self._until is not None:
             changes.append(Change(self._until, ""))
         ends = [change for change in changes if not change.name]

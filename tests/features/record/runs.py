@@ -53,6 +53,9 @@ def write_run(
     turns: Sequence[tuple[int, float]] = ((2, 0.5),),
     parameters: bytes = b"p" * 8,
     name: str = "t",
+    outcome: str = "ok",
+    reached: int = 6,
+    behind: int = 6,
 ) -> RecordReader:
     """Write the record of a run of two ranks and 6 steps.
 
@@ -65,6 +68,9 @@ def write_run(
         turns: steps and values of the knob ``lr``.
         parameters: the digest at the end, of both ranks.
         name: the mesh.
+        outcome: how the second cell ended; empty if it did not.
+        reached: the steps of the loop that all ranks have done; rank 0 may have begun another one.
+        behind: the step from which rank 1 has reported nothing.
     """
     recorder = Recorder(folder)
     first = recorder.cell_started("torch.manual_seed(0)", 1, name, "0-1")
@@ -78,17 +84,22 @@ def write_run(
     for step, value in turns:
         loop.pace.horizon = step
         loop.pace.change("lr", value)
-    for step in range(6):
-        batch(recorder, loop, step, [b"a" * 8, (b"x" if step == batch_of else b"b") * 8])
+    for step in range(min(6, reached + 1)):
+        ranks = 2 if step < behind else 1
+        batch(recorder, loop, step, [b"a" * 8, (b"x" if step == batch_of else b"b") * 8][:ranks])
         shift = 0.5 if loss_from is not None and step >= loss_from else 0.0
-        log(recorder, loop, step, [1 / (step + 1) + shift, 2 / (step + 1) + shift])
+        log(recorder, loop, step, [1 / (step + 1) + shift, 2 / (step + 1) + shift][:ranks])
     for rank in (0, 1):
-        recorder.noted(rank, Noted(*loop.key, (Step(6, {"parameters": parameters}),), ("TensorDataset, 12 rows",)))
+        recorder.noted(
+            rank, Noted(*loop.key, (Step(reached, {"parameters": parameters}),), ("TensorDataset, 12 rows",))
+        )
     for rank in (1, 2):
-        loop.pace.left(rank, 6)
-        recorder.loop_left(loop)
+        loop.pace.left(rank, reached)
+        if outcome:
+            recorder.loop_left(loop)
     recorder.cell_output(cell, "[0-1] trained\n")
-    recorder.cell_ended(cell, "ok")
+    if outcome:
+        recorder.cell_ended(cell, outcome)
     recorder.close()
     if torch:
         connection = sqlite3.connect(folder / FILE)
