@@ -177,8 +177,21 @@ class RecordReader:
     def loops(self) -> Table[Loop]:
         """The live loops, in the order in which they started."""
         cells = dict(self._rows("SELECT request, cell FROM request"))
-        rows = self._rows("SELECT id, request, number, mesh, steps, reached FROM loop ORDER BY id")
-        return self._table(Loop, [(row[0], cells.get(row[1], 0), *row[2:]) for row in rows])
+        rows = self._rows("SELECT id, request, number, mesh, steps, reached, ended FROM loop ORDER BY id")
+        last: dict[Any, int] = {}
+        if any(ended is None for *_, ended in rows):  # what a loop has reached is written when ranks leave it
+            for table in ("metric", "data"):
+                for loop, step in self._rows(f"SELECT loop, max(step) FROM {table} GROUP BY loop"):
+                    if isinstance(step, int):
+                        last[loop] = max(last.get(loop, 0), step + 1)
+        return self._table(
+            Loop,
+            [
+                (id, cells.get(request, 0), *rest, reached if ended is not None else max(reached, last.get(id, 0)))
+                for id, request, *rest, reached, ended in rows
+                if isinstance(reached, int)
+            ],
+        )
 
     @cached_property
     def knobs(self) -> Table[Knob]:
@@ -292,10 +305,7 @@ class RecordReader:
         cell = None if found is None else self.cell(found.cell)
         if found is None or cell is None or cell.outcome not in ("", "interrupted"):
             return None
-        if found.reached or cell.outcome:
-            return found.reached
-        steps = [row.step for rows in (self.metrics, self.batches) for row in rows if row.loop == loop]
-        return max(steps) if steps else None
+        return found.reached
 
     def stopped_before(self, loop: int) -> int | None:
         """Return the step before which a loop was stopped, or cut off; None if it came to its end."""

@@ -82,15 +82,15 @@ def test_each_kind_is_named_once_for_a_loop(tmp_path: Path, turns: tuple[tuple[i
     assert not compare(old, new).are_equal
 
 
-@pytest.mark.parametrize("outcome", ["interrupted", ""])
-def test_a_replay_of_a_loop_that_was_cut_off_is_compared_up_to_there(outcome: str, tmp_path: Path) -> None:
-    old = write_run(tmp_path / "a", outcome=outcome, reached=4, parameters=b"x" * 8)
-    again = write_run(tmp_path / "b", reached=4, loss_from=4)
+@pytest.mark.parametrize(("outcome", "end"), [("interrupted", 4), ("", 5)])
+def test_a_replay_of_a_loop_that_was_cut_off_is_compared_up_to_there(outcome: str, end: int, tmp_path: Path) -> None:
+    old = write_run(tmp_path / "a", outcome=outcome, reached=4)
+    again = write_run(tmp_path / "b", loss_from=end)
     found = compare(old, again, mesh="t")
     assert found.are_equal, found
-    assert found.compared["metrics"] == 4
+    assert found.compared["metrics"] == end
     assert not compare(old, again).are_equal  # two runs differ in what one has done after that
-    assert not compare(old, write_run(tmp_path / "c", reached=4, loss_from=3), mesh="t").are_equal
+    assert not compare(old, write_run(tmp_path / "c", loss_from=end - 1), mesh="t").are_equal
 
 
 def test_a_replay_is_not_compared_with_steps_that_only_some_ranks_have_done(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from monarch_kernel.features.live.curves import Curve
 from monarch_kernel.features.record.environment import allowed_variables
 from monarch_kernel.features.record.reading import RecordReader, ranks_of
 from monarch_kernel.features.record.recorder import Recorder, names_of, unreplayable
+from monarch_kernel.features.record.summaries import summary_of
 from monarch_kernel.features.record.tables import FILE, VERSION
 from monarch_kernel.net.wire.messages import Change, Logged
 from tests.features.record.runs import TRAIN, batch, log, loop_of, write_run
@@ -114,6 +115,13 @@ def test_a_stop_is_an_event_and_alarms_are_no_knobs(tmp_path: Path) -> None:
     record = RecordReader(recorder.folder)
     assert [(event.kind, event.loop, event.step) for event in record.events] == [("stop", 1, 5)]
     assert [knob.name for knob in record.knobs if not knob.is_default] == []
+
+
+def test_a_loop_without_an_end_has_the_steps_that_were_recorded(tmp_path: Path) -> None:
+    with write_run(tmp_path / "run", outcome="", reached=4) as record:
+        assert [loop.reached for loop in record.loops] == [5]  # rank 0 has begun a fifth one
+        assert "  loop 1 of cell [2]: 5 of 6 steps" in record.text()
+        assert summary_of(record)["steps"] == 5
 
 
 def test_what_was_committed_can_be_read_while_the_record_runs(tmp_path: Path) -> None:
