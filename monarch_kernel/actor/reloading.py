@@ -11,10 +11,11 @@ from monarch_kernel.actor.endpoint_table import Interface
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import EditError, RemoteError, format_ranks
 from monarch_kernel.features.editing.classes import Key, dump_classes, key_of, mro_after, travels_by_value
-from monarch_kernel.features.editing.modules import LocalModules
+from monarch_kernel.features.editing.modules import LocalModules, ModuleEdit
 from monarch_kernel.features.editing.patch import at_once
 from monarch_kernel.features.editing.preview import EditPreview, Reloaded, Synced
 from monarch_kernel.features.editing.sources import check_syntax, is_users
+from monarch_kernel.features.record.notes import note_event
 from monarch_kernel.net.wire.codec import Packed, dump, pack
 from monarch_kernel.net.wire.messages import Conclude, ModuleSource, Reload, Reshaped, Sync
 from monarch_kernel.runtime.rpc.client import Client
@@ -100,8 +101,10 @@ def reload_classes(
         _conclude(target, edit, f"{what} was reloaded on {target.name}, but __reload__ failed")
     finally:  # the class has changed even if a hook failed
         _update_handles(target.client, outlines, {key or key_of(cls): cls for cls, key in classes})
-    left = tuple(dict.fromkeys(why for preview in previews for why in preview.left))
-    return Reloaded(target.name, actors, changes, left)
+        left = tuple(dict.fromkeys(why for preview in previews for why in preview.left))
+        found = Reloaded(target.name, actors, changes, left)
+        note_event("edit", repr(found))
+    return found
 
 
 def check_class(cls: type) -> bool:
@@ -186,6 +189,16 @@ def sync_modules(target: Target, sources: Sequence[ModuleSource], local: LocalMo
             changed.update(here.edited, here.dependents)
         outlines = {actor: plain for preview in previews for actor, plain in preview.outlines.items()}
         _update_handles_of_modules(target.client, outlines, changed)
+        found = _synced(target, sources, previews, here)
+        if found.edited:
+            note_event("edit", repr(found))
+    return found
+
+
+def _synced(
+    target: Target, sources: Sequence[ModuleSource], previews: Sequence[EditPreview], here: ModuleEdit | None
+) -> Synced:
+    """Say what a reload of modules has changed."""
     by_rank = list(zip(target.region.ranks, (preview.modules for preview in previews)))
     edited = _ranks_by_name((rank, each.edited) for rank, each in by_rank)
     dependents = _ranks_by_name((rank, each.dependents) for rank, each in by_rank)

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,8 @@ from monarch_kernel.actor import (
     this_host,
 )
 from monarch_kernel.errors import EditError, RemoteError
+from monarch_kernel.features.record.notes import on_event
+from monarch_kernel.train import record
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"gpus": 2}
@@ -521,3 +524,16 @@ def test_a_healed_rank_has_the_current_class(procs: ProcMesh, cell: Cell) -> Non
         assert counter.new.call().get(LONG_S).values() == ("third", "third")
     finally:
         mesh.stop(grace_s=0).get(LONG_S)
+
+
+def test_a_record_has_the_edit(procs: ProcMesh, spawn: Callable[..., Any], cell: Cell, tmp_path: Path) -> None:
+    counter = spawn("counter", cell(COUNTER).Counter)
+    counter.step.call(1).get(LONG_S)
+    record.start(tmp_path / "run")
+    try:
+        reloaded = procs.reload(cell(COUNTER_2).Counter)
+    finally:
+        record.stop()
+    with record.open(tmp_path / "run") as run:
+        assert [(event.kind, event.text) for event in run.events] == [("edit", repr(reloaded))]
+    assert not on_event

@@ -8,6 +8,7 @@ from dataclasses import replace
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.features.live.controller import LoopControl
 from monarch_kernel.features.record.messages import EventNoted, Noted, NoteState, SetRecording, StateNoted
+from monarch_kernel.features.record.notes import on_event
 from monarch_kernel.features.record.recorder import Recorder
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.runtime.controller.effects import Effect
@@ -67,6 +68,7 @@ class RecordExtension(Extension):
     def closed(self) -> None:
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
+            _forget(recorder)
             recorder.close()
 
     def _noted(self, record: RankRecord, message: Noted, now: float) -> list[Effect]:
@@ -83,6 +85,12 @@ class RecordExtension(Extension):
         if self.recorder is not None:
             self.recorder.event_noted(record.spec.mesh, record.spec.rank, message)
         return []
+
+
+def _forget(recorder: Recorder) -> None:
+    """Pass no more events of this process to a recorder."""
+    if recorder.event in on_event:
+        on_event.remove(recorder.event)
 
 
 class RecordControl:
@@ -110,6 +118,7 @@ class RecordControl:
             self._runtime.perform(self._extension.tell())
 
         LoopControl(self._runtime).listen(recorder)
+        on_event.append(recorder.event)
         self._runtime.run_on_io_thread(start)
 
     def stop(self) -> Recorder | None:
@@ -122,6 +131,7 @@ class RecordControl:
         recorder = self._runtime.run_on_io_thread(stop)
         if recorder is not None:
             LoopControl(self._runtime).listen(recorder, is_on=False)
+            _forget(recorder)
             self._runtime.tell_all(pack(SetRecording(False)))
             recorder.close()
         return recorder

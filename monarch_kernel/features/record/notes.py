@@ -12,5 +12,5 @@ on_event: list[Callable[[str, str], None]] = []
 
 def note_event(kind: str, text: str) -> None:
     """Something happened that a record holds. For any thread; has no effect while no record runs."""
-    for note in on_event:
+    for note in tuple(on_event):
         note(kind, text)
