@@ -142,7 +142,11 @@ def compare(old: RecordReader, new: RecordReader, *, until_step: int | None = No
         elif one.outcome != other.outcome and other.outcome and until_step is None and not (mesh and _is_cut(one)):
             text = f"cell [{one.number}]: {one.outcome or 'no end'} -> {other.outcome}"
             found.append(Difference("outcome", text, one.id, is_result=True))
-        for a, b in zip(loops_old.get(one.id, []), loops_new.get(other.id, [])):
+        mine, theirs = loops_old.get(one.id, []), loops_new.get(other.id, [])
+        if len(mine) != len(theirs) and not (mesh and _is_cut(one)):
+            text = f"cell [{one.number}] has {plural(len(mine), 'loop')} -> {plural(len(theirs), 'loop')}"
+            found.append(Difference("length", text, one.id, is_result=True))
+        for a, b in zip(mine, theirs):
             had, has = steps[0].get(a, {}), steps[1].get(b, {})
             if mesh and (cut := old.cut_before(a)) is not None:
                 end = min(cut, _complete_before(had))

@@ -56,6 +56,7 @@ def write_run(
     outcome: str = "ok",
     reached: int = 6,
     behind: int = 6,
+    loops: int = 1,
 ) -> RecordReader:
     """Write the record of a run of two ranks and 6 steps.
 
@@ -71,6 +72,7 @@ def write_run(
         outcome: how the second cell ended; empty if it did not.
         reached: the steps of the loop that all ranks have done; rank 0 may have begun another one.
         behind: the step from which rank 1 has reported nothing.
+        loops: the loops of the second cell, of which only the first has steps.
     """
     recorder = Recorder(folder)
     first = recorder.cell_started("torch.manual_seed(0)", 1, name, "0-1")
@@ -97,6 +99,8 @@ def write_run(
         loop.pace.left(rank, reached)
         if outcome:
             recorder.loop_left(loop)
+    for number in range(2, loops + 1):
+        recorder.loop_started(LoopRecord(REQUEST, number, "t", "cell [2]", 6, 0.0))
     recorder.cell_output(cell, "[0-1] trained\n")
     if outcome:
         recorder.cell_ended(cell, outcome)

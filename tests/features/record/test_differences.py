@@ -99,3 +99,7 @@ def test_a_replay_is_not_compared_with_steps_that_only_some_ranks_have_done(tmp_
     found = compare(old, again, mesh="t")
     assert found.are_equal, found
     assert (found.compared["metrics"], found.compared["batches"]) == (3, 3)
+
+
+def test_a_loop_that_only_one_record_has_is_a_difference(tmp_path: Path) -> None:
+    assert first(tmp_path, loops=2) == "cell [2] has 1 loop -> 2 loops"
