@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from monarch_kernel.train import checkpoint
 from monarch_kernel.train.checkpoint.sampler import Loader, Sampler, dealt_again, is_dealt, misfit
+from monarch_kernel.train.stateful_loaders import StatefulLoader
 
 
 def loaders(total: int, ranks: int, batch: int, *, workers: int = 0, **options: Any) -> list[Loader]:
@@ -168,7 +169,13 @@ def test_a_stateful_data_loader_deals_the_rest_to_other_ranks(workers: int) -> N
     def made(ranks: int) -> list[Any]:
         samplers = [Sampler(48, rank=rank, ranks=ranks) for rank in range(ranks)]
         return [
-            stateful.StatefulDataLoader(range(48), batch_size=2, sampler=sampler, num_workers=workers)
+            stateful.StatefulDataLoader(
+                range(48),
+                batch_size=2,
+                sampler=sampler,
+                num_workers=workers,
+                generator=torch.Generator().manual_seed(sampler.rank),
+            )
             for sampler in samplers
         ]
 
@@ -177,8 +184,9 @@ def test_a_stateful_data_loader_deals_the_rest_to_other_ranks(workers: int) -> N
         its = made(ranks)
         for each in its:
             if state:
-                each.load_state_dict(state)
+                StatefulLoader(each).load_state_dict(state)
         seen += take([iter(each) for each in its], steps)
-        state = dealt_again([each.state_dict() for each in its])
+        assert len({tuple(each.generator.get_state().tolist()) for each in its}) == ranks
+        state = dealt_again([StatefulLoader(each).state_dict() for each in its])
         assert is_dealt(state)
     assert Counter(seen) == Counter(range(48))
