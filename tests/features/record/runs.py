@@ -70,7 +70,7 @@ def write_run(
         parameters: the digest at the end, of both ranks.
         name: the mesh.
         outcome: how the second cell ended; empty if it did not.
-        reached: the steps of the loop that all ranks have done; rank 0 may have begun another one.
+        reached: the steps of the loop that all ranks have done; rank 0 may have started another one.
         behind: the step from which rank 1 has reported nothing.
         loops: the loops of the second cell, of which only the first has steps.
     """

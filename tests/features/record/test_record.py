@@ -119,7 +119,7 @@ def test_a_stop_is_an_event_and_alarms_are_no_knobs(tmp_path: Path) -> None:
 
 def test_a_loop_without_an_end_has_the_steps_that_were_recorded(tmp_path: Path) -> None:
     with write_run(tmp_path / "run", outcome="", reached=4) as record:
-        assert [loop.reached for loop in record.loops] == [5]  # rank 0 has begun a fifth one
+        assert [loop.reached for loop in record.loops] == [5]  # rank 0 has started a fifth one
         assert "  loop 1 of cell [2]: 5 of 6 steps" in record.text()
         assert summary_of(record)["steps"] == 5
 
