@@ -189,8 +189,8 @@ docs-test-field: bytecode $(FIELD_VENV)/.stamp ## Run the examples of the guide 
 	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
 		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m docs.site.blocks $(FIELD_PAGES)
 
-FIELD_TESTS := tests/notebook/kernel/test_agent_server.py tests/train/checkpoint/test_transformers.py \
-	tests/train/planning/test_other_tools.py
+FIELD_TESTS := tests/notebook/kernel/test_agent_server.py tests/train/checkpoint/test_by_rank.py \
+	tests/train/checkpoint/test_sampler.py tests/train/checkpoint/test_transformers.py tests/train/planning/test_other_tools.py
 
 test-field: bytecode $(FIELD_VENV)/.stamp ## Run the tests with libraries that people use beside this one; installs these
 	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
