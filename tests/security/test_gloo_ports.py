@@ -189,6 +189,18 @@ def test_nobody_reaches_a_rank_once_its_groups_are_formed(mesh: ProcMesh) -> Non
     assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
 
 
+def test_nobody_reaches_a_rank_by_a_group_of_one_rank(mesh: ProcMesh) -> None:
+    """Such as that of a dimension of size 1 of a DeviceMesh: gloo listens for it, too, though nothing ever connects."""
+    before = ports(mesh, 0) | ports(mesh, 1)
+    mesh.run("groups = [dist.new_group([each]) for each in (0, 1)]").get(LONG_S)
+    known = (ports(mesh, 0) | ports(mesh, 1)) - before
+    assert len(known) == 2
+    assert run_as_nobody(FLOOD, *known) == "0\n"
+    code = "x = torch.ones(1); dist.all_reduce(x, group=groups[rank]); dist.destroy_process_group(groups[rank]); x.item()"
+    assert mesh.run(code).get(LONG_S).values() == (1.0, 1.0)
+    mesh.run("del groups").get(LONG_S)
+
+
 def test_the_ports_of_groups_that_programs_make_by_an_address_are_closed_too(ranks: Ranks, mesh: ProcMesh) -> None:
     free = mesh[[0]].run("s = socket.create_server(('127.0.0.1', 0)); s.getsockname()[1]").get(LONG_S).values()[0]
     mesh[[0]].run("s.close()").get(LONG_S)

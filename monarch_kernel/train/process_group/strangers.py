@@ -112,10 +112,12 @@ def admit(group: Any, store: Any, members: Sequence[int], opened: Iterable[Socke
     Raises:
         ConnectionError: a stranger may have taken the place of a rank; raised on all ranks.
     """
-    size = group.size()
-    if size == 1 or is_lazy():
+    if is_lazy():
         return
-    opened = list(opened)
+    size, opened = group.size(), list(opened)
+    if size == 1:  # gloo listens all the same
+        close_ports(opened, published)
+        return
     ours = ends_of(opened, published)
     try:
         ends = [Ends(*each) for each in _exchange(store, "ends", group.rank(), range(size), lambda: ours)]
