@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,6 +111,24 @@ def test_blocks_are_reused(keepers: Any) -> None:
     assert take_turns() <= first
     # Blocks of the controller stay mapped for reuse, and there are a few blocks that the rank itself has sent.
     assert max(keepers.maps.call().get(LONG_S).values()) <= len(shared_frames._blocks) + 5
+
+
+SLOW = "import time, torch; time.sleep(0.5); torch.ones(3)"
+"""Lasts longer than a wait that is reported (`PATIENCE_S`)."""
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+def test_a_value_that_was_waited_for_is_freed_with_its_last_use(procs: ProcMesh, is_awaited: bool) -> None:
+    async def wait() -> Any:
+        return await procs.run(SLOW)
+
+    values = (asyncio.run(wait()) if is_awaited else procs.run(SLOW).get(LONG_S)).values()
+    of_each = [weakref.ref(value) for value in values]
+    assert len(of_each) == 2
+    del values
+    if is_awaited:  # an await makes cycles
+        gc.collect()
+    assert [each() for each in of_each] == [None] * 2
 
 
 def test_a_killed_rank_holds_no_block(procs: ProcMesh) -> None:

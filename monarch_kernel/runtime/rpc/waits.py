@@ -67,6 +67,7 @@ class Wait:
     """
 
     __slots__ = (
+        "__weakref__",
         "ends_by_itself",
         "error",
         "future",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ __all__ = ["AwaitedCalls"]
 
 
 class _Noted(NamedTuple):
-    wait: Wait
+    wait: weakref.ref[Wait]  # its future has the answers, which may be large
     since: float
     thread: int
 
@@ -32,10 +33,10 @@ class AwaitedCalls:
 
     def note(self, wait: Wait) -> None:
         """Note a wait, on the thread that waits; again has no effect."""
+        self._forget()
         if not wait.future.description or id(wait) in self._noted:
             return
-        self._forget()
-        self._noted[id(wait)] = _Noted(wait, time.monotonic() - wait.lasts_s, threading.get_ident())
+        self._noted[id(wait)] = _Noted(weakref.ref(wait), time.monotonic() - wait.lasts_s, threading.get_ident())
 
     def describe(self) -> tuple[AwaitedCall, ...]:
         """Describe the waits that last, the oldest first; on the I/O thread."""
@@ -43,12 +44,14 @@ class AwaitedCalls:
         now = time.monotonic()
         found = [
             AwaitedCall(wait.future.description, tuple(procs), now - since, thread)
-            for wait, since, thread in self._noted.copy().values()
-            if (procs := self._waiting_for(wait.future.id) if wait.future.id else wait.future.procs)
+            for noted, since, thread in self._noted.copy().values()
+            if (wait := noted()) is not None
+            and (procs := self._waiting_for(wait.future.id) if wait.future.id else wait.future.procs)
         ]
         return tuple(sorted(found, key=lambda each: -each.age_s))
 
     def _forget(self) -> None:
         for key, noted in self._noted.copy().items():
-            if noted.wait.over or noted.wait.future.done():
+            wait = noted.wait()
+            if wait is None or wait.over or wait.future.done():
                 self._noted.pop(key, None)
