@@ -196,7 +196,9 @@ def test_nobody_reaches_a_rank_by_a_group_of_one_rank(mesh: ProcMesh) -> None:
     known = (ports(mesh, 0) | ports(mesh, 1)) - before
     assert len(known) == 2
     assert run_as_nobody(FLOOD, *known) == "0\n"
-    code = "x = torch.ones(1); dist.all_reduce(x, group=groups[rank]); dist.destroy_process_group(groups[rank]); x.item()"
+    code = (
+        "x = torch.ones(1); dist.all_reduce(x, group=groups[rank]); dist.destroy_process_group(groups[rank]); x.item()"
+    )
     assert mesh.run(code).get(LONG_S).values() == (1.0, 1.0)
     mesh.run("del groups").get(LONG_S)
 

@@ -12,7 +12,9 @@ from monarch_kernel.errors import RemoteError
 from monarch_kernel.features.live.knobs import fitting
 from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, MAX_NAME, MAX_TEXT
 from monarch_kernel.features.live.loops import LoopBook, LoopRecord
-from monarch_kernel.net.wire.messages import Knob, Logged, LoopReport, LoopStarted
+from monarch_kernel.features.live.pace import ALARM, PREEMPTION
+from monarch_kernel.features.watch.values import NOT_FINITE
+from monarch_kernel.net.wire.messages import Knob, Logged, LoopAlarm, LoopReport, LoopStarted
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.testing import rank_spec
 from tests.support.waiting import LONG_S
@@ -64,6 +66,20 @@ def test_the_controller_keeps_no_long_name_or_text() -> None:
     assert len(loop_text(record.view(1.0))) < 500
 
 
+def test_the_controller_keeps_no_name_that_is_its_own_and_no_long_report() -> None:
+    loop = Loop()
+    record = loop.report(
+        0, [f"{PREEMPTION} loss"], [Knob(PREEMPTION, 1.0), Knob(f"{ALARM}nan loss", "x"), Knob("lr", 0.5)]
+    )
+    assert list(record.curves) == []
+    assert list(record.knobs) == ["lr"]
+    long = "x" * 5_000_000
+    for name in (long, "loss"):
+        record.alarmed(0, LoopAlarm(NOT_FINITE, name, 3, float("nan"), about=long, module=long))
+    assert 0 < len(str(record.trouble.texts())) < 5_000
+    assert "the name has 5,000,000 characters" in record.refused
+
+
 def test_names_within_the_limits_are_kept() -> None:
     loop = Loop()
     names = [f"{i}".ljust(MAX_NAME, "é") for i in range(MAX_LOGGED)]
@@ -98,6 +114,11 @@ def test_a_knob_takes_no_long_text_from_the_notebook() -> None:
             "live.log(**{f'{i}': 1 for i in range(1001)})",
             "live.log: a loop can have at most 1,000 names, and '1000' is one more",
         ),
+        (
+            "live.knob('\\0preemption', 1)",
+            r"live.knob: the name has a NUL \('.x00preemption'\), which no name may have",
+        ),
+        ("live.log(**{'\\0': 1})", r"live.log: the name has a NUL"),
         ("live.knob('x' * 201, 1)", r"live.knob: the name has 201 characters .* at most 200"),
         ("live.knob('x', 'y' * 1_001)", r"live.knob\('x', ...\): the text has 1,001 characters, .* at most 1,000"),
         (

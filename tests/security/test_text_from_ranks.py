@@ -21,10 +21,17 @@ from monarch_kernel.features.profiling.recording import Recording
 from monarch_kernel.features.profiling.timeline import timeline_of
 from monarch_kernel.features.replicas.compare import Comparison, Copy, Difference
 from monarch_kernel.features.traffic.table import CollectiveRow, End, Traffic, TrafficRow
+from monarch_kernel.features.watch.findings import Trouble
+from monarch_kernel.features.watch.values import NOT_FINITE, SPIKE
+from monarch_kernel.net.wire.messages import LoopAlarm
 from monarch_kernel.notebook.output.folding import OutputFolder, render
 from monarch_kernel.notebook.output.logs import log_lines
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.notebook.view.text import mesh_html, mesh_text
+from monarch_kernel.runtime.diagnostics.call_waits import call_waits
+from monarch_kernel.runtime.diagnostics.source_names import describe_line
+from monarch_kernel.runtime.diagnostics.stacks import Activity, AwaitedCall, Collective, Doing
+from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.runtime.host.logs import LogRecord
 
 TITLE = "\x1b]0;a title\x07"
@@ -213,3 +220,28 @@ def test_results_of_checks_execute_nothing(text: str) -> None:
     findings, failure = analyse(timelines), Failure("lost", "Lost", text)
     profile = Profile(f"t{text}", {0: Recording(1, "here", 0.0, 1.0, problem=text)}, {1: failure}, {}, findings, {}, {})
     assert not executes(str(profile))
+
+
+@hostile
+def test_reports_of_ranks_are_one_line_each(text: str) -> None:
+    """Else the rest of a name would look like another report, such as that of a death."""
+    name = f"loss{text}\n[1] died: killed"
+    trouble = Trouble()
+    trouble.alarmed(0, LoopAlarm(NOT_FINITE, name, 3, float("nan"), about=name, module=name))
+    trouble.alarmed(0, LoopAlarm(NOT_FINITE, f"{name} too", 4, float("nan")))
+    trouble.alarmed(0, LoopAlarm(SPIKE, name, 5, 9.0, 1.0, about=name))
+    ranks = tuple(RankView(rank, (("r", rank),), "running", name) for rank in range(3))
+    frame = Frame(f"/tmp/{name}.py", 1, name, (name,), 1, user=True)
+    collective = Collective(name, 1, name, (0, 1, 2), name, 12.0, 1)
+    waits = Doing((Activity(7, "main", (frame,), thread=1),), (collective,), {name: 1})
+    answers = {0: waits, 1: waits, 2: Doing((Activity(7, "main", (frame,), thread=1),), (), {name: 0})}
+    calls = {0: replace(waits, calls=(AwaitedCall(name, (2,), 12.0, 1),))}
+    view = MeshView("t", (("r", 3),), ranks)
+    found = [
+        *trouble.texts().values(),
+        *(stall.text for stall in stalls(view, answers, (), 10.0)),
+        *(stall.text for stall in call_waits(view, calls, lambda procs: [("t", proc) for proc in procs], 10.0)),
+        *(describe_line(each) for each in (frame, replace(frame, function="<module>"))),
+    ]
+    assert len(found) == 7
+    assert not any(executes(each) or "\n" in each for each in found)

@@ -33,6 +33,8 @@ def name_problem(name: str, known: Collection[str], most: int) -> str:
         known: the names that the loop has.
         most: how many it may have.
     """
+    if "\0" in name:  # names of ours begin with it (`features.live.pace`)
+        return f"the name has a NUL ({name[:_SHOWN]!r}), which no name may have"
     if len(name) > MAX_NAME:
         return f"the name has {len(name):,} characters ({name[:_SHOWN]!r}…), but may have at most {MAX_NAME:,}"
     if len(known) >= most and name not in known:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from monarch_kernel.base.events import CurveView, KnobView, LoopState, LoopView
 from monarch_kernel.features.live.curves import Curve
-from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, name_problem, text_problem
+from monarch_kernel.features.live.limits import MAX_KNOBS, MAX_LOGGED, MAX_TEXT, name_problem, text_problem
 from monarch_kernel.features.live.pace import ALARM, PREEMPTION, ROLLBACK, Grant, Pace
 from monarch_kernel.features.live.rates import PER_SECOND
 from monarch_kernel.features.watch.findings import Trouble
@@ -207,6 +207,10 @@ class LoopRecord:
 
     def alarmed(self, rank: int, alarm: LoopAlarm) -> Grant | None:
         """Note an alarm of a rank; returns a grant if the loop is to do something about it at the same step on all ranks."""
+        if problem := name_problem(alarm.name, (), 1):
+            self.refused = problem
+            return None
+        alarm = replace(alarm, about=alarm.about[:MAX_TEXT], module=alarm.module[:MAX_TEXT])
         is_first = self.trouble.alarmed(rank, alarm)
         if self.pace.is_over or not is_first:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from monarch_kernel.base.text import format_ranks, format_seconds, plain
+from monarch_kernel.base.text import format_ranks, format_seconds, one_line
 from monarch_kernel.features.watch.stragglers import Straggler
 from monarch_kernel.features.watch.values import AGAIN, NOT_FINITE, SPIKE
 from monarch_kernel.net.wire.messages import LoopAlarm
@@ -194,7 +194,7 @@ class Trouble:
             found[key] = not_finite_text(group, self._done(NOT_FINITE))
             first = min((each for each in group if each[1].module), key=lambda each: each[1].step, default=None)
             if first is not None:
-                found[f"{key} module"] = f"on [{first[0]}] {plain(first[1].module)}"
+                found[f"{key} module"] = f"on [{first[0]}] {one_line(first[1].module)}"
         spikes: list[list[tuple[int, LoopAlarm]]] = []
         for rank, alarm in alarms:
             if alarm.kind == SPIKE:
@@ -223,14 +223,14 @@ def not_finite_text(alarms: Sequence[tuple[int, LoopAlarm]], done: str) -> str:
     }
     later = sorted(other for other, step in steps.items() if other != rank and step > first.step)
     same = sorted(other for other, step in steps.items() if step == first.step)
-    text = f"{plain(first.name)} is {first.value} in step {first.step:,}, first on {format_ranks(same)}"
+    text = f"{one_line(first.name)} is {first.value} in step {first.step:,}, first on {format_ranks(same)}"
     if later:
         text += f", then on {format_ranks(later)} from step {min(steps[each] for each in later):,}"
     if names:
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-        text += f"; later {', '.join(map(plain, names[:_MAX_NAMES]))}{more} too"
+        text += f"; later {', '.join(map(one_line, names[:_MAX_NAMES]))}{more} too"
     if first.about:
-        text += f". On [{rank}]: {plain(first.about)}"
+        text += f". On [{rank}]: {one_line(first.about)}"
     return (
         f"{text}. Usual causes: too high a learning rate, a logarithm or a division of 0, a bad batch on that rank. "
         f"{done}%mesh rollback goes back to a snapshot before that step"
@@ -241,10 +241,10 @@ def spike_text(alarms: Sequence[tuple[int, LoopAlarm]], done: str) -> str:
     """Describe a spike: the ranks, the step, the value against the median of the last ones, and what the loop does."""
     _, first = min(alarms, key=lambda each: each[1].step)
     of, largest = max(alarms, key=lambda each: each[1].value)
-    about = f". On [{of}]: {plain(largest.about)}" if largest.about else ""
+    about = f". On [{of}]: {one_line(largest.about)}" if largest.about else ""
     ranks = format_ranks(sorted({rank for rank, _ in alarms}))
     return (
-        f"{plain(first.name)} jumps to {largest.value:.4g} in step {first.step:,} on {ranks}; the median of the last steps is "
+        f"{one_line(first.name)} jumps to {largest.value:.4g} in step {first.step:,} on {ranks}; the median of the last steps is "
         f"{first.usual:.4g}{about}. Usual causes: a bad batch, too high a learning rate. {done}%mesh rollback goes "
         "back to a snapshot before that step, %mesh loop KNOB=VALUE lowers a learning rate"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from monarch_kernel.base.events import MeshView
-from monarch_kernel.base.text import format_seconds, plain
+from monarch_kernel.base.text import format_seconds, one_line
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.stacks import AwaitedCall, Doing
 from monarch_kernel.runtime.diagnostics.waits import NOT_ANSWERED, Stall, full_place, no_answer, place_of_thread
@@ -43,7 +43,7 @@ def call_waits(view: MeshView, answers: Mapping[int, Doing | Failure], places: P
         waits = "waits" if len(calls) == 1 else "wait"
         where = f", {place}" if place else ""
         head = f"{format_ranks(calls)} {waits} for {format_seconds(age_s)} for {description} of {targets}{where}"
-        text = plain("; ".join([head, *_instead(description, missing, view, answers)]))
+        text = one_line("; ".join([head, *_instead(description, missing, view, answers)]))
         found.append(Stall(("call", description, procs, place), description, tuple(calls), age_s, text, missing))
     return sorted(found, key=lambda stall: -stall.age_s)
 

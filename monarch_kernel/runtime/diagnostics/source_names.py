@@ -45,7 +45,7 @@ def describe_line(frame: Frame) -> str:
     source = frame.source[index] if 0 <= index < len(frame.source) else ""
     code = "".join(char for char in source if char.isprintable()).strip()
     rest = f", line {frame.line}{function}" + (f": {code}" if code else "")
-    text = _last_folders(short_cell(frame.file), _MAX_WIDTH - len(rest)) + rest
+    text = _last_folders(one_line(short_cell(frame.file)), _MAX_WIDTH - len(rest)) + rest
     return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"
 
 

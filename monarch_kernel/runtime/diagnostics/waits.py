@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from monarch_kernel.base.events import MeshView, WaitView
-from monarch_kernel.base.text import format_seconds, plain
+from monarch_kernel.base.text import format_seconds, one_line
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
@@ -236,7 +236,7 @@ class _Describer:
         parts += self._missing_parts(missing)
         if circle := _circle({rank: call.peer for rank, call in calls}):
             parts.append(self._sentence(circle, "waits", "for each other in a circle"))
-        return plain("; ".join(parts))
+        return one_line("; ".join(parts))
 
     def _missing_parts(self, missing: Mapping[tuple[str, str], Sequence[int]]) -> list[str]:
         parts = [self._sentence(ranks, *why) for why, ranks in list(missing.items())[:_MAX_PLACES]]
@@ -278,7 +278,7 @@ class _Describer:
         parts += self._missing_parts(self.missing(wait))
         if len(parts) == 1 and first.members and len(wait.calls) == len(first.members) and first.peer is None:
             parts.append("all ranks of the group have started it")
-        return plain("; ".join(parts))
+        return one_line("; ".join(parts))
 
     def _sentence(self, ranks: Sequence[int], verb: str, rest: str) -> str:
         return f"{format_ranks(ranks)} {_VERBS[verb][2 if self.is_over else len(ranks) > 1]} {rest}".rstrip()
