@@ -44,7 +44,7 @@ from typing import Any
 
 from monarch_kernel.base.failure_reports import ORDER, Cause, Failure, Frame, with_consequences
 from monarch_kernel.base.failures_by_rank import causes_by_rank, details, grouped, last_lines, python_note
-from monarch_kernel.base.text import format_ranks, plain, printable
+from monarch_kernel.base.text import format_ranks, plain, readable
 
 __all__ = [
     "ActorDiedError",
@@ -183,7 +183,7 @@ class MeshFailure:
             if self.causes[rank] not in reported:
                 reported.append(self.causes[rank])
                 lines.append(f"caused by {self.causes[rank].report()}")
-        return printable("\n".join(lines))
+        return readable("\n".join(lines))
 
 
 class MonarchError(Exception):
@@ -193,7 +193,7 @@ class MonarchError(Exception):
     """
 
     def __str__(self) -> str:
-        return printable(super().__str__())
+        return readable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: value for name, value in vars(self).items() if name != "_render_traceback_"}
@@ -270,7 +270,7 @@ class RanksError(MonarchError):
             lines.extend(f"    {line}" for line in causes_by_rank(same))
             lines.extend(f"    {note}" for note in failure.notes)
             lines.extend(last_lines(same))
-        return printable("\n".join(lines))
+        return readable("\n".join(lines))
 
 
 class _NoMesh:
@@ -442,7 +442,7 @@ class TensorError(MonarchError, RuntimeError):
         self.reports: dict[int, Failure] = self.args[1]
 
     def __str__(self) -> str:
-        return printable(self.text)
+        return readable(self.text)
 
 
 class ForkedError(MonarchError):

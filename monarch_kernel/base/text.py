@@ -21,6 +21,7 @@ __all__ = [
     "plain",
     "plural",
     "printable",
+    "readable",
     "were",
 ]
 
@@ -35,6 +36,9 @@ _CONTROL = re.compile(rf"\x1b{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u20
 
 _EXECUTED = re.compile(rf"\x1b(?!\[[0-9;:]*m){_SEQUENCE}|[\x01-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 """Controls of terminals that do more than choose colours. A terminal ignores NUL."""
+
+_REORDERS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the order of others."""
 
 _MAX_LINE = 200
 _LOOKED_AT = 8192
@@ -127,6 +131,11 @@ def printable(text: str) -> str:
     A terminal executes them: they can change its title and its clipboard, move over other lines, or make it send input.
     """
     return _EXECUTED.sub("", text)
+
+
+def readable(text: str) -> str:
+    """Remove terminal controls that are not colours, and characters that change the order of others, as in an error."""
+    return _REORDERS.sub("", printable(text))
 
 
 def last_line(text: str) -> str:

@@ -59,7 +59,9 @@ HOSTILE = {
     "form feed": "\x0b\x0c",
     "bell": "\x07",
     "backspaces": "\b" * 40,
+    "order": "\u202ereverse\u2066",
 }
+REORDERS = set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 COLOR = re.compile(r"\x1b\[[0-9;:]*m")
 hostile = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 texts = st.text(st.sampled_from("\x1b[]P0;m2J\x07\x9b\\\b\r\n\0 a")) | st.text()
@@ -157,6 +159,7 @@ def test_errors_execute_nothing(text: str) -> None:
             lines = error_block(error, color=color, verbose=verbose)
             assert not any(executes(line) or "\n" in line for line in lines)
     assert not executes(str(error))
+    assert not REORDERS & set(str(error))
 
 
 def all_errors() -> list[type[MonarchError]]:
@@ -171,11 +174,12 @@ def all_errors() -> list[type[MonarchError]]:
 @pytest.mark.parametrize("kind", all_errors())
 def test_no_error_passes_on_controls_of_a_host_or_a_file(kind: type[MonarchError]) -> None:
     """Such as the banner of a host, the name of a file, or a key of a checkpoint."""
-    text = "".join(HOSTILE.values()) + "good"
+    text = "".join([*HOSTILE.values(), *REORDERS]) + "good"
     error = kind(text, {}) if issubclass(kind, RanksError) else kind(text)
     assert not executes(str(error))
     assert "good" in str(error)
     assert not executes(str(pickle.loads(pickle.dumps(error))))
+    assert not REORDERS & set(str(error))
 
 
 @hostile
