@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import monarch_kernel
@@ -19,6 +20,14 @@ MODULES = {
     "train/process_group/flight_recorder.py": "what torch's recorder in this process has just pickled",
     "train/snapshots/capture.py": "a snapshot that a rank has taken, in memory",
 }
+GATHER = {
+    "features/replicas/in_loop.py": "checksums of parameters",
+    "train/parallel/cross_rank.py": "checksums of parameters",
+    "train/parallel/steps.py": "what steps do with a model, and checksums",
+    "train/run_on_all.py": "errors and small results of code on all ranks, such as a save of a checkpoint",
+}
+"""Modules that gather pickled objects by a collective, which authenticates nobody between machines."""
+
 AGENTS = ("runtime/host/", "net/hosts/", "net/transport/", "net/memory/", "launch/")
 NAMES = {"pickle", "cloudpickle", "marshal", "dill", "joblib", "shelve", "torch", "np", "numpy"}
 
@@ -38,6 +47,15 @@ def test_only_these_modules_unpickle() -> None:
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if unpickles(path.read_text())}
     assert found == MODULES.keys()
     assert not [path for path in found if path.startswith(AGENTS)]
+
+
+CALLS = re.compile(r"\b(?:(?:all_)?gather_object|(?:broadcast|scatter|send|recv)_object_list)(?=\()")
+
+
+def test_only_these_modules_gather_objects_by_collectives() -> None:
+    root = Path(monarch_kernel.__file__).parent
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if CALLS.search(path.read_text())}
+    assert found == GATHER.keys()
 
 
 def test_the_search_finds_what_unpickles() -> None:
