@@ -203,6 +203,20 @@ def test_nobody_reaches_a_rank_by_a_group_of_one_rank(mesh: ProcMesh) -> None:
     mesh.run("del groups").get(LONG_S)
 
 
+def test_nobody_reaches_a_rank_by_a_group_whose_calls_torch_compares(mesh: ProcMesh) -> None:
+    """``TORCH_DISTRIBUTED_DEBUG=DETAIL``: such a group has a second one of gloo, and a wrapper around both."""
+    before = ports(mesh, 0) | ports(mesh, 1)
+    mesh.run("dist.set_debug_level(dist.DebugLevel.DETAIL); group = dist.new_group([0, 1])").get(LONG_S)
+    mesh.run("dist.set_debug_level(dist.DebugLevel.OFF)").get(LONG_S)
+    known = (ports(mesh, 0) | ports(mesh, 1)) - before
+    assert len(known) == 4
+    assert run_as_nobody(FLOOD, *known) == "0\n"
+    code = (
+        "x = torch.ones(1); dist.all_reduce(x, group=group); dist.destroy_process_group(group); group = None; x.item()"
+    )
+    assert mesh.run(code).get(LONG_S).values() == (2.0, 2.0)
+
+
 def test_the_ports_of_groups_that_programs_make_by_an_address_are_closed_too(ranks: Ranks, mesh: ProcMesh) -> None:
     free = mesh[[0]].run("s = socket.create_server(('127.0.0.1', 0)); s.getsockname()[1]").get(LONG_S).values()[0]
     mesh[[0]].run("s.close()").get(LONG_S)

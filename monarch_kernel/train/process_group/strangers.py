@@ -94,9 +94,17 @@ def is_lazy() -> bool:
 
 
 def has_gloo(dist: Any, group: Any) -> bool:
-    """Whether gloo connects the ranks of a group, at least for one kind of device."""
+    """Whether gloo connects the ranks of a group, at least for one kind of device.
+
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, it does so also for groups of other backends, whose wrapper compares the calls of ranks.
+    """
+    with_gloo = tuple(
+        found
+        for name in ("ProcessGroupGloo", "_ProcessGroupWrapper")
+        if (found := getattr(dist.distributed_c10d, name, None)) is not None
+    )
     backends = map(group._get_backend, group._device_types)
-    return any(isinstance(each, dist.ProcessGroupGloo) for each in backends)
+    return any(isinstance(each, with_gloo) for each in backends)
 
 
 def admit(group: Any, store: Any, members: Sequence[int], opened: Iterable[Socket], published: Sequence[bytes]) -> None:
