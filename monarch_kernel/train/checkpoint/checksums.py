@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import CheckpointError
 
 __all__ = [
@@ -288,7 +289,7 @@ def damaged(folder: Path, lines: Sequence[str]) -> CheckpointError:
         folder: folder of the checkpoint.
         lines: a line about each file.
     """
-    listed = "\n".join(lines)
+    listed = "\n".join(map(one_line, lines))
     return CheckpointError(
         f"{folder} is damaged, and was not used; nothing has changed:\n{listed}\n"
         "Load another checkpoint; checkpoint.verify(path) lists all that is damaged in one"

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
+from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import CheckpointError
 from monarch_kernel.train.checkpoint.atomic_directory import Contents
 from monarch_kernel.train.checkpoint.given import Given
@@ -30,6 +31,7 @@ from monarch_kernel.train.stateful_loaders import StatefulLoader
 __all__ = ["States", "check_fits", "check_loadable", "collect", "dumped", "flat", "model_trained_by", "put_back"]
 
 _MAX_LISTED = 8
+_MAX_LINE = 300  # characters of a line in a list
 _MOST_COMPARED = 1_000  # names of a file, for one that is much like another
 _ALWAYS_LOADABLE = {bool, int, float, str, type(None)}  # exactly these classes, not subclasses
 
@@ -206,8 +208,14 @@ def _check_tensors(name: str, mine: Mapping[str, Any], contents: Contents) -> No
 def _listed(what: str, keys: list[str], more: Any) -> list[str]:
     if not keys:
         return []
-    lines = [f"  {what} ({len(keys):,}):", *(f"    {key}{more(key)}" for key in keys[:_MAX_LISTED])]
+    lines = [f"  {what} ({len(keys):,}):", *(_line(f"    {key}{more(key)}") for key in keys[:_MAX_LISTED])]
     return lines + ([f"    and {len(keys) - _MAX_LISTED:,} more"] if len(keys) > _MAX_LISTED else [])
+
+
+def _line(text: str) -> str:
+    """Return a text with the name of a tensor as one line: in a file of another person it may be any text."""
+    shown = one_line(text)
+    return shown if len(shown) <= _MAX_LINE else f"{shown[:_MAX_LINE]}…"
 
 
 def _near(key: str, others: list[str]) -> str:

@@ -243,6 +243,16 @@ def test_what_is_wrong_is_said_without_controls(path: Path, change: Callable[[Pa
     assert not any("\x1b" in each or "\u202e" in each for each in said)
 
 
+@pytest.mark.parametrize("name", ["w\n[1] died: killed by SIGKILL", "w" * 5_000_000])
+def test_names_in_a_file_take_one_short_line_each(path: Path, name: str) -> None:
+    about = about_of(path)
+    seal(path, {**about, "tensors": {**about["tensors"], f"model.{name}": [[2], "float32"]}})
+    with pytest.raises(CheckpointError, match=r"only in the checkpoint \(1\)") as caught:
+        checkpoint.load(path, model=nn.Linear(2, 2))
+    assert len(str(caught.value)) < 2_000
+    assert str(caught.value).count("\n") == 2
+
+
 def test_a_description_is_plain_text(path: Path) -> None:
     about = about_of(path)
     seal(path, {**about, "names": {"model": f"module{TITLE}\n"}, "torch": f"2{TITLE}\n\n"})
