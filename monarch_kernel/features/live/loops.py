@@ -210,7 +210,8 @@ class LoopRecord:
         if problem := name_problem(alarm.name, (), 1):
             self.refused = problem
             return None
-        alarm = replace(alarm, about=alarm.about[:MAX_TEXT], module=alarm.module[:MAX_TEXT])
+        texts = alarm.about[:MAX_TEXT], alarm.module[:MAX_TEXT]
+        alarm = LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, *texts)
         is_first = self.trouble.alarmed(rank, alarm)
         if self.pace.is_over or not is_first:
             return None

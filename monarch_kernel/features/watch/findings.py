@@ -244,8 +244,8 @@ def spike_text(alarms: Sequence[tuple[int, LoopAlarm]], done: str) -> str:
     about = f". On [{of}]: {one_line(largest.about)}" if largest.about else ""
     ranks = format_ranks(sorted({rank for rank, _ in alarms}))
     return (
-        f"{one_line(first.name)} jumps to {largest.value:.4g} in step {first.step:,} on {ranks}; the median of the last steps is "
-        f"{first.usual:.4g}{about}. Usual causes: a bad batch, too high a learning rate. {done}%mesh rollback goes "
+        f"{one_line(first.name)} jumps to {largest.value:.4g} in step {first.step:,} on {ranks}; the median of the last "
+        f"steps is {first.usual:.4g}{about}. Usual causes: a bad batch, too high a learning rate. {done}%mesh rollback goes "
         "back to a snapshot before that step, %mesh loop KNOB=VALUE lowers a learning rate"
     )
 

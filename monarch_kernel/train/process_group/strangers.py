@@ -96,7 +96,8 @@ def is_lazy() -> bool:
 def has_gloo(dist: Any, group: Any) -> bool:
     """Whether gloo connects the ranks of a group, at least for one kind of device.
 
-    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, it does so also for groups of other backends, whose wrapper compares the calls of ranks.
+    With ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, it does so also for groups of other backends, whose wrapper compares the calls of
+    ranks.
     """
     with_gloo = tuple(
         found
