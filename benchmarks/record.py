@@ -22,7 +22,7 @@ from monarch_kernel.net.wire.messages import Logged
 from monarch_kernel.train import record
 
 RANKS = 2
-STEPS = 400
+STEPS = 1000
 BUILD = """
 import time, torch
 from torch.utils.data import DataLoader, TensorDataset
