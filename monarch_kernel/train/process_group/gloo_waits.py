@@ -1,6 +1,6 @@
 """Ends groups of gloo, and what waits in them.
 
-When a connection ends, gloo raises an error in the sends and receives that have not begun. It forgets the one that it is
+When a connection ends, gloo raises an error in the sends and receives that have not started. It forgets the one that it is
 writing and the one that it is reading (`Pair::signalException`), and what waits for them waits until the timeout of the group.
 So an abort first lets messages that are on their way arrive. Where a process has died, its host agent reads what is sent to it
 (`runtime.host.connection_holder`).
