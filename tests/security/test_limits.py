@@ -80,6 +80,16 @@ def test_the_controller_keeps_no_name_that_is_its_own_and_no_long_report() -> No
     assert "the name has 5,000,000 characters" in record.refused
 
 
+def test_an_alarm_within_the_limits_is_kept_whole() -> None:
+    record = Loop().report(0, ["loss", "accuracy"], [])
+    record.alarmed(0, LoopAlarm(NOT_FINITE, "loss", 3, float("nan"), about="its rows"))
+    record.alarmed(0, LoopAlarm(NOT_FINITE, "loss", 3, float("nan"), about="its rows", module="in net.0"))
+    record.alarmed(0, LoopAlarm(NOT_FINITE, "accuracy", 500, float("nan"), is_more=True))
+    about, module = record.trouble.texts().values()  # of one fault
+    assert "loss is nan in step 3, first on [0]; later accuracy too. On [0]: its rows. " in about
+    assert module == "on [0] in net.0"
+
+
 def test_names_within_the_limits_are_kept() -> None:
     loop = Loop()
     names = [f"{i}".ljust(MAX_NAME, "é") for i in range(MAX_LOGGED)]

@@ -211,7 +211,7 @@ class LoopRecord:
             self.refused = problem
             return None
         texts = alarm.about[:MAX_TEXT], alarm.module[:MAX_TEXT]
-        alarm = LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, *texts)
+        alarm = LoopAlarm(alarm.kind, alarm.name, alarm.step, alarm.value, alarm.usual, *texts, alarm.is_more)
         is_first = self.trouble.alarmed(rank, alarm)
         if self.pace.is_over or not is_first:
             return None
