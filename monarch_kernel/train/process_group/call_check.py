@@ -46,7 +46,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
-from weakref import ref
+from weakref import finalize, ref
 
 from monarch_kernel.errors import CollectiveError
 from monarch_kernel.train.process_group.call_board import CallBoard
@@ -262,6 +262,13 @@ class CallCheck:
         if "nccl" in backends.values():
             page.messages.mark()
         self._groups[id(group)] = known
+        finalize(group, self._drop, id(group), known).atexit = False
+
+    def _drop(self, key: int, known: _Group) -> None:
+        """Forget a group that no longer exists."""
+        known.page.unlink()
+        if self._groups.get(key) is known:
+            del self._groups[key]
 
     def forget(self) -> None:
         """Forget the groups that no longer exist."""

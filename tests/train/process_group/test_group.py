@@ -143,6 +143,28 @@ def test_forming_again_and_again_keeps_variables_and_descriptors(group: ProcMesh
     assert all(b - a <= 4 for a, b in zip(before, after)), (before, after)
 
 
+PAGES = """
+import contextlib, gc
+def pages():
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += "calls-" in os.readlink(f"/proc/self/fd/{name}")
+    return found
+before, mine = pages(), dist.new_group()
+there = pages()
+dist.destroy_process_group(mine)
+del mine
+gc.collect()
+before, there, pages()
+"""
+
+
+def test_a_group_that_ends_after_it_was_destroyed_leaves_no_memory_of_calls(group: ProcMesh) -> None:
+    for before, there, after in group.run(PAGES).get(LONG_S).values():
+        assert there > before == after
+
+
 @pytest.mark.parametrize("size", [1, 3, 2])
 def test_meshes_of_other_sizes_have_separate_groups(group: ProcMesh, store: GroupStore, size: int) -> None:
     mesh = others(store, size)
