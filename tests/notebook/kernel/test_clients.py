@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,7 +51,10 @@ def test_a_client_sees_and_changes_a_loop_while_a_cell_runs_in_the_kernel(
     (loop,) = [each for each in mesh["loops"] if each["state"] == "running"]
     assert {knob["name"]: knob["value"] for knob in loop["knobs"]} == {"lr": 0.1, "mode": "a"}
     assert "loss" in mesh["curves"]["loops"][-1]["curves"]
-    assert control_loop(client, "t", ["lr=0.25"]).startswith("lr is 0.25 from step ")
+    changed = control_loop(client, "t", ["lr=0.25"])
+    step = re.fullmatch("lr is 0.25 from step ([0-9,]+) on", changed)
+    assert step is not None, changed
+    wait_until(lambda: client_sees_steps(notebook, int(step[1].replace(",", ""))), "the loop to get the knob")
     with pytest.raises(ClientError, match="knob 'lr' is at least 0 and at most 1, not 7"):
         control_loop(client, "t", ["lr=7"])
     with pytest.raises(ClientError, match="mesh loop: 'faster' is neither one of"):
@@ -70,9 +74,11 @@ def test_a_client_sees_and_changes_a_loop_while_a_cell_runs_in_the_kernel(
         control_loop(client, "t", ["pause"])
 
 
-def client_sees_steps(notebook: Notebook) -> bool:
+def client_sees_steps(notebook: Notebook, after: int = 3) -> bool:
     with Connection(read_file(Path(notebook.manager.connection_file)), answer_s=60.0) as client:
-        return any(loop.get("step", 0) > 3 for loop in client.mesh("t").get("loops", ()) if loop["state"] == "running")
+        return any(
+            loop.get("step", 0) > after for loop in client.mesh("t").get("loops", ()) if loop["state"] == "running"
+        )
 
 
 def test_the_command_line_prints_meshes_logs_and_reasons_as_json(notebook: Notebook, tmp_path: Path) -> None:
