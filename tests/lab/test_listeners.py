@@ -28,7 +28,7 @@ SLOTS = """() => {
     return {
         changed: calls(() => hub.changedSignal.emit()),
         linkChanged: calls(() => hub.linkSignal.emit(hub.front)),
-        heard: calls(() => hub.heardSignal.emit({ entry: hub.front, said, before: null })),
+        received: calls(() => hub.receivedSignal.emit({ entry: hub.front, said, before: null })),
     };
 }"""
 OF_A_CONTEXT = """() => {
