@@ -276,6 +276,10 @@ class Lab:
     def open(self, notebook: str) -> None:
         """Open another notebook, and make it current."""
         self.command("docmanager:open", path=notebook)
+        # The notebook before it is shown until then.
+        self.page.wait_for_function(
+            "name => window.jupyterapp.shell.currentWidget?.context?.path === name", arg=notebook
+        )
         self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Cell").first.wait_for()
 
     def save(self) -> None:
