@@ -24,13 +24,14 @@ class DelayedTasks:
     def __init__(self, name: str) -> None:
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._count = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def at(self, delay_s: float, do: Callable[[], object]) -> None:
         """Schedule a task after a delay; a negative delay runs it next, before all others. No effect after `close`."""
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return
             heapq.heappush(self._due, (time.monotonic() + delay_s if delay_s >= 0 else 0.0, next(self._count), do))
@@ -40,7 +41,7 @@ class DelayedTasks:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Drop all waiting tasks, and wait for the running one to end."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
@@ -48,7 +49,7 @@ class DelayedTasks:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._is_closed and (not self._due or self._due[0][0] > time.monotonic()):
                     self._changed.wait(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
                 if self._is_closed:

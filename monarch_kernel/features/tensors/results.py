@@ -23,16 +23,17 @@ class _Results:
     """The results of this process that were handed over and not received, by number."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._found: dict[int, tuple[Any, BaseException | None]] = {}
 
     def put(self, number: int, value: Any, error: BaseException | None = None) -> None:
-        with self._changed:
+        with self._lock:
             self._found[number] = value, error
             self._changed.notify_all()
 
     def take(self, number: int) -> Any:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: number in self._found)
             value, error = self._found.pop(number)
         if error is not None:

@@ -410,7 +410,8 @@ class TensorWorker:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self.mesh, self.proc = rank.spec.mesh, rank.spec.proc
-        self._progress = threading.Condition()
+        self._lock = threading.RLock()
+        self._progress = threading.Condition(self._lock)
         self._n_waiting = 0  # threads that wait for progress
         PARTS.table = self
         own, draws = rank.spec.rank, Draws()
@@ -456,7 +457,7 @@ class TensorWorker:
         """Note that so many operations of a target are done, and report it from time to time."""
         done = self._done[target] = self._done.get(target, 0) + count
         if self._n_waiting:
-            with self._progress:
+            with self._lock:
                 self._progress.notify_all()
         if done - self._reported.get(target, 0) >= REPORT_EVERY:
             self._reported[target] = done
@@ -469,7 +470,7 @@ class TensorWorker:
         self._done.clear()
         self._reported.clear()
         self._cancelled.clear()
-        with self._progress:
+        with self._lock:
             self._progress.notify_all()
 
     # -- interrupts
@@ -521,7 +522,7 @@ class TensorWorker:
         """Return a tensor, a `Poison` or None; an actor's thread waits for so many operations of a target."""
         interpreter = self._interpreter
         if threading.get_ident() != self._rank.main.thread_id:
-            with self._progress:
+            with self._lock:
                 self._n_waiting += 1
                 try:
                     self._progress.wait_for(

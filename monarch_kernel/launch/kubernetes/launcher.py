@@ -124,7 +124,8 @@ class KubernetesLauncher:
         self.namespace = namespace
         self._api: ApiServer | None = None
         self._hosts: dict[str, PodHost] = {}
-        self._changed = threading.Condition()  # protects the attributes below, and hosts
+        self._lock = threading.RLock()  # protects the attributes below, and hosts
+        self._changed = threading.Condition(self._lock)
         self._tasks = DelayedTasks("monarch-kubernetes")
         self._threads: list[threading.Thread] = []
         self._trouble = ""
@@ -132,7 +133,7 @@ class KubernetesLauncher:
 
     def launch(self, configs: Sequence[AgentConfig]) -> list[PodHost]:
         """Request a pod for each config; threads create and watch the pods."""
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 raise LaunchError(f"{TITLE}: this launcher is closed")
             hosts = [PodHost(self._spec.name(config.host), config, self._close_host) for config in configs]
@@ -143,7 +144,7 @@ class KubernetesLauncher:
 
     def progress(self) -> str:
         """Return what the cluster says about pods that are not up yet."""
-        with self._changed:
+        with self._lock:
             texts = [host.waits_for() for host in self._hosts.values() if not host.is_settled]
             if texts and self._trouble:
                 return f"{TITLE}: {self._trouble}"
@@ -161,13 +162,13 @@ class KubernetesLauncher:
 
     def close(self, timeout_s: float) -> None:
         """Delete all pods and secrets, and wait until they are gone."""
-        with self._changed:
+        with self._lock:
             hosts = list(self._hosts.values())
         self.close_hosts(hosts, timeout_s)
         left = self._wait(lambda: [host for host in hosts if host.is_in_cluster], _GONE_S)
         for host in left:  # its node is lost, and can't confirm that the pod ended
             self._remove(host, by_force=True)
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._changed.notify_all()
         self._tasks.close()
@@ -186,7 +187,7 @@ class KubernetesLauncher:
 
     def close_hosts(self, hosts: Sequence[PodHost], timeout_s: float) -> None:
         """Delete pods with their secrets; agents that are shutting down have ``timeout_s`` seconds to end."""
-        with self._changed:
+        with self._lock:
             for host in hosts:
                 host.is_closing = True
             self._changed.notify_all()
@@ -234,20 +235,20 @@ class KubernetesLauncher:
             return None  # this pod may not get pods, or has another name than its host name: the hosts have no owner
 
     def _make(self, host: PodHost) -> None:
-        with self._changed:
+        with self._lock:
             if host.is_closing or host.end is not None or self._is_closed:
                 return
             host.is_being_made = True
         try:
             self._ask_for(host, self._connected())
         except RefusedError as refused:
-            with self._changed:
+            with self._lock:
                 # A failure to connect fails all hosts: there is no need to try for each.
                 all_of_them = self._hosts.values() if self._api is None else [host]
                 for each in all_of_them:
                     each.end = each.end or f"{TITLE}: {refused}"
         finally:
-            with self._changed:
+            with self._lock:
                 host.is_being_made = False
                 self._trouble = ""
                 self._changed.notify_all()
@@ -263,7 +264,7 @@ class KubernetesLauncher:
         self._attempt(lambda: api.create_secret(secret), host)
         host.has_secret = host.is_asked_for = True  # from here on the pod may exist, even if the request fails
         self._attempt(lambda: api.create_pod(pod), host)
-        with self._changed:
+        with self._lock:
             host.made_at = time.monotonic()
 
     def _attempt(self, do: Callable[[], object], host: PodHost | None = None) -> None:
@@ -282,7 +283,7 @@ class KubernetesLauncher:
             except RefusedError as refused:
                 if not refused.is_temporary or time.monotonic() + pause_s > deadline:
                     raise
-                with self._changed:
+                with self._lock:
                     self._trouble = str(refused)
                     self._changed.wait_for(is_unwanted, pause_s)
                 pause_s *= 2
@@ -316,12 +317,12 @@ class KubernetesLauncher:
 
     def _has_ended(self, host: PodHost, how: str) -> None:
         self._fetch_log(host)
-        with self._changed:
+        with self._lock:
             host.end = host.end or how
             self._changed.notify_all()
 
     def _give_up_image(self, host: PodHost) -> None:
-        with self._changed:
+        with self._lock:
             since = host.trouble_since
             if since is not None and time.monotonic() >= since + self._patience_s:
                 host.end = host.end or f"the pod {host.name} did not come up: {host.trouble}"
@@ -350,7 +351,7 @@ class KubernetesLauncher:
         for pod in pods:
             self._see(pod)
         names = {pod["metadata"]["name"] for pod in pods}
-        with self._changed:
+        with self._lock:
             missing = [
                 h for h in self._hosts.values() if h.name not in names and h.made_before(asked_at) and not h.is_gone
             ]
@@ -358,7 +359,7 @@ class KubernetesLauncher:
             self._see(host.pod or {"metadata": {"name": host.name}}, is_gone=True)
 
     def _see(self, pod: Json, is_gone: bool = False) -> None:
-        with self._changed:
+        with self._lock:
             host = self._hosts.get(pod["metadata"]["name"])
             if host is None or host.is_gone:
                 return
@@ -399,7 +400,7 @@ class KubernetesLauncher:
                         since = api.newest_event()
                         break
                     since = (thing.get("metadata") or {}).get("resourceVersion") or since
-                    with self._changed:
+                    with self._lock:
                         host = self._hosts.get((thing.get("involvedObject") or {}).get("name", ""))
                         if host is not None and event.get("type") in ("ADDED", "MODIFIED"):
                             host.events.append(thing)
@@ -422,7 +423,7 @@ class KubernetesLauncher:
 
     def _wait(self, left: Callable[[], Any], timeout_s: float) -> Any:
         """Wait until nothing is left, the launcher is closed, or the timeout is over; return what is left."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_closed or not left(), timeout_s)
             return left()
 
@@ -449,7 +450,7 @@ class KubernetesLauncher:
 
     def _after_removal(self, host: PodHost, refused: RefusedError) -> None:
         if refused.status == 404:
-            with self._changed:
+            with self._lock:
                 host.is_gone = True
                 self._changed.notify_all()
         elif not refused.is_temporary:

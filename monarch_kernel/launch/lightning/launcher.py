@@ -112,7 +112,8 @@ class LightningLauncher:
         self._poll_s = poll_s
         self._session = secrets.token_hex(4)
         self._jobs: list[Jobs] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tasks = DelayedTasks(THREAD)
         self._log_tasks = DelayedTasks(f"{THREAD}-logs")
         self._is_asking = False
@@ -123,7 +124,7 @@ class LightningLauncher:
         numbers = [config.host for config in configs]
         are_alike = numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
         groups = [list(configs)] if are_alike and not self._separate else [[config] for config in configs]
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 raise LaunchError(f"{TITLE}: this launcher is closed")
             jobs = [Jobs(self, f"monarch-{self._session}-{group[0].host}", group) for group in groups if group]
@@ -134,7 +135,7 @@ class LightningLauncher:
 
     def progress(self) -> str:
         """Return what Lightning says about machines that are not up yet."""
-        with self._changed:
+        with self._lock:
             waits = [host.waits_for for job in self._jobs for host in job.hosts if not host.is_settled]
         words = most_common(waits)
         return f"{TITLE}: {words}" if words else ""
@@ -152,20 +153,20 @@ class LightningLauncher:
 
     def close(self, timeout_s: float) -> None:
         """Stop and delete all jobs."""
-        with self._changed:
+        with self._lock:
             jobs = list(self._jobs)
         for job in jobs:
             for host in job.hosts:
                 host.is_closing = True
         self.end(jobs, timeout_s)
-        with self._changed:
+        with self._lock:
             self._is_closed = True
         self._tasks.close()
         self._log_tasks.close(_LOG_S)
 
     def close_host(self, host: MachineHost, timeout_s: float) -> None:
         """Give a machine back; end its job if that has no other machine in use."""
-        with self._changed:
+        with self._lock:
             host.is_closing = True
             job = host.job
             is_last = all(other.is_closing for other in job.hosts)
@@ -180,7 +181,7 @@ class LightningLauncher:
             timeout_s: how long to wait for agents to end, in seconds.
             over_s: how long to wait until the jobs are deleted, in seconds; threads continue after that.
         """
-        with self._changed:
+        with self._lock:
             # A closed launcher no longer polls, so the agents' state would not change.
             self._changed.wait_for(
                 lambda: self._is_closed or not any(h.runs for job in jobs for h in job.hosts), timeout_s
@@ -190,7 +191,7 @@ class LightningLauncher:
                 job.is_being_ended = True
         for job in left:  # in parallel: each waits until its machines have stopped
             threading.Thread(target=self._end, args=(job,), name=f"{THREAD}-end", daemon=True).start()
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: all(job.is_over for job in jobs), over_s)
 
     # -- tasks of the thread monarch-lightning
@@ -239,7 +240,7 @@ class LightningLauncher:
     def _ask(self) -> None:
         """Poll the state of all jobs, and schedule the next poll as long as a host has not ended."""
         self._is_asking = False
-        with self._changed:
+        with self._lock:
             jobs = [job for job in self._jobs if job.job is not None and not job.is_being_ended]
         for job in jobs:
             try:
@@ -260,7 +261,7 @@ class LightningLauncher:
                     job.job.stop()
                 with contextlib.suppress(Exception):  # it is stopped, and no longer costs money
                     job.job.delete()
-        with self._changed:
+        with self._lock:
             job.is_over = True
             self._changed.notify_all()
 
@@ -286,5 +287,5 @@ class LightningLauncher:
 
     def notify(self) -> None:
         """Wake up threads that wait for a change."""
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()

@@ -47,7 +47,8 @@ class AgentActor:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._lines: deque[str] = deque(maxlen=_TAIL)
         self._count = 0
         self._port = 0
@@ -87,7 +88,7 @@ class AgentActor:
 
     def watch(self, seen: int, timeout_s: float) -> tuple[int, list[str], int, int | None]:
         """Wait for news of the agent; return the number of lines that it wrote, the last lines, its port, and its exit code."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._count > seen or self._code is not None, timeout_s)
             self._changed.wait_for(lambda: self._code is not None, _BATCH_S)  # collect more lines
             return self._count, list(self._lines), self._port, self._code
@@ -99,7 +100,7 @@ class AgentActor:
             for stop, wait_s in ((None, timeout_s), (process.terminate, _TERMINATE_S), (process.kill, _TERMINATE_S)):
                 if stop is not None:
                     stop()
-                with self._changed:
+                with self._lock:
                     if self._changed.wait_for(lambda: self._code is not None, wait_s):
                         break
         started = time.monotonic()
@@ -120,7 +121,7 @@ class AgentActor:
             line = raw.decode(errors="replace").rstrip()
             print(line, flush=True)  # into Ray's own log of this worker
             first, _, rest = line.partition(" ")
-            with self._changed:
+            with self._lock:
                 if first == LISTENS and rest.isdecimal():
                     self._port = int(rest)
                 else:
@@ -132,7 +133,7 @@ class AgentActor:
         assert self._process is not None
         code = self._process.wait()
         self._reader.join(_LAST_WORDS_S)
-        with self._changed:
+        with self._lock:
             self._code = code
             self._changed.notify_all()
 

@@ -135,7 +135,8 @@ class SlurmLauncher:
         self.directory = parent.absolute() / f"slurm-{secrets.token_hex(4)}"
         self._ask_s = ask_s
         self._jobs: list[SlurmJob] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._tasks = DelayedTasks("monarch-slurm")
         self._is_looking = False
         self._is_closed = False
@@ -166,7 +167,7 @@ class SlurmLauncher:
             if last is None or settings != last.settings or number != last.first + len(last.hosts):
                 jobs.append(last := SlurmJob(number, settings, self.directory, self.close_host))
             last.hosts.append(SlurmHost(last, len(last.hosts)))
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 raise LaunchError("Slurm: this launcher is closed")
             self._jobs += jobs
@@ -197,7 +198,7 @@ class SlurmLauncher:
 
     def close(self, timeout_s: float) -> None:
         """Wait for all agents to end, cancel the remaining jobs, and remove the directory."""
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -213,7 +214,7 @@ class SlurmLauncher:
     def close_host(self, host: SlurmHost, timeout_s: float) -> None:
         """Give back a node; end the job with its last node."""
         job = host.job
-        with self._changed:
+        with self._lock:
             if host.is_closed:
                 return
             host.is_closed = True
@@ -244,7 +245,7 @@ class SlurmLauncher:
         if problem:
             self._set_over(job, problem)
             return
-        with self._changed:
+        with self._lock:
             job.id = id
             is_late = job.is_abandoned
             self._changed.notify_all()
@@ -254,7 +255,7 @@ class SlurmLauncher:
 
     def _look(self) -> None:
         """Update the state of all jobs, and schedule the next update."""
-        with self._changed:
+        with self._lock:
             jobs = [job for job in self._jobs if job.id and not job.over]
             if all(job.over for job in self._jobs):
                 self._is_looking = False
@@ -291,7 +292,7 @@ class SlurmLauncher:
                 host.job.ask_at = 0.0
             elif code <= 128:
                 host.end(text)
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
 
     def _ask(self, jobs: Sequence[SlurmJob], now: float) -> None:
@@ -345,7 +346,7 @@ class SlurmLauncher:
                     said = call("sinfo", "--noheader", f"--nodes={host.node}", "--format=%T, %E").stdout.split("\n")[0]
                     host.is_lost = True
                     host.end(f"Slurm removed node {host.node} from job {job.id} ({said.strip()})")
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
         if job.state == "RUNNING":
             for host in job.hosts:
@@ -361,7 +362,7 @@ class SlurmLauncher:
             if job.id:
                 self._read_files(host)  # they may have a more exact reason
             host.end(text)
-        with self._changed:
+        with self._lock:
             job.over = text
             self._changed.notify_all()
 
@@ -381,7 +382,7 @@ class SlurmLauncher:
             for host in job.hosts:
                 host.is_closed = True
         self._wait(lambda: all(job.id or job.over for job in jobs), COMMAND_S)  # sbatch must not be interrupted
-        with self._changed:
+        with self._lock:
             for job in jobs:
                 job.is_abandoned = not job.id
         live = [job for job in jobs if job.id and not job.over]
@@ -413,13 +414,13 @@ class SlurmLauncher:
                 left = [pair for pair in left if not lost.issuperset(node_names(pair[1]))]
             if (is_known and not left) or time.monotonic() > deadline:
                 return
-            with self._changed:
+            with self._lock:
                 self._changed.wait(0.1)
 
     def _give_back_nodes(self, job: SlurmJob) -> None:
         """Shrink a job to the hosts that stay; failures are retried after the next poll of Slurm."""
         first = job.hosts[0]
-        with self._changed:
+        with self._lock:
             if job.over or not all(host.node or host.has_ended for host in job.hosts):
                 return  # shrinking needs the names of the nodes that stay
             leaving = [host for host in job.hosts if host.is_leaving and not host.is_released]
@@ -465,7 +466,7 @@ class SlurmLauncher:
         return False
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        with self._changed:
+        with self._lock:
             return self._changed.wait_for(condition, timeout_s)
 
 

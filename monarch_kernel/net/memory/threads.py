@@ -55,7 +55,7 @@ class IdleThreads:
         Args:
             timeout_s: For how long, in seconds.
         """
-        with self._idle:
+        with self._lock:
             self._is_closed = True
             self._work.clear()
             self._idle.wait_for(lambda: not self._busy, timeout_s)

@@ -19,6 +19,14 @@ that message, since it drives the transport while it waits: so it, too, is inter
 An asynchronous exception is delivered some time after it was set. So a thread that leaves the user's code takes back an
 undelivered one, with the lock held under which it is set: the exception never reaches code that is not the user's
 (`_take_back`).
+
+Locks
+-----
+
+KeyboardInterrupt may be raised between any two bytecodes. ``with lock:`` has none between taking a lock and its block if the
+lock is one of C code. ``lock.acquire()`` before a ``try`` has one, as does ``with condition:``, because
+`threading.Condition.__enter__` is Python code: an interrupt there leaves the lock taken for good. So code that may run in a
+thread of the user enters locks by ``with``, and a condition by its lock.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ class UnhandledFailures:
         self._is_showing = False
         self._reported: deque[Failure] = deque(maxlen=_KEEP)
         self._shown: deque[Failure] = deque(maxlen=_KEEP)
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         self._hook: FaultHook = self.show
 
     def install(self) -> None:
@@ -58,14 +59,14 @@ class UnhandledFailures:
 
     def note_shown(self, failure: Failure) -> None:
         """Note that an error of a cell shows this report of a rank."""
-        with self._news:
+        with self._lock:
             self._shown.append(failure)
             self._news.notify_all()
 
     @takes_groups
     def show(self, failure: MeshFailure) -> None:
         """Show a failure soon, in the running cell or else in the last one, unless a cell's error shows it."""
-        with self._news:
+        with self._lock:
             self._held.append((time.monotonic() + _HOLD_S, failure))
             if self._is_showing:
                 return
@@ -82,7 +83,7 @@ class UnhandledFailures:
 
     def _next(self) -> list[MeshFailure]:
         """Wait for the next failures to show, one for each mesh; empty if there are no more."""
-        with self._news:
+        with self._lock:
             while True:
                 self._held = [item for item in self._held if not self._is_shown(item[1])]
                 if not self._held:

@@ -38,18 +38,19 @@ class IdleCache(Generic[K, V]):
         self._keep_s = keep_s
         self._is_wanted = is_wanted
         self._entries: dict[K, _Entry[V]] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._is_tidying = False
 
     def take(self, key: K, make: Callable[[], V]) -> V:
         """Return the value of a key, creating it if there is none; it stays until `give` was called as often as this."""
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 entry.users += 1
                 return entry.value
         value = make()
-        with self._changed:
+        with self._lock:
             entry = self._entries.setdefault(key, _Entry(value, 0, 0.0))  # another thread may have been first
             entry.users += 1
             if not self._is_tidying:
@@ -62,7 +63,7 @@ class IdleCache(Generic[K, V]):
 
     def give(self, key: K, value: V) -> None:
         """Give back a value; call this once for each `take`."""
-        with self._changed:
+        with self._lock:
             entry = self._entries.get(key)
             if entry is not None and entry.value is value:  # else it was dropped, and the key has another value
                 entry.users -= 1
@@ -79,12 +80,12 @@ class IdleCache(Generic[K, V]):
 
     def drop(self, key: K) -> None:
         """Make the next `take` create a new value; threads that hold the current one keep using it."""
-        with self._changed:
+        with self._lock:
             self._entries.pop(key, None)
 
     def close(self) -> None:
         """Drop all values."""
-        with self._changed:
+        with self._lock:
             self._entries.clear()
             self._changed.notify_all()
 
@@ -94,7 +95,7 @@ class IdleCache(Generic[K, V]):
 
     def _let_go(self) -> bool:
         """Drop values that are not in use; their finalizers may be slow, so they run without the lock."""
-        with self._changed:
+        with self._lock:
             until = time.monotonic() - self._keep_s
             idle = [key for key, entry in self._entries.items() if not entry.users]
             over = [key for key in idle if self._entries[key].used_at <= until or not self._is_wanted(key)]
@@ -103,7 +104,7 @@ class IdleCache(Generic[K, V]):
 
     def _goes_on(self) -> bool:
         """Wait for a while; return False if no value is left."""
-        with self._changed:
+        with self._lock:
             if self._entries:
                 self._changed.wait(_LOOK_S)
             self._is_tidying = bool(self._entries)

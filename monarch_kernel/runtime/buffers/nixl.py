@@ -130,7 +130,8 @@ class Agent:
                 why = "UCX found no way to other machines, or no descriptors are left"
                 raise NixlUnreachable(f"NIXL can't be used: {why} ({error})") from None
         self._peers: dict[str, _Peer] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def carry(self, far: Described, near: Memory, pairs: Sequence[tuple[int, int, int]], *, is_write: bool) -> None:
         """Copy from memory of another process to memory of this one, or the other way if ``is_write``.
@@ -173,14 +174,14 @@ class Agent:
             peer.is_stale = True
             raise NixlUnreachable(str(error) if isinstance(error, NixlUnreachable) else f"NIXL says {error}") from None
         finally:
-            with self._changed:
+            with self._lock:
                 peer.users -= 1
                 if not peer.users and peer.is_stale:
                     self._forget(far.agent)
                 self._changed.notify_all()
 
     def _enter(self, far: Described) -> _Peer:
-        with self._changed:
+        with self._lock:
             for is_last in (False, True):
                 self._changed.wait_for(lambda: not self._is_stale(far.agent))
                 try:

@@ -67,7 +67,8 @@ class NetworkPath:
         self._client = client
         self._tables = tables
         self._threads = IdleThreads("monarch-stream", _THREADS)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._owners: dict[bytes, _Owner] = {}
         self._used: set[Stream] = set()
         self._barred: dict[str, float] = {}
@@ -105,7 +106,7 @@ class NetworkPath:
         raise PathUnavailable(remaining.why)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             for owner in self._owners.values():
                 owner.close()
             self._owners.clear()
@@ -166,7 +167,7 @@ class NetworkPath:
             PathUnavailable: there is none, and none can be opened.
         """
         cookie = handle.lent.cookie
-        with self._changed:
+        with self._lock:
             owner = self._owners.setdefault(cookie, _Owner())
             stream = owner.take_idle()
             if stream is not None:
@@ -178,7 +179,7 @@ class NetworkPath:
                 return None
             asked_at = time.monotonic()
             invitation = self._invitation(handle, wanted)
-            with self._changed:
+            with self._lock:
                 owner.invite(invitation, asked_at + INVITED_S)
                 token = owner.token()
             if token is None:
@@ -189,14 +190,14 @@ class NetworkPath:
         except StreamError as error:
             self._barred[handle.lent.machine] = time.monotonic() + BARRED_S
             raise PathUnavailable(str(error)) from None
-        with self._changed:
+        with self._lock:
             owner.invitation = owner.invitation._replace(addresses=(address,))
             self._used.add(stream)
         return stream
 
     def _give_back(self, stream: Stream, handle: BufferHandle, is_good: bool) -> None:
         """Keep a stream for the next transfer if it still works."""
-        with self._changed:
+        with self._lock:
             self._used.discard(stream)
             owner = self._owners.setdefault(handle.lent.cookie, _Owner())
             if not is_good or len(owner.idle) == STREAMS:
@@ -209,12 +210,12 @@ class NetworkPath:
                 threading.Thread(target=self._tidy, name="monarch-streams", daemon=True).start()
 
     def _drop_idle(self, handle: BufferHandle) -> None:
-        with self._changed:
+        with self._lock:
             self._owners.pop(handle.lent.cookie, _Owner()).close()
 
     def _tidy(self) -> None:
         """Close idle streams periodically until no owner is left."""
-        with self._changed:
+        with self._lock:
             while self._owners:
                 until = time.monotonic() - KEPT_S
                 for owner in self._owners.values():
@@ -294,7 +295,8 @@ class _RemainingPieces:
     def __init__(self, pieces: Sequence[_Piece]) -> None:
         self._left = deque(pieces)
         self._busy = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.error: BaseException | None = None
         self.why = ""
 
@@ -305,35 +307,35 @@ class _RemainingPieces:
 
     def enter(self) -> None:
         """Register a thread that is about to take pieces."""
-        with self._changed:
+        with self._lock:
             self._busy += 1
 
     def leave(self) -> None:
         """Unregister a thread, which does not touch the memory any more."""
-        with self._changed:
+        with self._lock:
             self._busy -= 1
             self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait until no thread touches the memory."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._busy)
 
     def take(self) -> _Piece | None:
         """Take a piece; return None if none is left."""
-        with self._changed:
+        with self._lock:
             return self._left.popleft() if self._left else None
 
     def put_back(self, pieces: Sequence[_Piece], why: str) -> None:
         """Return pieces that were not transferred."""
-        with self._changed:
+        with self._lock:
             if self.error is None:
                 self._left.extend(pieces)
             self.why = why
 
     def fail(self, error: BaseException) -> None:
         """Give up the transfer."""
-        with self._changed:
+        with self._lock:
             self.error = self.error or error
             self._left.clear()
 

@@ -303,7 +303,8 @@ class StreamListener:
     def __init__(self, serve: Callable[[Stream], None], addresses: Callable[[], Sequence[str]]) -> None:
         self._serve = serve
         self._addresses = addresses
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
         self._identity: tuple[ssl.SSLContext, bytes] | None = None
         self._listen_socket: socket.socket | None = None
         self._tokens: dict[bytes, float] = {}  # -> when it expires
@@ -341,7 +342,7 @@ class StreamListener:
             stream = self._streams.get(token)
             if stream is not None:
                 stream.hang_up()
-                self._lock.wait_for(lambda: token not in self._streams)
+                self._ended.wait_for(lambda: token not in self._streams)
 
     def close(self) -> None:
         """End all streams and stop listening."""
@@ -416,7 +417,7 @@ class StreamListener:
         finally:
             with self._lock:
                 del self._streams[token]
-                self._lock.notify_all()
+                self._ended.notify_all()
             stream.close()
 
 

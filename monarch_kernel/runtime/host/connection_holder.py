@@ -57,7 +57,7 @@ class FdHolder:
 
     If the agent can't be reached, or has too few descriptors, the connections are silently not held: holding matters only when
     this process dies alone. In a fork of this process, the methods do nothing, because connections that the fork closes are
-    still open here. Any thread may call all methods.
+    still open here. Any thread may call all methods, and so may a signal handler that interrupts one of them.
 
     Args:
         agent: path of the host agent's socket for messages; the socket for connections is next to it.
@@ -66,7 +66,7 @@ class FdHolder:
     def __init__(self, agent: str) -> None:
         self._path = agent + _SUFFIX
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call `let_go` while its thread is in `hold`
         self._agent: socket.socket | None = None
         self._next = 0
         self._held: dict[int, tuple[int, int]] = {}  # number -> descriptor, and its inode while it is open
@@ -100,29 +100,28 @@ class FdHolder:
         """Make the agent close its copies of connections that are closed here, without waiting for the next periodic check."""
         if os.getpid() != self._pid:
             return
-        if not self._lock.acquire(timeout=_TIMEOUT_S):  # a signal interrupted this thread in `hold`
-            return
-        try:
+        with self._lock:
             closed = [number for number, (fd, inode) in self._held.items() if not _is_open(fd, inode)]
-            for some in _parts(closed):
-                assert self._agent is not None
-                self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
-                for number in some:
-                    del self._held[number]
-        except TimeoutError:  # the agent is busy: the next check sends them
-            pass
-        except OSError:
-            self._disconnect()
-        finally:
-            self._lock.release()
+            try:
+                for some in _parts(closed):
+                    if self._agent is None:
+                        return
+                    self._agent.send(_LET_GO + b"".join(map(_NUMBER.pack, some)))
+                    for number in some:
+                        self._held.pop(number, None)
+            except TimeoutError:  # the agent is busy: the next check sends them
+                pass
+            except OSError:
+                self._disconnect()
 
     def _hand_over(self, copies: dict[int, int]) -> None:
         """Hand over connections; ``copies`` maps each descriptor to its copy, which stays open meanwhile."""
-        if self._agent is None:
-            self._agent = self._connect()
+        agent = self._agent
+        if agent is None:
+            agent = self._agent = self._connect()
         for some in _parts(list(copies)):
             first, self._next = self._next, self._next + len(some)
-            socket.send_fds(self._agent, [_HOLD + _NUMBER.pack(first)], [copies[fd] for fd in some])
+            socket.send_fds(agent, [_HOLD + _NUMBER.pack(first)], [copies[fd] for fd in some])
             self._held |= {number: (fd, os.fstat(copies[fd]).st_ino) for number, fd in enumerate(some, first)}
 
     def _connect(self) -> socket.socket:

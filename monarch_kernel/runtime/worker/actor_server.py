@@ -52,6 +52,7 @@ from monarch_kernel.runtime.worker.supervisor import Supervisor
 __all__ = ["NOT_STARTED", "ActorServer", "later"]
 
 NOT_STARTED = "interrupted before it began"
+_OF_INTERRUPTS = TORCH_ERRORS | {"KeyboardInterrupt"}
 _MAX_DEAD = 16
 
 MAKING_S = 5.0
@@ -227,7 +228,7 @@ class ActorServer(ABC):
 
     @staticmethod
     def _why(executor: Executor, id: int, failure: Failure) -> FailureKind:
-        if executor.interrupted == id and failure.etype in {"KeyboardInterrupt", "RuntimeError", "DistBackendError"}:
+        if executor.interrupted == id and failure.etype in _OF_INTERRUPTS:
             return "interrupted"
         if executor.released == id and failure.etype in TORCH_ERRORS:
             return "released"

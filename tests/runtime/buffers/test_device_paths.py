@@ -206,7 +206,9 @@ class Library:
 
 def test_an_agent_is_not_removed_during_a_transfer() -> None:
     agent = object.__new__(nixl.Agent)
-    agent.nixl, agent._peers, agent._changed = Library(), {}, threading.Condition()
+    agent.nixl, agent._peers = Library(), {}
+    agent._lock = threading.RLock()
+    agent._changed = threading.Condition(agent._lock)
     one, other = (nixl.Described("a", metadata, "DRAM", 0, 0, 0, False) for metadata in (b"a1", b"a2"))
     entered = threading.Event()
 
