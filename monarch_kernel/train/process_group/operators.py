@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, wraps
 from typing import Any, NamedTuple
-from weakref import ref
+from weakref import finalize, ref
 
 from monarch_kernel.features.traffic.bandwidth import Moved, moved
 from monarch_kernel.net.memory.counters import CollectiveKind
@@ -36,7 +36,6 @@ __all__ = ["METHODS", "Noted", "Operator", "Operators", "Seen"]
 
 _log = logging.getLogger(__name__)
 
-_MAX_GROUPS = 256
 _MAX_MOVED = 4096
 """Sizes of collectives of a group for which it is kept what they move."""
 
@@ -336,12 +335,16 @@ class Operators:
         return kernel
 
     def _add(self, group: Any) -> _Group:
-        if len(self._groups) >= _MAX_GROUPS:
-            self._groups = {key: known for key, known in self._groups.items() if known.of() is not None}
         known = self._groups[id(group)] = _Group(
             group, self._label(group.group_name, group.group_desc), _members_of(group)
         )
+        finalize(group, self._drop, id(group), known).atexit = False
         return known
+
+    def _drop(self, key: int, known: _Group) -> None:
+        """Forget a group that no longer exists."""
+        if self._groups.get(key) is known:
+            del self._groups[key]
 
 
 def _library(module: Any, namespace: str) -> Any:

@@ -273,6 +273,24 @@ except RuntimeError as error: text = str(error)
     assert not [row for row in (procs.traffic() - before).collectives if row.group == "refused"]
 
 
+def test_groups_that_ended_are_forgotten(procs: ProcMesh) -> None:
+    """What is kept of each collective's size would add up in a loop that makes and destroys groups."""
+    code = """
+import gc
+from monarch_kernel.train.process_group.operators import _Group
+def kept(): return sum(type(each) is _Group and each.label == "brief" for each in gc.get_objects())
+group = dist.new_group([0, 1], group_desc="brief")
+dist.all_reduce(zeros(10), group=group)
+during = kept()
+dist.destroy_process_group(group)
+del group
+after = kept()
+"""
+    procs.run(code).get(LONG_S)
+    assert procs["during"].values() == (1, 1)
+    assert procs["after"].values() == (0, 0)
+
+
 def test_gradients_of_ddp_that_are_aborted_are_not_counted(procs: ProcMesh) -> None:
     """Last, because it leaves no usable group."""
     code = """
