@@ -59,6 +59,10 @@ MessageT = TypeVar("MessageT", bound=Message)
 INLINE_NBYTES = 64 * 1024
 """Larger pickles travel in a separate frame, which the transport can pass on without a copy."""
 
+_SCALARS = frozenset({type(None), bool, int, float})
+_TEXTS = frozenset({str, bytes})
+_SHORT = 1024
+
 _log = logging.getLogger(__name__)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -340,6 +344,8 @@ def dump(
     Raises:
         PayloadError: it cannot be pickled.
     """
+    if type(value) in _SCALARS and (payload := _of_scalars(value)) is not None:
+        return payload, ()
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = _pickle(value, buffers)
@@ -359,6 +365,12 @@ def dump(
     except MemoryError as error:
         raise PayloadError(f"{what} can't be sent: {error or 'out of memory'}") from error
     return Payload(b"" if is_apart else b"".join(data), len(frames)), frames
+
+
+def _of_scalars(value: Any) -> Payload | None:
+    """Pickle a value that consists of numbers and short texts, which no pickler treats differently; None if it is large."""
+    data = pickle.dumps(value, 5)
+    return Payload(data) if len(data) <= INLINE_NBYTES else None
 
 
 def dump_bytes(value: Any, what: str, limit_nbytes: int, *, roots: Mapping[str, Any] | None = None) -> bytes:
@@ -388,6 +400,12 @@ def dump_call(args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str
     Raises:
         PayloadError: one cannot be pickled; the text names it.
     """
+    for value in args:
+        if (kind := type(value)) not in _SCALARS and not (kind in _TEXTS and len(value) <= _SHORT):
+            break
+    else:
+        if not kwargs and (payload := _of_scalars((args, kwargs))) is not None:
+            return payload, ()
     try:
         return dump((args, kwargs), "the arguments", roots={})
     except PayloadError as error:

@@ -25,7 +25,11 @@ def faults(source: str) -> list[str]:
     found = []
     for node in ast.walk(tree):
         value = getattr(node, "value", None)
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(value, ast.Call) and _name(value.func) == "Condition":
+        if (
+            isinstance(node, ast.Assign | ast.AnnAssign)
+            and isinstance(value, ast.Call)
+            and _name(value.func) == "Condition"
+        ):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             conditions |= {_name(target) for target in targets}
             if not value.args:

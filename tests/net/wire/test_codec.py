@@ -184,6 +184,33 @@ def test_damaged_messages(batch: list[tuple[Message, tuple[bytes, ...]]], data: 
     check_refused_or_decoded([header, *frames])
 
 
+class Text(str):
+    """A text of a class of the user."""
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        (None, True, 1.5, -7),
+        ("text", b"bytes"),
+        ("\ud800",),
+        (2**70,),
+        (1 << 600_000,),
+        ("x" * 100_000, 1),
+        (Text("a"), 1),
+    ],
+    ids=["none", "numbers", "texts", "surrogate", "big", "huge", "long", "class"],
+)
+def test_arguments_of_calls_arrive_equal(args: tuple[Any, ...]) -> None:
+    for values, kwargs in ((args, {}), (args[:1], {"last": args[-1] if args else None})):
+        arrived, named = load(*dump_call(values, kwargs, ()))
+        assert (arrived, named) == (values, kwargs)
+        assert [*map(type, arrived)] == [*map(type, values)]
+    for value in args:
+        assert load(*dump(value)) == value
+
+
 @given(st.sampled_from(KINDS), st.lists(scalars | st.lists(scalars, max_size=3), max_size=8))
 def test_fields_of_wrong_types(kind: type[Message], fields: list[Any]) -> None:
     check_refused_or_decoded([msgspec.msgpack.encode([[kind.__name__, *fields]])])
