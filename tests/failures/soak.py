@@ -94,7 +94,7 @@ LASTING = (
 """Cells that end only when a rank dies, or when they are interrupted."""
 
 FORGETS = """%%remote t
-import contextlib, gc, sys
+import contextlib, ctypes, gc, sys
 import torch.distributed as dist
 for group in [each for each in dist.distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
     with contextlib.suppress(Exception): dist.destroy_process_group(group)  # an interrupt may have hit torch while it made one
@@ -102,8 +102,12 @@ names = "group a g i m n store x pairs y step held works each meet stage schedul
 for name in names.split(): globals().pop(name, None)
 sys.last_value = sys.last_traceback = sys.last_type = sys.last_exc = None
 _ = gc.collect()
+_ = ctypes.CDLL(None).malloc_trim(0)
 """
-"""Frees what the cells of a round have left in the namespaces of ranks, and the groups that they have made."""
+"""Frees what the cells of a round have left in the namespaces of ranks, and the groups that they have made.
+
+It gives freed memory back, which glibc keeps in the arena of each thread: 9 of 12 MiB after 30 rounds of interrupts.
+"""
 
 COUNTS = """%%remote {mesh}
 import torch, torch.distributed as dist
@@ -444,7 +448,7 @@ class Soak:
         """Count what the processes hold at rest; others than the usual ones must end before."""
         notebook = self._notebook
         notebook.ok(FORGETS)
-        notebook.aside("import gc; gc.collect()")
+        notebook.aside("import ctypes, gc; gc.collect(); ctypes.CDLL(None).malloc_trim(0)")
         notebook.forget()
         ranks = notebook.pids()
         usual = 3 + len(ranks)
