@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 import sys
+from textwrap import dedent
 from types import FrameType
 from typing import Any
 
@@ -67,9 +68,12 @@ class CellTransformer:
             following = form.body.lstrip().startswith("%%")  # IPython recognizes cell magics on the first line only
             return lines[at + 1 :] if following else [*lines[:at], f"# {lines[at].lstrip()}", *lines[at + 1 :]]
         is_local = form.why == "%%remote" and _has_local(form.line)
-        if is_local or (form.why == "%%remote" and at):  # IPython recognizes cell magics on the first line only
+        is_indented = bool(lines) and lines[at][:1].isspace()
+        if is_local or (form.why == "%%remote" and (at or is_indented)):  # IPython recognizes cell magics there only
             options = _LOCAL.sub("", form.line).strip()
             body = "\n" * at + (form.body or "\n")
+            if is_indented:
+                body = dedent(body)
             self._local_call = (options, body) if is_local else None
             call = f"get_ipython().run_cell_magic('remote', {options!r}, {body!r})\n"
             return [*lines[:at], call, *(lines[at + 1 :] if is_local else ())]

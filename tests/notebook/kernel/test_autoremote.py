@@ -259,11 +259,13 @@ def test_a_cell_for_both_with_a_syntax_error_is_not_sent(two: Notebook) -> None:
     assert two.value("next(t.runtime._ids)") == before + 1
 
 
-def test_a_cell_may_start_with_comments(two: Notebook) -> None:
+def test_a_cell_may_start_with_comments_blank_lines_and_spaces(two: Notebook) -> None:
     for code in (
         "\n\n%%remote t\n1 / (1 - rank)",
         "# why\n\n%%remote t --local\n1 / (1 - rank)",
         "# why\n# --local\n%%remote t\nq = 1\n1 / (1 - rank)",
+        "  %%remote t\n1 / (1 - rank)",
+        "\n\t%%remote t\n\t1 / (1 - rank)",
     ):
         cell = two.run(code)
         assert cell.ename == "RemoteError"
