@@ -44,7 +44,7 @@ def add_mesh(commands: Any) -> None:
             name, help=text, description=f"{text[0].upper()}{text[1:]}."
         )
         if mesh:
-            action.add_argument("mesh", metavar=mesh, nargs="?" if mesh.startswith("[") else None, default="")
+            action.add_argument("mesh", metavar=mesh, nargs="?" if mesh.startswith("[") else None)
         action.add_argument("--kernel", default="", metavar="K", help="the kernel: its notebook, id or connection file")
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(refuse=action.error)
@@ -107,7 +107,7 @@ def run_mesh(options: argparse.Namespace) -> int:
     Raises:
         ClientError: it can't be done; the text says why.
     """
-    if options.action in ("list", "show") and not getattr(options, "mesh", ""):
+    if options.action in ("list", "show") and getattr(options, "mesh", None) is None:
         return _all(options)
     name = _checked_name(options)
     with connect(options.kernel, name) as kernel:

@@ -105,6 +105,7 @@ def test_a_loop_needs_an_action(words: list[str]) -> None:
         (["profile", "t", "--steps", "0"], "--steps: write a whole number of 1 or more, not '0'"),
         (["logs", "t", "--lines", "-3"], "--lines: write a whole number of 1 or more, not '-3'"),
         (["logs", "t", "--lines", "1.5"], "--lines: write a whole number of 1 or more, not '1.5'"),
+        (["show", ""], "'' is no mesh"),
         (["show", "t[0"], "'t[0' is no mesh"),
         (["interrupt", ""], "'' is no mesh"),
     ],
