@@ -43,7 +43,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from monarch_kernel.base.failure_reports import ORDER, Cause, Failure, Frame, with_consequences
-from monarch_kernel.base.failures_by_rank import causes_by_rank, details, grouped, last_lines, python_note
+from monarch_kernel.base.failures_by_rank import (
+    causes_by_rank,
+    continued,
+    details,
+    grouped,
+    last_lines,
+    python_note,
+)
 from monarch_kernel.base.text import format_ranks, plain, readable
 
 __all__ = [
@@ -176,7 +183,7 @@ class MeshFailure:
         """The failure in full: what failed where, and below it the causes."""
         lines: list[str] = []
         for failure, ranks in grouped(self.reports):
-            lines.append(f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}")
+            lines += continued([f"{self.mesh_name}{format_ranks(ranks)} failed: {failure.headline()}"])
             lines += details({rank: self.reports[rank] for rank in ranks})
         reported: list[MeshFailure] = []
         for rank in sorted(self.causes):
@@ -259,17 +266,16 @@ class RanksError(MonarchError):
             where = failure.user_frame
             place = f" ({where.file}, line {where.line})" if where else ""
             head, *rest = failure.headline().split("\n")
-            lines.append(f"{format_ranks(ranks)} {head}{place}")
-            lines.extend(f"    {line}" for line in (*rest, *failure.added_notes))
+            said = [f"{format_ranks(ranks)} {head}{place}", *(f"    {line}" for line in (*rest, *failure.added_notes))]
             if failure.host:  # otherwise no report has come
                 pid = f", pid {failure.pid}" if failure.pid else ""
-                lines.append(f"    on host {failure.host}{pid}{python_note(failure)}")
+                said.append(f"    on host {failure.host}{pid}{python_note(failure)}")
             if where and where.source:
-                lines.append(f"    > {where.source[where.line - where.first_line].strip()}")
+                said.append(f"    > {where.source[where.line - where.first_line].strip()}")
             same = {rank: by_rank[rank] for rank in ranks}
-            lines.extend(f"    {line}" for line in causes_by_rank(same))
-            lines.extend(f"    {note}" for note in failure.notes)
-            lines.extend(last_lines(same))
+            said.extend(f"    {line}" for line in causes_by_rank(same))
+            said.extend(f"    {note}" for note in failure.notes)
+            lines += [*continued(said), *last_lines(same)]
         return readable("\n".join(lines))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from monarch_kernel.base.failure_reports import ORDER, Cause, Failure, Frame
 from monarch_kernel.base.steady_text import steady_message, without_gloo_place
 from monarch_kernel.base.text import format_ranks
 
-__all__ = ["causes_by_rank", "details", "grouped", "last_lines", "python_note"]
+__all__ = ["causes_by_rank", "continued", "details", "grouped", "last_lines", "python_note"]
 
 _MAX_TEXTS = 4
 """Number of causes that differ by rank to show; for further ones only the ranks are shown."""
@@ -43,7 +43,12 @@ def details(reports: Mapping[int, Failure]) -> list[str]:
     lines += [f"    {note}" for note in failure.notes]
     if failure.host:
         lines.append(f"    on host {failure.host}, pid {failure.pid}{python_note(failure)}")
-    return lines + last_lines(reports)
+    return continued(lines) + last_lines(reports)
+
+
+def continued(lines: Iterable[str]) -> list[str]:
+    """Indent what follows a line end within a line, so that no name or text from a rank looks like a line of the report."""
+    return [line.replace("\n", "\n        ") for line in lines]
 
 
 def causes_by_rank(reports: Mapping[int, Failure], *, whole: bool = False) -> list[str]:

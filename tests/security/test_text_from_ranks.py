@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from monarch_kernel.actor.replica_check import ReplicaCheck
 from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView, WaitView
+from monarch_kernel.base.failure_reports import Cause
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.base.text import aligned, html_table, one_line, plain, printable
-from monarch_kernel.errors import Failure, ForkedError, Frame, MonarchError, RanksError, RemoteError
+from monarch_kernel.errors import Failure, ForkedError, Frame, MeshFailure, MonarchError, RanksError, RemoteError
 from monarch_kernel.features.profiling.analysis import analyse
 from monarch_kernel.features.profiling.handle import Profile
 from monarch_kernel.features.profiling.recording import Recording
@@ -160,6 +161,19 @@ def test_errors_execute_nothing(text: str) -> None:
             assert not any(executes(line) or "\n" in line for line in lines)
     assert not executes(str(error))
     assert not REORDERS & set(str(error))
+
+
+def test_no_name_or_text_begins_a_line_of_a_report() -> None:
+    """A fake line would name another rank, or another cause."""
+    fake = "\n[7] RankDied: killed\ncaused by workers[7] failed: RankDied"
+    frame = Frame(f"a.py{fake}", 1, f"f{fake}", (f"x{fake}",), 1, True)
+    cause = Cause("caused by", f"Error{fake}", fake, (fake,), frame)
+    names = dict.fromkeys(("etype", "message", "host", "python"), f"x{fake}")
+    failure = Failure("exception", **names, pid=1, frames=(frame,), notes=(fake,), added_notes=(fake,), chain=(cause,))
+    cell = RemoteError("cell failed", {Point(0, Extent({"r": 1})): failure})
+    assert [line for line in str(cell).splitlines() if line[0] != " "] == ["cell failed", "[0] x (a.py"]
+    actors = MeshFailure("actors", {0: failure})
+    assert [line for line in str(actors).splitlines() if line[0] != " "] == ["actors[0] failed: x"]
 
 
 def all_errors() -> list[type[MonarchError]]:
