@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from monarch_kernel.actor.proc_handle import ProcHandle
 from monarch_kernel.actor.replica_check import ReplicaCheck, check_replicas
-from monarch_kernel.actor.tensors import Moved, Ranks, all_to_all, copy_state, gather_parts, scatter
+from monarch_kernel.actor.tensors import Moved, Ranks, all_to_all, copy_state, fetch_state, gather_parts, scatter
 from monarch_kernel.runtime.rpc.gather import check_name
 
 __all__ = ["ProcTensors"]
@@ -115,6 +115,31 @@ class ProcTensors(ProcHandle):
             SupervisionError: a rank has died. If that was during the copy, the variables here are undefined.
         """
         return copy_state(self._as_targets, source._as_targets, names, strict=strict, cast=cast)
+
+    def fetch_state(
+        self,
+        names: str | Iterable[str],
+        *,
+        check: Callable[[Mapping[str, tuple[str, tuple[int, ...]]]], None] | None = None,
+        turn: int = 0,
+    ) -> dict[str, Any]:
+        """Copy variables of the ranks into this process, and return their tensors and values by path.
+
+        ``trainer.fetch_state("model")`` has each parameter in full under its name in ``state_dict()``, such as
+        ``model.0.weight``, however the ranks shard it. An actor with a handle on the mesh can do the same; the data goes
+        straight from the ranks to its process. Variables can be what `copy_state` takes.
+
+        Args:
+            names: names of the variables.
+            check: called before anything is read, with path -> dtype and shape of each tensor. What it raises ends the call.
+            turn: number of this process among those that read the same; each starts with another replica.
+
+        Raises:
+            MoveError: ranks have different tensors under a name, or a rank wrote to them meanwhile.
+            RemoteError: a rank has no such variable, or its value can't be moved.
+            SupervisionError: a rank has died.
+        """
+        return fetch_state(self._as_targets, names, check, turn)
 
     def check(self, *names: str, axis: str | None = None) -> ReplicaCheck:
         """Compare the replicas of tensors between ranks by digests, in order with their cells.

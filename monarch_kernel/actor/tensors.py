@@ -40,9 +40,9 @@ from monarch_kernel.errors import (
     SupervisionError,
     format_ranks,
 )
-from monarch_kernel.features.resharding.fit import Fit, Side, dim_of, fit, joined
+from monarch_kernel.features.resharding.fit import Fit, Side, agreed, dim_of, fit, joined
 from monarch_kernel.features.resharding.plan import Box, Part, cut_evenly, whole
-from monarch_kernel.features.resharding.reading import Held, Tally, kind_of
+from monarch_kernel.features.resharding.reading import Held, Plain, Tally, TensorReading, kind_of, new_thing
 from monarch_kernel.features.resharding.worker import Leaves, describe, lend, read_state, take, take_box
 from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.net.wire.codec import pack
@@ -53,7 +53,7 @@ from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import check_name, check_new_name, gather, read_value
 
-__all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "gather_parts", "move_parts", "scatter"]
+__all__ = ["Moved", "Ranks", "all_to_all", "copy_state", "fetch_state", "gather_parts", "move_parts", "scatter"]
 
 T = TypeVar("T")
 
@@ -261,6 +261,44 @@ def gather_parts(there: Ranks, name: str, axis: str | None, dim: int) -> Any:
             if not deaths:
                 raise
             raise SupervisionError(f"{what} failed", deaths) from None
+
+
+def fetch_state(
+    there: Ranks,
+    names: str | Iterable[str],
+    check: Callable[[Mapping[str, tuple[str, tuple[int, ...]]]], None] | None,
+    turn: int,
+) -> dict[str, Any]:
+    """Implement `ProcMesh.fetch_state`."""
+    pairs = _pairs(names)
+    what = f"fetching {_some(pairs)} from {there.name}"
+    with _lending(there, what) as lending:
+        side = lending.begin(pairs)
+        leaves = {path: next(iter(side.of(path).values())) for path in side.paths()}
+        held = [path for path, leaf in leaves.items() if isinstance(leaf, Held)]
+        if problems := [why for path in held if (why := agreed(path, side))]:
+            raise MoveError(f"{what} failed\n" + "\n".join(f"  {why}" for why in _first(problems)))
+        if check is not None:
+            check({path: (leaf.dtype, leaf.shape) for path, leaf in leaves.items() if isinstance(leaf, Held)})
+        found: dict[str, Any] = {}
+        reading = TensorReading(there.client, side.leaves, turn)
+        for path, leaf in leaves.items():
+            if isinstance(leaf, Plain):
+                found[path] = leaf.value
+            elif leaf.same in found:  # tied parameters stay one tensor
+                found[path] = found[leaf.same]
+            else:
+                found[path] = new_thing(leaf.dtype, leaf.shape, leaf.kind)
+                part = Part(whole(leaf.shape), (0,) * len(leaf.shape))
+                reading.want(path, found[path], memory_of(found[path]), [part])
+        try:
+            reading.go()
+        except BufferGoneError:
+            deaths = lending.deaths()
+            if not deaths:
+                raise
+            raise SupervisionError(f"{what} failed", deaths) from None
+    return found
 
 
 def all_to_all(
