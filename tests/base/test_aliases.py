@@ -16,6 +16,7 @@ ALIASES = {
     "monarch_kernel.parallel": "monarch_kernel.train.parallel",
     "monarch_kernel.snapshots.rewind": "monarch_kernel.train.snapshots.rewind",
     "monarch_kernel.spmd": "monarch_kernel.train.spmd",
+    "monarch_kernel.vllm": "monarch_kernel.integrations.vllm",
 }
 
 

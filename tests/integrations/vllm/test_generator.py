@@ -1,0 +1,182 @@
+"""vLLM generates what transformers generates, with the weights of ranks that train; `make test-vllm` installs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch_kernel.actor import ActorMesh, ProcMesh, this_host
+from monarch_kernel.errors import ActorError
+from monarch_kernel.integrations.vllm import Completion, Generator
+from tests.support.processes import kill_ranks
+from tests.support.ranks import Ranks
+
+START_S = 400.0
+"""An engine imports gigabytes and starts in half a minute to two, by how busy the machine is."""
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(int(2 * START_S)),
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is in the environment of make test-vllm"),
+]
+
+# The default spread of initial weights gives a model whose tokens hardly depend on them.
+PRELUDE = """
+import torch, torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+from monarch_kernel.train.parallel import parallelize
+
+config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=256, initializer_range=0.5, bos_token_id=1, eos_token_id=2)
+
+def make(seed):
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(config)
+
+def train(seed):
+    "Take weights that no rank holds alone."
+    global model, step
+    model, step = make(seed), seed
+    parallelize(model, mesh, "fsdp", quiet=True)
+
+def expected(seed, prompt):
+    tokens = make(seed).generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=12, eos_token_id=None, pad_token_id=0)
+    return tuple(tokens[0, len(prompt):].tolist())
+"""
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+SHORT = [5, 6, 7, 8]
+LONG = random.Random(0).choices(range(3, 256), k=200)  # fills a block of the prefix cache, which has 128 tokens
+
+
+@pytest.fixture(scope="module")
+def trainer(session: None) -> Iterator[Ranks]:
+    ranks = Ranks(2, PRELUDE)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def folder(trainer: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a tiny model."""
+    path = tmp_path_factory.mktemp("tiny")
+    trainer.run(f"if dist.get_rank() == 0: make(0).save_pretrained({str(path)!r})\ndist.barrier()\ntrain(0)")
+    return path
+
+
+@pytest.fixture(scope="module")
+def mesh(session: None) -> Iterator[ProcMesh]:
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
+    procs = this_host().spawn_procs({"gpus": 1}, name="generators", device="cpu", env=env)
+    yield procs
+    procs.stop().get(START_S)  # no effect if the last test has stopped them
+
+
+@pytest.fixture(scope="module")
+def generator(mesh: ProcMesh, folder: Path, trainer: Ranks) -> ActorMesh:
+    actor = mesh.spawn(
+        "generator",
+        Generator,
+        str(folder),
+        trainer=trainer.mesh,
+        version="step",
+        max_staleness=1,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=256,
+        enforce_eager=True,
+    )
+    actor.initialized.get(START_S)
+    return actor
+
+
+def generate(generator: Any, prompts: Any, **more: Any) -> list[Completion]:
+    found: list[Completion] = generator.generate.call_one(prompts, GREEDY, **more).get(START_S)
+    return found
+
+
+def update(generator: Any, *args: Any) -> int:
+    version: int = generator.update.call_one(*args).get(START_S)
+    return version
+
+
+def test_tokens_are_those_of_transformers_before_and_after_each_update(generator: Any, trainer: Ranks) -> None:
+    for seed in range(6):
+        trainer.run(f"train({seed})")
+        assert update(generator) == seed
+        found = generate(generator, [SHORT, LONG])
+        assert [each.token_ids for each in found] == [
+            trainer.run(f"expected({seed}, {prompt})")[0] for prompt in (SHORT, LONG)
+        ]
+        assert [(each.prompt, each.version, each.finish_reason) for each in found] == [
+            (0, seed, "length"),
+            (1, seed, "length"),
+        ]
+
+
+def test_weights_that_do_not_fit_change_nothing(generator: Any, trainer: Ranks) -> None:
+    trainer.run("train(6)")
+    update(generator)
+    before = generate(generator, SHORT)
+    trainer.run("wrapped = {'policy': model}")
+    trainer.run("other = {**model.state_dict(), 'lm_head.weight': torch.zeros(9, 128), 'value.weight': torch.zeros(1)}")
+    with pytest.raises(ActorError, match=r"without the prefix 'policy\.' they would match"):
+        update(generator, trainer.mesh, "wrapped")
+    with pytest.raises(
+        ActorError, match=r"has no 'value\.weight'\n.*lm_head\.weight is \[9, 128\] there, and \[256, 128\]"
+    ):
+        update(generator, trainer.mesh, "other")
+    with pytest.raises(ActorError, match="name 'modell' is not defined"):
+        update(generator, trainer.mesh, "modell")
+    assert generate(generator, SHORT) == before
+    assert generator.version.call_one().get(START_S) == 6
+
+
+def test_weights_beyond_the_bound_are_renewed_or_refused(generator: Any, trainer: Ranks) -> None:
+    trainer.run("train(7)")
+    update(generator)
+    trainer.run("train(8)")
+    assert generate(generator, SHORT, step=8)[0].version == 7  # one behind is allowed
+    trainer.run("train(9)")
+    (found,) = generate(generator, SHORT, step=9)
+    assert (found.version, found.token_ids) == (9, trainer.run(f"expected(9, {SHORT})")[0])
+    with pytest.raises(ActorError, match="version 9, more than 1 behind step 12: call update"):
+        generate(generator, SHORT, step=12)
+
+
+def test_samples_of_a_group_have_log_probabilities(generator: Any) -> None:
+    sampling = {"n": 4, "temperature": 1.0, "max_tokens": 5, "logprobs": 0, "ignore_eos": True}
+    found = generator.generate.call_one([SHORT, [9, 10]], sampling).get(START_S)
+    assert [each.prompt for each in found] == [0] * 4 + [1] * 4
+    assert all(len(each.logprobs) == 5 and max(each.logprobs) <= 0 for each in found)
+    assert len({each.token_ids for each in found}) > 2
+
+
+def test_a_rank_of_a_process_group_is_refused(trainer: Ranks, folder: Path) -> None:
+    actor = trainer.mesh.spawn("misplaced", Generator, str(folder))
+    with pytest.raises(ActorError, match="in a process group of 2 ranks, and vLLM needs one for itself"):
+        actor.initialized.get(START_S)
+
+
+def test_the_engine_is_in_the_process_of_its_rank(generator: Any, mesh: ProcMesh) -> None:
+    pid = next(iter(mesh.view().ranks)).pid
+    assert pid != os.getpid()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    assert children == []
+
+
+def test_a_replacement_has_the_newest_weights(generator: Any, mesh: ProcMesh, trainer: Ranks) -> None:
+    """Comes last: it ends the mesh, because a test leaves no process that it has started."""
+    trainer.run("train(10)")
+    update(generator)
+    trainer.run("train(11)")
+    kill_ranks(mesh, 0)
+    assert mesh.heal().get(START_S) == (0,)
+    (found,) = generate(generator, SHORT)
+    assert (found.version, found.token_ids) == (11, trainer.run(f"expected(11, {SHORT})")[0])
+    mesh.stop().get(START_S)
