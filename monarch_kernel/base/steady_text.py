@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["may_vary", "steady_line", "steady_message", "without_gloo_place"]
+__all__ = ["is_stamped", "may_vary", "steady_line", "steady_message", "without_gloo_place"]
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,16}\b")
 _PORT = re.compile(r"(\[[0-9a-fA-F.:]+\]):\d{2,5}\b")  # as gloo writes the address of a peer
@@ -64,6 +64,14 @@ _PID_OF_LINE = re.compile(r"\(pid=\d+\)")
 def may_vary(text: str) -> bool:
     """Whether a line of the text may have a part that `steady_line` replaces; much faster than that."""
     return _MAY_VARY.search(text) is not None
+
+
+def is_stamped(line: str) -> bool:
+    """Whether the line starts with a time stamp, as lines of logs do, and has a text after it."""
+    own = _OWN_RANK.match(line)
+    line = line if own is None else f"[rank…]{line[own.end() :]}"
+    stamp = _STAMP.match(line)
+    return stamp is not None and _LETTER.search(line, stamp.end()) is not None
 
 
 def steady_line(line: str, rank: int) -> str:

@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import OutputEvent
@@ -38,7 +39,7 @@ class CellOutput:
         self._stream = stream
         self._held: list[FoldedLine | FoldedItem] = []
         self._events: deque[OutputEvent | RichEvent] = deque()
-        limits = {"burst_lines": UNLIMITED, "burst_nbytes": UNLIMITED} if shows_all_output() else {}
+        limits: dict[str, Any] = {"burst_lines": UNLIMITED, "burst_nbytes": UNLIMITED} if shows_all_output() else {}
         self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}", **limits)
         self._id = uuid.uuid4().hex
         self._rich = RichFolder(mesh.ranks, slots, self._id)

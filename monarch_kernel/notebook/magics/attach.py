@@ -248,7 +248,7 @@ def show_missed(attached: AttachedMesh, sink: Sink) -> None:
     chunks = [(event.ranks[chunk.proc], chunk) for event in runtime.listeners.backlog for chunk in event.chunks]
     if chunks:
         sink.write("stdout", "its ranks wrote meanwhile:\n")
-        folder = OutputFolder(mesh.ranks, more=f"%mesh logs {mesh.name}")
+        folder = OutputFolder(mesh.ranks, repeats=True, more=f"%mesh logs {mesh.name}")
         for rank, chunk in chunks:
             folder.feed(rank, chunk.stream, chunk.text, now, chunk.dropped_lines)
         for stream, text in render(line for line in folder.finish(now) if isinstance(line, FoldedLine)):

@@ -144,6 +144,12 @@ class Bar:
         return None if match is None else self.text[: match.start()].strip()
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What bars of several ranks that share a line have in common: the description, or a text without progress."""
+        what = self.description
+        return (self.stream, self.text if what is None else (what,))
+
+    @property
     def progress(self) -> float:
         """The progress in percent."""
         if match := _PERCENT.search(self.text):
@@ -199,6 +205,17 @@ class BarBoard:
         """Keep a bar that has ended in the block that showed it."""
         self._ended.setdefault(bar.rank, []).append(bar)
 
+    def joins(self, bar: Bar) -> bool:
+        """Whether the block shows a bar of another rank that has ended, and that an ended bar belongs to."""
+        if self.raw:
+            return False
+        n_own = sum(each.kind == bar.kind for each in self._ended.get(bar.rank, ()))
+        return any(
+            sum(each.kind == bar.kind for each in bars) > n_own
+            for rank, bars in self._ended.items()
+            if rank != bar.rank
+        )
+
     def line_shown(self) -> None:
         """Note that other output appeared below the block, so that new bars go to a new block."""
         self._is_over = True
@@ -250,8 +267,7 @@ class BarBoard:
             seen: dict[object, int] = {}
             for bar in (*self._ended.get(rank, ()), *live.get(rank, ())):
                 if bar.text.strip():
-                    what = bar.description
-                    kind = (bar.stream, bar.rank if self.raw else None, bar.text if what is None else (what,))
+                    kind = (bar.rank if self.raw else None, *bar.kind)
                     seen[kind] = seen.get(kind, 0) + 1
                     groups.setdefault((*kind, seen[kind]), []).append(bar)
         lines = [self._line(bars) for bars in groups.values()]

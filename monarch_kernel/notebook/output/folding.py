@@ -13,7 +13,8 @@ Theory of operation
 
 Deeper means within a look-ahead. Each queue keeps the positions of these lines in a dict, and one shared dict
 counts the ranks that hold a line, so no step scans a queue. Taken lines pass a ``RateLimiter``. For each rank
-the lines that come out are a subsequence of those that went in, and without a flood they are all of them.
+the lines that come out are a subsequence of those that went in. Without a flood they are all of them but for
+``Repeats``: logs, warnings and bars of a rank that come too late to fold with those of another rank.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
 from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream
+from monarch_kernel.notebook.output.repeats import Repeats, is_logged, is_warning, may_be_logged
 from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update, rewrites_line
 
 __all__ = ["FoldedItem", "FoldedLine", "OutputFolder", "render"]
@@ -37,7 +39,9 @@ _ITEM = "i"  # anything else, such as a figure; the text is its key
 _VARIED = (
     "v"  # a line whose texts may differ by rank in times and the like; the text is its stream's mark and what is equal
 )
-_MARKED = _GAP + _BAR + _ITEM + _VARIED
+_LOGGED = "l"  # such a line that a library has logged
+_WARNED = "w"  # such a line of a warning
+_MARKED = _GAP + _BAR + _ITEM + _VARIED + _LOGGED + _WARNED
 _DIFFER = (
     "… lines of several ranks are equal but for numbers such as times, addresses or pids; those of the lowest rank are shown "
     "(all: --raw)"
@@ -54,6 +58,7 @@ class OutputFolder:
         ranks: the ranks whose output is fed; a line is complete when all of them wrote it.
         window_s: how long a line waits for other ranks to write it, too.
         raw: show every line separately, in the order of arrival, without waiting.
+        repeats: show logs, warnings and bars of a rank also where they only repeat those of another rank, seconds later.
         max_lines: most lines to hold; above that, lines pass without waiting for other ranks.
         max_nbytes: most characters to hold, likewise.
         max_line_length: longer lines are cut in the middle, in characters.
@@ -73,6 +78,7 @@ class OutputFolder:
         *,
         window_s: float = 0.15,
         raw: bool = False,
+        repeats: bool = False,
         max_lines: int = 200_000,
         max_nbytes: int = 32 * 1024**2,
         max_line_length: int = 10_000,
@@ -112,6 +118,8 @@ class OutputFolder:
         self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # fold key -> rank -> texts of the bars
         self._varied: dict[str, dict[int, deque[str]]] = {}  # marked line -> rank -> texts
         self._texts_differ: bool | None = False  # None after the note about it
+        self._repeats = None if raw or repeats else Repeats()
+        self._warned: dict[tuple[int, Stream], str] = {}  # the warning whose line of code comes next
         self._item_delay_s = max(0.0, item_window_s - window_s)
         self._fed: deque[tuple[float, _Queue, int]] = deque()  # when it was fed, the queue, and the position after it
         self._n_held = 0
@@ -147,7 +155,7 @@ class OutputFolder:
         lines: list[str] = []
         if dropped_lines > 0:
             # The left-out lines include the end of the incomplete line.
-            lines += self._end_partial(rank, stream)
+            lines += self._end_partial(rank, stream, now)
             lines.append(f"{_GAP}{dropped_lines}")
             self._n_marked_held += 1
         lines += self._assemble(rank, stream, text, now)
@@ -167,10 +175,12 @@ class OutputFolder:
     def drain(self, now: float, *, waits: bool = True) -> list[FoldedLine | FoldedItem]:
         """Return the lines and items that are ready to be shown; without ``waits``, also those that wait for other ranks."""
         for (rank, stream), screen in list(self._screens.items()):
-            if lines := self._left(rank, stream, screen.settle(now)):
+            if lines := self._left(rank, stream, screen.settle(now), now):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(now - self._window_s if waits else float("inf"), now)
         shown = self._limiter.release(now)
+        if self._repeats is not None and (note := self._repeats.note(now)):
+            shown.append(FoldedLine((), "stdout", note, note=True))
         if shown:
             self._board.line_shown()
         return shown
@@ -183,10 +193,12 @@ class OutputFolder:
             goes_on: whether more output may follow, so that bars stay live.
         """
         for rank, stream in [*self._partials, *([] if goes_on else self._screens)]:
-            if lines := self._end_partial(rank, stream):
+            if lines := self._end_partial(rank, stream, now):
                 self._enqueue(self._queues[rank], lines, now)
         self._merge(float("inf"), now)
         shown = self._limiter.finish(now)
+        if self._repeats is not None and (note := self._repeats.note(now, last=True)):
+            shown.append(FoldedLine((), "stdout", note, note=True))
         if self._texts_differ and not goes_on:
             self._texts_differ = None
             shown.append(FoldedLine((), "stdout", _DIFFER, note=True))
@@ -217,7 +229,7 @@ class OutputFolder:
         if screen is None and _rewrites(partial, text):
             screen = self._screens[rank, stream] = TerminalScreen(partial, self._max_line_length)
         if screen is not None:
-            return self._left(rank, stream, screen.write(text, now))
+            return self._left(rank, stream, screen.write(text, now), now)
         n_cut = 0
         if partial is not None:
             text = partial.text + text
@@ -238,41 +250,57 @@ class OutputFolder:
             kept.n_cut = n_cut
             kept.append(rest, self._max_line_length)
         lines = shortened + lines
-        if not self._raw and may_vary(text):
-            return [self._entry(rank, mark, line) for line in lines]
+        if not self._raw and (may_vary(text) or may_be_logged(text) or (rank, stream) in self._warned):
+            return [self._entry(rank, stream, line) for line in lines]
         return [mark + line for line in lines]
 
-    def _entry(self, rank: int, mark: str, line: str) -> str:
+    def _entry(self, rank: int, stream: Stream, line: str) -> str:
         """Return the entry of a line in the queue of its rank: the line, or what is equal in such lines of other ranks."""
-        steady = steady_line(line, rank)
-        if steady == line:
+        mark = _MARKS[stream]
+        if self._raw:
             return mark + line
-        entry = f"{_VARIED}{mark}{steady}"
+        steady = steady_line(line, rank)
+        kind = _VARIED if steady != line else ""
+        warned = self._warned.pop((rank, stream), None)
+        if self._repeats is None:
+            pass
+        elif warned is not None and line.startswith("  "):
+            kind, steady = _WARNED, f"{steady}\n{warned}"  # the line of code repeats if the warning does
+        elif is_logged(line, stream == "stderr"):
+            kind = _LOGGED
+            if stream == "stderr" and is_warning(line):
+                kind, self._warned[rank, stream] = _WARNED, steady
+        if not kind:
+            return mark + line
+        entry = f"{kind}{mark}{steady}"
         self._varied.setdefault(entry, {}).setdefault(rank, deque()).append(line)
         self._n_marked_held += 1
         return entry
 
-    def _end_partial(self, rank: int, stream: Stream) -> list[str]:
+    def _end_partial(self, rank: int, stream: Stream, now: float) -> list[str]:
         screen = self._screens.get((rank, stream))
         if screen is not None:
-            return self._left(rank, stream, screen.settle(0.0, everything=True))
+            return self._left(rank, stream, screen.settle(0.0, everything=True), now)
         partial = self._partials.pop((rank, stream), None)
         if partial is None:
             return []
-        line, mark = partial.end(self._max_line_length), _MARKS[stream]
-        return [mark + line if self._raw else self._entry(rank, mark, line)]
+        return [self._entry(rank, stream, partial.end(self._max_line_length))]
 
-    def _left(self, rank: int, stream: Stream, rows: list[Row]) -> list[str]:
+    def _left(self, rank: int, stream: Stream, rows: list[Row], now: float) -> list[str]:
         """Return the lines of rows that left a screen, and drop the screen if it has no bar."""
         lines: list[str] = []
         for row in rows:
             if row.bar_since is None:
-                line, mark = row.end(self._max_line_length), _MARKS[stream]
-                lines.append(mark + line if self._raw else self._entry(rank, mark, line))
+                lines.append(self._entry(rank, stream, row.end(self._max_line_length)))
             elif row.is_blank:
                 continue  # the bar cleared itself
             elif row.shown:
-                self._board.keep(Bar(rank, stream, row.visible))
+                bar = Bar(rank, stream, row.visible)
+                key = f"{_BAR}{_MARKS[stream]}{fold_key(row.visible.rstrip())}"
+                if not self._joins([bar], key, now) and (
+                    self._repeats is None or not self._repeats.leave_out((rank,), key, now)
+                ):
+                    self._board.keep(bar)
             else:
                 text = row.end(self._max_line_length).rstrip()
                 line = f"{_BAR}{_MARKS[stream]}{fold_key(text)}"
@@ -428,20 +456,41 @@ class OutputFolder:
                 self._limiter.leave_out(rank, int(line[1:]), now)
         elif line[0] == _ITEM:
             self._limiter.accept_item(FoldedItem(ranks, line[1:]))
-        elif line[0] == _VARIED:
+        elif line[0] in _VARIED + _LOGGED + _WARNED:
             texts = [self._varied[line][rank].popleft() for rank in ranks]
             if not any(self._varied[line].values()):
                 del self._varied[line]
+            if (
+                line[0] != _VARIED
+                and self._repeats is not None
+                and self._repeats.leave_out(ranks, line, now, again=line[0] == _WARNED)
+            ):
+                return
             if self._texts_differ is False and len(set(texts)) > 1:
                 self._texts_differ = True
             self._limiter.accept(ranks, [line[1] + texts[0]], now)
         else:
             by_rank = self._ended_bars[line]
             stream: Stream = "stdout" if line[1] == STDOUT else "stderr"
-            bar = slowest([Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks])
+            bars = [Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks]
+            bar = slowest(bars)
             if not any(by_rank.values()):
                 del self._ended_bars[line]
+            if self._joins(bars, line, now) or (
+                self._repeats is not None and self._repeats.leave_out(ranks, line, now)
+            ):
+                return
             self._limiter.accept(ranks, [line[1] + bar.text], now)
+
+    def _joins(self, bars: Sequence[Bar], key: str, now: float) -> bool:
+        """Add bars that have ended to the line that the block shows for other ranks, if there is one."""
+        if not all(map(self._board.joins, bars)):
+            return False
+        for bar in bars:
+            self._board.keep(bar)
+        if self._repeats is not None:
+            self._repeats.is_repeat([bar.rank for bar in bars], key, now)
+        return True
 
 
 def _rewrites(partial: Partial | None, text: str) -> bool:

@@ -48,7 +48,7 @@ def log_lines(
         stderr: whether to show only ``stderr``.
         raw: whether to show every line of every rank separately.
     """
-    folder = OutputFolder(list(logs), raw=raw, burst_lines=UNLIMITED, burst_nbytes=UNLIMITED)
+    folder = OutputFolder(list(logs), raw=raw, repeats=True, burst_lines=UNLIMITED, burst_nbytes=UNLIMITED)
     for rank, records in logs.items():
         shown: CellMark | None = None
         wanted = [record for record in records if record.stream == "stderr" or not stderr]

@@ -108,7 +108,7 @@ class TestLinesThatDifferInTimesAndTheLike:
         chance = random.Random(0)
         stamp = lambda: f"12:00:{chance.randrange(60):02}.{chance.randrange(1000):03}"  # noqa: E731
         written = [[f"{stamp()} INFO {chance.randrange(5)}" for _ in range(500)] for _ in range(3)]
-        folder = OutputFolder(range(3), **UNBOUNDED)
+        folder = OutputFolder(range(3), repeats=True, **UNBOUNDED)
         for rank, texts in enumerate(written):
             folder.feed(rank, "stdout", "\n".join(texts) + "\n", now=0.0)
         lines = [line for line in folder.finish(0.0) if not line.note]  # type: ignore[union-attr]
