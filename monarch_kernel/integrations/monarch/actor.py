@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -129,6 +130,9 @@ class _Module(types.ModuleType):
     @unhandled_fault_hook.setter
     def unhandled_fault_hook(self, hook: Callable[[MeshFailure], object]) -> None:
         native.unhandled_fault_hook = hook
+
+    def __reduce__(self) -> tuple[Callable[[str], types.ModuleType], tuple[str]]:
+        return importlib.import_module, (self.__name__,)  # cloudpickle knows plain modules only
 
 
 sys.modules[__name__].__class__ = _Module

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from monarch_kernel.integrations.monarch import PATH, workers
@@ -275,6 +276,11 @@ def test_slices_and_shapes() -> None:
         shape.index(a=0)
     assert alias.ValueMesh(shape, "wxyz").item(a=1, b=0) == "y"
     assert alias.ValueMesh.from_indexed(shape, enumerate("wxyz")).slice(a=0).values() == ("w", "x")
+
+
+def test_classes_that_use_the_module_can_be_pickled_by_value() -> None:
+    assert pickle.loads(pickle.dumps(alias)) is alias
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: alias))() is alias
 
 
 def test_identifiers_have_names_and_numbers() -> None:
