@@ -130,19 +130,13 @@ class PortReceiver(Generic[T]):
         raise TypeError("a PortReceiver stays in the process that called Channel.open(); pass the Port instead")
 
     def recv(self) -> Future[T]:
-        """Return a future of the next value that no earlier future takes. The future raises an error that was sent.
+        """Return a future of a value. The future takes the next value when it is first used, and raises an error that was sent.
 
-        A future that is cancelled, or whose wait is interrupted, takes no value: the value goes to the next future. A future
-        whose ``get(timeout)`` timed out takes no value until it is used again.
+        Used means waited for, awaited or asked whether it is done. A future that nothing uses takes no value; nor does one
+        that is cancelled, or whose wait is interrupted: the value goes to the next future. A future whose ``get(timeout)``
+        timed out takes no value until it is used again.
         """
-        future: _NextValue[T] = _NextValue(_Receiving(self), self._client.new_number(), self._read)
-        with self._lock:
-            if not self._arrived:
-                self._waiting.append(future)
-                return future
-            answer = self._arrived.popleft()
-        future.resolve([answer], True)
-        return future
+        return _NextValue(_Receiving(self), self._client.new_number(), self._read)
 
     def _take(self, answer: Answer) -> None:
         with self._lock:
@@ -175,14 +169,14 @@ class PortReceiver(Generic[T]):
             return False
 
     def _queue_again(self, future: _NextValue[Any], *, to_wait: bool = True) -> bool:
-        """Queue a future again that has stepped aside, or give it up.
+        """Queue a future that stands aside, or give it up.
 
         Args:
             future: the future.
             to_wait: whether it is queued again.
 
         Returns:
-            Whether it had stepped aside.
+            Whether it stood aside.
         """
         with self._lock:
             if not future.is_aside:
@@ -212,7 +206,7 @@ class _NextValue(Future[T]):
     """The next value of a receiver.
 
     A loop around ``recv().get(timeout)`` makes many futures that time out. A value must not go to one of them, where nothing
-    reads it. So a future steps aside when its wait times out.
+    reads it. So a future stands aside until it is used, and steps aside again when its wait times out.
 
     Attributes:
         is_aside: whether the future takes no value for now. Guarded by the receiver's lock.
@@ -222,7 +216,7 @@ class _NextValue(Future[T]):
 
     def __init__(self, owner: _Receiving, id: int, finish: Callable[[Sequence[Answer]], T]) -> None:
         super().__init__(owner, id, finish)
-        self.is_aside = False
+        self.is_aside = True
         self._receiver = owner.receiver
 
     @property

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,24 @@ def test_ports_are_sent_anywhere_and_received_in_order(callers: Any) -> None:
     received = [early.get(LONG_S), *(receiver.recv().get(LONG_S) for _ in range(199))]
     for rank in range(4):
         assert [number for source, number in received if source == rank] == list(range(50))
+
+
+def test_a_receive_takes_its_value_when_it_is_used(procs: ProcMesh) -> None:
+    port, receiver = api.Channel.open()  # type: ignore[attr-defined,unused-ignore]
+    for value in (1, 2, 3):
+        port.send(value)
+    first, second, unused = receiver.recv(), receiver.recv(), receiver.recv()
+    assert second.get(LONG_S) == 1
+    wait_until(first.done, "the second value has arrived")
+    assert (first.get(LONG_S), second.get(LONG_S)) == (2, 1)
+    del unused
+    assert receiver.recv().get(LONG_S) == 3
+    port.send(4)
+    dropped = receiver.recv()
+    dropped.cancel()
+    with pytest.raises(CancelledError):
+        dropped.get(LONG_S)
+    assert receiver.recv().get(LONG_S) == 4
 
 
 def test_a_port_takes_an_exception(caller: Any) -> None:
