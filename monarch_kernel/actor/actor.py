@@ -244,8 +244,11 @@ class Actor:
 
     @functools.cached_property
     def logger(self) -> logging.Logger:
-        """The logger of the class; a subclass can assign another one."""
-        return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
+        """The logger of the class, which passes all records on to its handlers; a subclass can assign another one."""
+        logger = logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.DEBUG)
+        return logger
 
     def __rref__(self, endpoint: str, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an endpoint for ``rref``: its result stays on the rank (`features.tensors.results`)."""

@@ -546,5 +546,10 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
     Args:
         host_timeout: accepted for code of PyTorch Monarch. The end of a session waits five seconds for its hosts.
+
+    Raises:
+        ValueError: ``host_timeout`` is no number of seconds. The session goes on.
     """
+    if host_timeout is not None and not 0 <= host_timeout < 2.0**64:  # NaN, too
+        raise ValueError(f"host_timeout must be a finite number of seconds, and not negative; it is {host_timeout}")
     return close_session()

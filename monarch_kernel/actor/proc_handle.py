@@ -74,8 +74,10 @@ class ProcHandle(Handle, Shaped):
         """Accept options of PyTorch Monarch. Output of the processes always reaches the program, and equal lines are folded.
 
         Raises:
-            ValueError: the options contradict each other.
+            ValueError: the options contradict each other, or the level is none.
         """
+        if not 0 <= level <= 255:
+            raise ValueError(f"a level is from 0 to 255, not {level}")
         if not stream_to_client and aggregate_window_sec:
             raise ValueError("output can't be aggregated without streaming: pass aggregate_window_sec=None")
         return DoneAwaitable()

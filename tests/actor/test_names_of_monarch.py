@@ -165,6 +165,11 @@ def test_an_instance_describes_itself(procs: ProcMesh) -> None:
     with pytest.raises(RuntimeError, match="no actor of this process"):
         context().actor_instance.stop()
     assert isinstance(Actor().logger, logging.Logger)
+    assert Actor().logger.level == logging.DEBUG
+    chosen = logging.getLogger(f"{Subject.__module__}.{Subject.__qualname__}")
+    chosen.setLevel(logging.ERROR)
+    assert Subject().logger.level == logging.ERROR
+    chosen.setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("kind", [Subject, SyncSubject])
@@ -223,6 +228,8 @@ def test_processes_start_with_the_given_interpreter_environment_and_cpus(procs: 
         assert (asyncio.run(begin()), begin().get()) == (None, None)  # type: ignore[func-returns-value]
     with pytest.raises(ValueError, match="aggregate_window_sec=None"):
         procs.logging_option(stream_to_client=False)
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        procs.logging_option(level=256)
 
 
 def test_an_interpreter_that_does_not_exist_is_named(procs: ProcMesh) -> None:

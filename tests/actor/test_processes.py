@@ -45,6 +45,10 @@ class PreparedWorker(Worker):
         self.count += 2 * amount
         return self.count
 
+    async def later(self, amount: int) -> int:
+        """A coroutine function in an actor whose endpoints are sync."""
+        return amount
+
 
 class AsyncAdder(Actor):
     """Has sync and async methods that are not marked as endpoints."""
@@ -314,6 +318,10 @@ def test_a_plain_method_can_be_called_as_an_endpoint(other: ProcMesh) -> None:
         workers.double(3)
     with pytest.raises(TypeError, match="takes a method of a mesh of actors, not a builtin_function"):
         as_endpoint(len)
+    with pytest.raises(ActorError, match="TypeError: later is an async def method") as caught:
+        as_endpoint(workers.later).call(1).get(LONG_S)
+    assert isinstance(caught.value.exception, TypeError)
+    assert workers.add.call(0).get(LONG_S).values() == (9, 11)
     assert as_endpoint(workers.add) is workers.add  # type: ignore[arg-type, call-overload, comparison-overlap]
 
 

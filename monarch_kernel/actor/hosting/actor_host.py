@@ -431,6 +431,11 @@ class ActorHost:
             executor.raise_if_interrupted()
             value = method(*args, **kwargs)
             executor.leave_user_code()
+            if inspect.iscoroutine(value) and inspect.iscoroutinefunction(method):
+                value.close()
+                raise TypeError(
+                    f"{message.method} is an async def method, and this actor has no event loop: its endpoints are sync"
+                )
             if id and not takes_port:
                 self.actor_server.reply(id, value)
         except BaseException as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 import time
@@ -84,6 +85,8 @@ def install(*, shadow: bool = False) -> None:
 
 def _install_on_rank() -> None:
     install(shadow=True)  # the program has decided
+    if logging.root.level == logging.WARNING:  # nothing has set it; Monarch's processes pass INFO on to handlers
+        logging.root.setLevel(logging.INFO)
 
 
 def _other() -> str:

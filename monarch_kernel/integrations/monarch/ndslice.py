@@ -175,9 +175,18 @@ class Shape:
         return dict(zip(self.labels, self.ndslice.coordinates(rank)))
 
     def at(self, label: str, index: int) -> Shape:
-        """Return the ranks at one place of an axis, which is dropped."""
+        """Return the ranks at one place of an axis, which is dropped.
+
+        Raises:
+            ValueError: there is no such axis, or no such place.
+            OverflowError: the place is negative.
+        """
         axis = self._axis(label)
-        at = range(self.ndslice.sizes[axis])[index]
+        if index < 0:
+            raise OverflowError(f"places are counted from 0, not {index}")
+        if index >= (size := self.ndslice.sizes[axis]):
+            raise ValueError(f"place {index} is out of range for axis {label!r} of size {size}")
+        at = index
         rest = [i for i in range(self.ndslice.ndim) if i != axis]
         return Shape(
             [self.labels[i] for i in rest],
@@ -189,9 +198,15 @@ class Shape:
         )
 
     def select(self, label: str, chosen: slice) -> Shape:
-        """Return the ranks at some places of an axis."""
+        """Return the ranks at some places of an axis.
+
+        Raises:
+            ValueError: there is no such axis, or no place is chosen.
+        """
         axis = self._axis(label)
         places = range(self.ndslice.sizes[axis])[chosen]
+        if not places:
+            raise ValueError(f"no place of axis {label!r} is chosen by {chosen}")
         sizes, strides = list(self.ndslice.sizes), list(self.ndslice.strides)
         offset = self.ndslice.offset + places.start * strides[axis]
         sizes[axis], strides[axis] = len(places), strides[axis] * places.step
@@ -199,7 +214,7 @@ class Shape:
 
     def _axis(self, label: str) -> int:
         if label not in self.labels:
-            raise KeyError(f"unknown axis {label!r}; the axes are {', '.join(self.labels) or 'none'}")
+            raise ValueError(f"unknown axis {label!r}; the axes are {', '.join(self.labels) or 'none'}")
         return self.labels.index(label)
 
     def __len__(self) -> int:

@@ -177,7 +177,7 @@ monarch.actor.shutdown_context().get()
 HELPER = """
 from monarch.actor import Actor, endpoint
 from monarch.rdma import RDMABuffer
-import os
+import logging, os
 def boot():
     import monarch.rdma
     os.environ["BOOTED"] = monarch.rdma.get_rdma_backend()
@@ -185,14 +185,14 @@ class Helper(Actor):
     @endpoint
     def text(self):
         buffer = RDMABuffer(bytearray(4))
-        return os.environ["BOOTED"], buffer.size(), buffer.drop().get()
+        return os.environ["BOOTED"], buffer.size(), logging.getLogger().level
 """
 
 
 def test_ranks_import_the_alias_before_the_users_code(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text(HELPER)
     lines = run(PROGRAM, PATH, tmp_path).splitlines()
-    assert lines[1] == "(('tcp', 4, None), ('tcp', 4, None))"
+    assert lines[1] == "(('tcp', 4, 20), ('tcp', 4, 20))"
     assert lines[2] == "((False, '4,5', \"look{'gpus': 0/2}\"), (False, '4,5', \"look{'gpus': 1/2}\"))"
     assert lines[3] == "SupervisionError True"
 
@@ -263,8 +263,11 @@ def test_slices_and_shapes() -> None:
         whole.nditem([2, 0])
     with pytest.raises(ValueError, match="strides"):
         NDSlice(offset=0, sizes=[2], strides=[])
-    with pytest.raises(KeyError, match="'c'"):
-        shape.at("c", 0)
+    for wrong in (lambda: shape.at("c", 0), lambda: shape.at("a", 2), lambda: shape.select("a", slice(1, 1))):
+        with pytest.raises(ValueError, match=r"axis '[ac]'"):
+            wrong()
+    with pytest.raises(OverflowError, match="from 0"):
+        shape.at("a", -1)
     assert NDSlice.from_list([3, 5, 7]) == NDSlice(offset=3, sizes=[3], strides=[2])
     assert (NDSlice.from_list([4]).get(0), whole.index(4), shape.index(a=1, b=0)) == (4, 4, 5)
     for ranks in ([], [1, 0], [0, 1, 3]):
@@ -281,6 +284,12 @@ def test_slices_and_shapes() -> None:
 def test_classes_that_use_the_module_can_be_pickled_by_value() -> None:
     assert pickle.loads(pickle.dumps(alias)) is alias
     assert cloudpickle.loads(cloudpickle.dumps(lambda: alias))() is alias
+
+
+def test_the_timeout_of_a_shutdown_is_checked() -> None:
+    for timeout in (-1.0, float("nan"), float("inf"), float(2**64)):
+        with pytest.raises(ValueError, match="host_timeout"):
+            alias.shutdown_context(host_timeout=timeout)
 
 
 def test_identifiers_have_names_and_numbers() -> None:
