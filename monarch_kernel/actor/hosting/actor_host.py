@@ -30,6 +30,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any, Protocol
 
 from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_among, endpoints_of
@@ -431,7 +432,7 @@ class ActorHost:
             executor.raise_if_interrupted()
             value = method(*args, **kwargs)
             executor.leave_user_code()
-            if inspect.iscoroutine(value) and inspect.iscoroutinefunction(method):
+            if type(value) is CoroutineType and inspect.iscoroutinefunction(method):
                 value.close()
                 raise TypeError(
                     f"{message.method} is an async def method, and this actor has no event loop: its endpoints are sync"
