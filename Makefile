@@ -40,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-vllm test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
+.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-vllm test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-collectives bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,6 +143,9 @@ bench-live: bytecode ## Measure what a steered loop costs on a rank, and how soo
 
 bench-record: bytecode ## Measure what a run record costs a step, and how fast it grows
 	$(BIN)/python -m benchmarks.record $(ARGS)
+
+bench-collectives: bytecode ## Measure what counting costs a collective that C++ starts
+	$(BIN)/python -m benchmarks.collectives $(ARGS)
 
 bench-watch: bytecode ## Measure whether faults are told, and nothing in an hour without one; ARGS="--runs 2 --minutes 1" is short
 	$(BIN)/python -m benchmarks.watch $(ARGS)
