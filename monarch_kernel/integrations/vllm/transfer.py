@@ -44,7 +44,22 @@ def register() -> None:
             initialize_layerwise_reload(self.model)
 
         def receive_weights(self, update_info: Any) -> None:
-            self.model.load_weights(update_info.weights)
+            try:
+                self.model.load_weights(update_info.weights)
+            except BaseException:
+                self._drop_partial_layers()
+                raise
+
+        def _drop_partial_layers(self) -> None:
+            """Forget what was loaded of layers that are not complete, or the next update would count and apply it."""
+            from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+            for layer in self.model.modules():
+                info = get_layerwise_info(layer)
+                if info.can_load():
+                    info.loaded_weights.clear()
+                    info.load_numel = 0
+            self.finish_weight_update()
 
         def finish_weight_update(self) -> None:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload

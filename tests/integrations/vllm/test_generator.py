@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ActorMesh, ProcMesh, this_host
+from monarch_kernel.actor import ActorMesh, ProcMesh, endpoint, this_host
 from monarch_kernel.errors import ActorError
 from monarch_kernel.integrations.vllm import Completion, Generator
 from tests.support.processes import kill_ranks
@@ -81,7 +81,7 @@ def mesh(session: None) -> Iterator[ProcMesh]:
 def generator(mesh: ProcMesh, folder: Path, trainer: Ranks) -> ActorMesh:
     actor = mesh.spawn(
         "generator",
-        Generator,
+        Unchecked,
         str(folder),
         trainer=trainer.mesh,
         version="step",
@@ -93,6 +93,17 @@ def generator(mesh: ProcMesh, folder: Path, trainer: Ranks) -> ActorMesh:
     )
     actor.initialized.get(START_S)
     return actor
+
+
+class Unchecked(Generator):
+    """A generator that can leave out its check, as for a model that only vLLM knows."""
+
+    @endpoint
+    def set_check(self, is_on: bool) -> None:
+        if is_on:
+            del self._running.check
+        else:
+            self._running.check = lambda given, where: None
 
 
 def generate(generator: Any, prompts: Any, **more: Any) -> list[Completion]:
@@ -135,6 +146,22 @@ def test_weights_that_do_not_fit_change_nothing(generator: Any, trainer: Ranks) 
         update(generator, trainer.mesh, "modell")
     assert generate(generator, SHORT) == before
     assert generator.version.call_one().get(START_S) == 6
+
+
+def test_nothing_is_generated_after_an_update_that_failed_halfway_until_one_succeeds(
+    generator: Any, trainer: Ranks
+) -> None:
+    trainer.run(
+        "train(6)\nbroken = {**model.state_dict(), 'model.layers.1.self_attn.k_proj.weight': torch.zeros(9, 128)}"
+    )
+    generator.set_check.call_one(False).get(START_S)
+    with pytest.raises(ActorError):
+        update(generator, trainer.mesh, "broken")
+    generator.set_check.call_one(True).get(START_S)
+    with pytest.raises(ActorError, match=r"an update to version 6 has failed halfway.*call update\(\) again"):
+        generate(generator, SHORT)
+    assert update(generator) == 6
+    assert generate(generator, SHORT)[0].token_ids == trainer.run(f"expected(6, {SHORT})")[0]
 
 
 def test_weights_beyond_the_bound_are_renewed_or_refused(generator: Any, trainer: Ranks) -> None:
