@@ -1,5 +1,7 @@
 """Adds what texts of torch leave out: which worker of a loader ended and how, names of parameters, what to do about a group.
 
+DeepSpeed's error about ninja is one of torch's, as torch compiles its operators.
+
 It reads only what loaders, modules and processes store, calls no code of the user, and does not import torch.
 """
 
@@ -29,6 +31,7 @@ _OLD_GROUP = re.compile(
     r"Process group .{0,400}? is not initialized in the world group map|Invalid process group specified"
     r"|Could not resolve the process group registered under the name"  # of a device mesh
 )
+_NINJA = re.compile(r"\bninja not being installed\b|\bNinja is required to load C\+\+ extensions\b")
 _CLOSED = re.compile(r"Connection closed by peer|pair closure|Connection reset by peer|Broken pipe")
 _MAX_NAMES = 10
 _MAX_DEPTH = 60
@@ -55,6 +58,8 @@ def torch_notes(error: BaseException) -> tuple[str, ...]:
                 "dist.destroy_process_group() has run on this rank: leave it out, or call dist.init_process_group() again",
             )
         return ("the first cell on all ranks of the mesh forms its process group: run one, such as %remote t rank",)
+    if _NINJA.search(text):
+        return _about_ninja()
     if _OLD_GROUP.search(text):
         return (
             f"this group {OLD_GROUP} (after an interrupt, a failure in a collective",
@@ -66,6 +71,17 @@ def torch_notes(error: BaseException) -> tuple[str, ...]:
             "a failure in a collective or a restart): wrap the model again",
         )
     return ()
+
+
+def _about_ninja() -> tuple[str, ...]:
+    folder = os.path.dirname(
+        sys.executable
+    )  # where pip puts commands; a kernel that was started by its path lacks it in PATH
+    if os.access(os.path.join(folder, "ninja"), os.X_OK):
+        return (
+            f'ninja is in {folder}, which is not in PATH: run os.environ["PATH"] += ":{folder}" in a cell on the ranks',
+        )
+    return ("run `pip install ninja` with the Python of the ranks, and this cell again",)
 
 
 def _with_old_groups(trace: TracebackType | None) -> list[str]:
