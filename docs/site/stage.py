@@ -80,6 +80,8 @@ SECTIONS = {
             "Coming from": (
                 ("docs/howto/from-torchrun", "a script as it is, or its code in cells"),
                 ("docs/howto/from-accelerate", "the Trainer of Hugging Face in cells"),
+                ("docs/howto/from-deepspeed", "ZeRO in cells"),
+                ("docs/howto/from-trl", "SFTTrainer in cells"),
                 ("docs/howto/from-ray-train", "a training function as cells"),
                 ("docs/tensors-from-jax-and-dtensor", "the global view of JAX and DTensor"),
                 ("docs/monarch", "programs for PyTorch Monarch"),
