@@ -32,6 +32,7 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.base.mesh import Extent
 from tests.support.actors import Worker, main_thread_waits_for_a_future
+from tests.support.ranks import LIGHT_RANKS
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
@@ -723,7 +724,11 @@ def test_classes_and_functions_of_main_are_pickled_by_value_and_can_be_redefined
         shutdown_context().get()
     """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=LONG_S, check=False
+        [sys.executable, "-c", LIGHT_RANKS + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
     )
     assert run.stdout.splitlines() == ["(11, 11)", "('again', 'again')", "(12, 12)"], run.stdout + run.stderr
     assert run.returncode == 0

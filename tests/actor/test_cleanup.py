@@ -21,6 +21,7 @@ from monarch_kernel.actor import (
     endpoint,
     this_host,
 )
+from tests.support.ranks import LIGHT_RANKS
 from tests.support.waiting import LONG_S, wait_until
 
 
@@ -197,7 +198,11 @@ def test_the_cleanup_runs_when_a_script_ends(tmp_path: Path) -> None:
         print(len(this_host().spawn_procs({{"r": 2}}, device="cpu").spawn("tidy", Tidy).pid.call().get()))
     """
     run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=LONG_S, check=False
+        [sys.executable, "-c", LIGHT_RANKS + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+        check=False,
     )
     assert (run.stdout, run.stderr) == ("2\n", "")
     assert {name: (tmp_path / name).read_text() for name in os.listdir(tmp_path)} == {"0": "None", "1": "None"}

@@ -22,7 +22,7 @@ from monarch_kernel.actor import (
 from monarch_kernel.errors import ActorError, LaunchError
 from monarch_kernel.launch.local import LocalLauncher
 from tests.support.actors import host_agent
-from tests.support.ranks import light_hosts
+from tests.support.ranks import LightLauncher, light_hosts
 from tests.support.waiting import LONG_S
 
 
@@ -169,7 +169,7 @@ def test_hosts_can_be_used_and_given_back_before_they_are_up(hosts: HostMesh, tm
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nwhile test -e {stall}; do sleep 0.02; done\nexec {sys.executable} "$@"\n')
     python.chmod(0o700)
-    late = allocate(LocalLauncher(python=str(python)), 2, axis="nodes")
+    late = allocate(LightLauncher(python=str(python)), 2, axis="nodes")
     procs = late.spawn_procs({"gpus": 1}, device="cpu", name="late")
     agent = procs.spawn("here", Neighbor).agent.call()
     assert not agent.done()  # no call has waited for the hosts, which can't be up yet

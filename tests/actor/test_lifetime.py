@@ -24,6 +24,7 @@ from monarch_kernel.errors import MeshDownError
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.host.processes import rss_nbytes
 from tests.support.processes import command_of, is_gone, marked, tree, wait_gone
+from tests.support.ranks import LIGHT_RANKS
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
@@ -263,13 +264,22 @@ def slow_unless(is_quick: bool) -> tuple[pytest.MarkDecorator, ...]:
     return () if is_quick else (pytest.mark.slow,)
 
 
+QUICK = ("killed", "falls through")
+"""The variants of the default tier, whose ranks start without torch; those of the slow tier start as a user's."""
+
+
 @pytest.mark.parametrize(
-    ("end", "signum"),
-    [pytest.param(*ENDS[name], id=name, marks=slow_unless(name in ("killed", "falls through"))) for name in ENDS],
+    ("start", "end", "signum"),
+    [
+        pytest.param(LIGHT_RANKS if name in QUICK else "", *ENDS[name], id=name, marks=slow_unless(name in QUICK))
+        for name in ENDS
+    ],
 )
-def test_a_controller_leaves_nothing_behind_however_it_ends(short_path: Path, end: str, signum: int, bar: Bar) -> None:
+def test_a_controller_leaves_nothing_behind_however_it_ends(
+    short_path: Path, start: str, end: str, signum: int, bar: Bar
+) -> None:
     mark = uuid.uuid4().hex
-    with program(textwrap.dedent(CONTROLLER).replace("END", end), mark, short_path) as run:
+    with program(start + textwrap.dedent(CONTROLLER).replace("END", end), mark, short_path) as run:
         assert run.stdout is not None
         assert run.stdout.readline().startswith("ready")
         if signum:

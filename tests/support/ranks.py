@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from monarch_kernel.actor import HostMesh, ProcMesh, this_host
@@ -13,14 +15,30 @@ from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.features.live.controller import FOR_TRAINING, LoopExtension
 from monarch_kernel.launch.base import Launcher
+from monarch_kernel.launch.local import LocalHost, LocalLauncher
 from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.net.wire.config import AgentConfig
 from monarch_kernel.net.wire.messages import Preload
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S, wait_until
 
-__all__ = ["Ranks", "light_hosts", "preload_training", "wait_until_in_collective", "warm_up"]
+__all__ = [
+    "LIGHT_RANKS",
+    "LightLauncher",
+    "Ranks",
+    "light_hosts",
+    "preload_training",
+    "wait_until_in_collective",
+    "warm_up",
+]
+
+LIGHT_RANKS = """\
+from monarch_kernel.runtime.controller.session import LocalAgents
+LocalAgents.is_light = True
+"""
+"""First lines of a program whose ranks need no torch: its import takes the zygote two seconds of processor time."""
 
 
 def warm_up() -> None:
@@ -40,6 +58,13 @@ def light_hosts(launcher: Launcher, count: int, **options: Any) -> HostMesh:
     serve_ranks(session)
     numbers = session.add_hosts(launcher, count, is_light=True, **options)
     return HostMesh(session.runtime, Region.whole(Extent({"hosts": count})), numbers)
+
+
+class LightLauncher(LocalLauncher):
+    """Starts hosts whose ranks start without torch, for tests that call `allocate`."""
+
+    def launch(self, configs: Sequence[AgentConfig]) -> list[LocalHost]:
+        return super().launch([msgspec.structs.replace(config, is_light=True) for config in configs])
 
 
 def preload_training() -> None:
