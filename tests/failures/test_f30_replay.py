@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, suppress
+from itertools import product
 
 import psutil
 import pytest
@@ -47,6 +48,22 @@ class Mesh:
         for taken in self.call_logs.all.call().get(LONG_S).values():
             assert taken == list(range(self.count))
         assert [agent.poll() for agent in self.machines.agents] == [None, None]
+
+    def replay(self, part: str, *, up: bool) -> None:
+        """Send a part of the traffic to the controller (``up``) or to the agent again, and check that it disconnects."""
+        said = bytes(self.proxy.recorded[-1][0 if up else 1])
+        text = {
+            "the last message": last_message(said),
+            "the handshake": said[: GREETING_NBYTES + HELLO_NBYTES],
+            "all": said,
+            "noise": random.Random(7).randbytes(3000),
+        }[part]
+        connections = self.proxy.connections
+        self.proxy.inject(text, up=up)
+        self.go_on()
+        receiver = "the controller" if up else "the agent"
+        wait_until(lambda: self.proxy.connections > connections, f"{receiver} to disconnect after {part}")
+        self.go_on()
 
     def refused(self) -> int:
         """Number of connections that the controller and the agents have refused."""
@@ -111,26 +128,15 @@ def test_traffic_is_replayed_to_a_third_process(mesh: Mesh) -> None:
         assert len(answer) < 1000
 
 
-@pytest.mark.parametrize("up", [True, False], ids=["to the controller", "to the agent"])
 @pytest.mark.parametrize(
-    "what",
-    ["the handshake", "all", *(pytest.param(each, marks=pytest.mark.slow) for each in ("the last message", "noise"))],
+    "parts",
+    [("the handshake", "all"), pytest.param(("the last message", "noise"), marks=pytest.mark.slow)],
+    ids=" and ".join,
 )
-def test_traffic_is_replayed_on_the_same_connection(mesh: Mesh, up: bool, what: str) -> None:
+def test_traffic_is_replayed_on_the_same_connection(mesh: Mesh, parts: tuple[str, ...]) -> None:
     """CURVE uses each message number once: a receiver of a repeated one disconnects, and lost messages are sent again."""
-    asked, answered = (bytes(said) for said in mesh.proxy.recorded[-1])
-    said = asked if up else answered
-    text = {
-        "the last message": last_message(said),
-        "the handshake": said[: GREETING_NBYTES + HELLO_NBYTES],
-        "all": said,
-        "noise": random.Random(7).randbytes(3000),
-    }[what]
-    connections = mesh.proxy.connections
-    mesh.proxy.inject(text, up=up)
-    mesh.go_on()
-    wait_until(lambda: mesh.proxy.connections > connections, "a disconnect and a new connection")
-    mesh.go_on()
+    for part, up in product(parts, (True, False)):
+        mesh.replay(part, up=up)
 
 
 def last_message(said: bytes) -> bytes:
