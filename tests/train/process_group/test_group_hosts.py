@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,12 @@ def store() -> Iterator[GroupStore]:
 def procs(standing: Machines, store: GroupStore) -> ProcMesh:
     """Two ranks on each of three hosts."""
     return with_group(hosts_on(standing, 3).spawn_procs({"gpus": 2}, device="cpu"), store)
+
+
+def on_one_host(standing: Machines, **options: Any) -> ProcMesh:
+    """Separate ranks on one of the hosts."""
+    (hosts,) = standing.meshes
+    return hosts.slice(hosts=slice(1, 2)).spawn_procs(device="cpu", **options)
 
 
 def with_group(mesh: ProcMesh, store: GroupStore) -> ProcMesh:
@@ -185,11 +192,12 @@ def test_an_interrupt_frees_ranks_that_wait_for_a_host(group: ProcMesh, store: G
     assert group.run(SUM).get(LONG_S).values() == ([21.0] * 3,) * 6
 
 
-def test_a_mesh_of_one_host_forms_its_group_there(machines: Machines, group: ProcMesh, store: GroupStore) -> None:
-    mesh = with_group(hosts_on(machines, 1).spawn_procs({"gpus": 2}, device="cpu"), store)
+def test_a_mesh_of_one_host_forms_its_group_there(standing: Machines, group: ProcMesh, store: GroupStore) -> None:
+    mesh = with_group(on_one_host(standing, per_host={"gpus": 2}), store)
     assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
     assert mesh.run("os.environ['MASTER_ADDR']").get(LONG_S).values() == ("127.0.0.1",) * 2
     assert group.run(SUM).get(LONG_S).values() == ([21.0] * 3,) * 6
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 @pytest.mark.slow
@@ -205,12 +213,13 @@ def test_the_error_of_a_host_that_cannot_be_reached_says_what_to_check(machines:
     assert "firewalls" in text
 
 
-def test_an_interface_that_does_not_exist_is_named(machines: Machines, store: GroupStore) -> None:
-    mesh = hosts_on(machines, 1).spawn_procs({"gpus": 1}, device="cpu", env={"GLOO_SOCKET_IFNAME": "nosuch0"})
+def test_an_interface_that_does_not_exist_is_named(standing: Machines, procs: ProcMesh, store: GroupStore) -> None:
+    mesh = on_one_host(standing, per_host={"gpus": 1}, env={"GLOO_SOCKET_IFNAME": "nosuch0"})
     error = store.form(mesh).exception(LONG_S)
     assert isinstance(error, RemoteError)
     assert "nosuch0" in str(error)
     assert "lo (127.0.0.1" in str(error)
+    mesh.stop(grace_s=0).get(LONG_S)
 
 
 # Imitates a firewall within one process: refuses connections to the other host.
@@ -240,8 +249,10 @@ class Reducer(Actor):
             dist.destroy_process_group()
 
 
-def test_actors_form_groups_across_hosts(procs: ProcMesh, by_value: None) -> None:
-    setup_torch_elastic_env(procs)
-    reducers = procs.spawn("reducers", Reducer)
+def test_actors_form_groups_across_hosts(standing: Machines, procs: ProcMesh, by_value: None) -> None:
+    mesh = standing.meshes[0].spawn_procs({"gpus": 2}, device="cpu")  # rank 0 keeps the store as long as it lives
+    setup_torch_elastic_env(mesh)
+    reducers = mesh.spawn("reducers", Reducer)
     assert reducers.environment.call().get(LONG_S).values() == tuple([r, r % 2, 2, r // 2] for r in range(6))
     assert reducers.total.call().get(LONG_S).values() == (21.0,) * 6
+    mesh.stop(grace_s=0).get(LONG_S)
