@@ -15,6 +15,7 @@ __all__ = ["NOTEBOOKS", "Run", "read", "shrink", "text_of"]
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MODEL = "CONTEXT, WIDTH, HEADS, LAYERS = 128, 128, 4, 5\n"
+SMALL = "CONTEXT, WIDTH, HEADS, LAYERS = 128, 64, 4, 2\n"
 
 
 class Run:
@@ -56,9 +57,9 @@ def read(path: Path) -> NotebookNode:
 
 
 def shrink(notebook: NotebookNode) -> None:
-    """Give the model of a notebook two layers instead of five: tests show how it is trained, not how well."""
+    """Give the model of a notebook half its width and two layers: tests show how it is trained, not how well."""
     (model,) = [cell for cell in notebook.cells if MODEL in cell.source]
-    model.source = model.source.replace(MODEL, MODEL.replace("5", "2"))
+    model.source = model.source.replace(MODEL, SMALL)
 
 
 def text_of(cell: NotebookNode) -> str:
