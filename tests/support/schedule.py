@@ -2,7 +2,8 @@
 
 Most tests wait most of the time, so two test processes make good use of two cores. A module stays in one process, because its
 tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab. What takes longest starts
-first, so that the processes end at about the same time.
+first, so that the processes end at about the same time. Modules that end the session of the test process run last: its next
+agent and zygote would take three seconds of processor time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-__all__ = ["Schedule", "longest_first", "scope_of"]
+__all__ = ["Schedule", "ends_session", "longest_first", "scope_of"]
 
 TOGETHER = {
     "tests/lab": "JupyterLab",  # two browsers at once would leave nothing of two cores to the tests
@@ -49,6 +50,9 @@ LONGEST = (
 Modules in `tests/notebook/kernel` stand together, because they share a kernel.
 """
 
+ENDING = frozenset({"cabled", "machines", "own_session", "proxied", "standing"})
+"""Fixtures that end the session of the test process."""
+
 
 def scope_of(nodeid: str) -> str:
     """What one process runs together with a test: its module, or several modules under a name."""
@@ -57,10 +61,26 @@ def scope_of(nodeid: str) -> str:
     return "Ray" if engine else TOGETHER.get(module) or TOGETHER.get(module.rpartition("/")[0], module)
 
 
+def ends_session(item: pytest.Item) -> bool:
+    """Whether a test may end the session of the test process, by a fixture or because its module calls `shutdown_context`."""
+    module = getattr(item, "module", None)
+    return not ENDING.isdisjoint(getattr(item, "fixturenames", ())) or hasattr(module, "shutdown_context")
+
+
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Put the tests of what takes longest first; apart from that, they stay in their order."""
+    """Put the tests of what takes longest first, and of the rest those of modules that end the session last.
+
+    Apart from that, they stay in their order.
+    """
+    items = list(items)
     places = {scope: place for place, scope in enumerate(LONGEST)}
-    return sorted(items, key=lambda item: places.get(scope_of(item.nodeid), len(places)))
+    ending = {scope_of(item.nodeid) for item in items if ends_session(item)}
+
+    def place_of(item: pytest.Item) -> tuple[int, bool]:
+        scope = scope_of(item.nodeid)
+        return places.get(scope, len(places)), scope in ending
+
+    return sorted(items, key=place_of)
 
 
 class Schedule(LoadScopeScheduling):

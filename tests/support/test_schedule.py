@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from monarch_kernel.actor import shutdown_context
 from tests.support.schedule import LONGEST, TOGETHER, longest_first, scope_of
 
 ROOT = Path(__file__).parents[2]
@@ -27,3 +28,16 @@ def test_the_longest_come_first_and_all_else_keeps_its_order() -> None:
     assert scopes[:2] == ["JupyterLab", "Ray"]
     assert [scope_of(name) for name in ordered] == sorted(map(scope_of, ordered), key=scopes.index)
     assert scope_of("tests/launch/test_conformance.py::TestLauncher::test_a[ray]") == "Ray"
+
+
+def test_modules_that_end_the_session_come_last() -> None:
+    ending = SimpleNamespace(shutdown_context=shutdown_context)
+    items: list[Any] = [
+        SimpleNamespace(nodeid="tests/a/test_a.py::test_a", fixturenames=["session"]),
+        SimpleNamespace(nodeid="tests/a/test_a.py::test_b", fixturenames=["session", "own_session"]),
+        SimpleNamespace(nodeid="tests/a/test_b.py::test", module=ending),
+        SimpleNamespace(nodeid="tests/a/test_c.py::test", fixturenames=["session"]),
+        SimpleNamespace(nodeid=f"{LONGEST[-1]}::test", fixturenames=["own_session"]),
+    ]
+    ordered = [item.nodeid for item in longest_first(items)]
+    assert ordered == [items[each].nodeid for each in (4, 3, 0, 1, 2)]
