@@ -94,6 +94,7 @@ BEHIND = {
         "features.tensors.functions",
         "features.tensors.parts",
         "features.tensors.refilling",
+        "features.tensors.rules",
         "features.tensors.sharding",
         "features.tensors.worker",
         "integrations.lightning",

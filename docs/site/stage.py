@@ -124,6 +124,7 @@ SECTIONS = {
                 ("docs/supervision", "failures of actors, and their owners"),
                 ("docs/buffers", "the memory of other ranks"),
                 ("docs/tensors", "the ranks of a mesh as one device"),
+                ("docs/tensors-operations", "how results of sharded tensors are placed"),
                 ("docs/moving-tensors", "from one mesh to another"),
                 ("docs/guides/vllm", "generate with vLLM, with the weights that you train"),
                 ("docs/traffic", "bytes by data path"),

@@ -152,6 +152,8 @@ def learn(
     They have the sharded tensors of torch, whose rules say what is redistributed and how results are placed. The rules are not
     applied here: it would cost more than to wait for the ranks once.
     """
+    if torch.Tag.inplace_view in info.op.tags:
+        return _reshape_in_place(info, args, kwargs)
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
         device.seed_draws(torch.initial_seed() + device.target.number)  # a mesh that was healed goes on with others
@@ -179,6 +181,28 @@ def learn(
         for part, each in zip(parts, flat)
     ]
     return pytree.tree_unflatten(results, tree)
+
+
+def _reshape_in_place(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Make a sharded tensor refer to another view of its memory, as ``x.squeeze_()`` does.
+
+    Raises:
+        TensorError: There is no operation that makes such a view.
+    """
+    base, written = info.op._schema.name.partition("::")[2], args[0]
+    overloads = getattr(torch.ops.aten, base[:-1], None) if base in _RESHAPES else None
+    if overloads is None:
+        raise TensorError(
+            f"{info.title} is not possible on sharded tensors: use an operation that returns a new tensor"
+        )
+    overload = getattr(overloads, "int" if base == "transpose_" else info.op._overloadname)
+    made = issue(overload, args, kwargs)
+    written._part = made._part
+    _lay_out(written, LAYOUTS.of(made))
+    return written
+
+
+_RESHAPES = frozenset(("squeeze_", "unsqueeze_", "transpose_", "t_"))
 
 
 def _lay_out(tensor: Any, layout: Layout) -> None:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from monarch_kernel.features.tensors.parts import is_sharded
 from monarch_kernel.features.tensors.records import Poison
+from monarch_kernel.features.tensors.rules import note_write, on_whole
 
 __all__ = ["BLOCK", "Draw", "Draws", "fill_part"]
 
@@ -110,6 +110,7 @@ class Draw:
 
         _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
         fill_part(tensor.to_local(), tuple(tensor.shape), offset, fill)
+        note_write(tensor)
         return tensor
 
     def like(self, tensor: Any, fill: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -126,29 +127,10 @@ class Draw:
     def on_whole(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Do any operation on the whole of each tensor, alike on all ranks; results are replicated."""
         import torch
-        from torch.distributed.tensor import DTensor, Replicate
-        from torch.utils import _pytree as pytree
 
-        given = [each for each in pytree.tree_leaves((args, kwargs)) if is_sharded(each)]
-        mesh, whole = given[0].device_mesh, {id(each): each.full_tensor().clone() for each in given}
-        whole_args, whole_kwargs = pytree.tree_map(lambda each: whole.get(id(each), each), (list(args), kwargs))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed_of(0))
-            result = function(*whole_args, **whole_kwargs)
-        arguments = {id(whole[id(each)]): each for each in given}
-        replicated = [Replicate()] * mesh.ndim
-        for place, argument in enumerate(function._schema.arguments):
-            written: Any = args[place] if place < len(args) else kwargs.get(argument.name)
-            if is_sharded(written) and argument.alias_info is not None and argument.alias_info.is_write:
-                written.copy_(DTensor.from_local(whole[id(written)], mesh, replicated, run_check=False))
-
-        def placed(each: Any) -> Any:
-            if id(each) in arguments:
-                return arguments[id(each)]
-            is_tensor = isinstance(each, torch.Tensor)
-            return DTensor.from_local(each, mesh, replicated, run_check=False) if is_tensor else each
-
-        return pytree.tree_map(placed, result)
+            return on_whole(function, *args, **kwargs)
 
 
 class Draws:

@@ -22,6 +22,7 @@ from monarch_kernel.base.text import plural
 from monarch_kernel.features.tensors.messages import DefineCall
 from monarch_kernel.features.tensors.parts import is_sharded
 from monarch_kernel.features.tensors.records import Poison, Slot, TensorLayout
+from monarch_kernel.features.tensors.rules import keep_memory
 from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Payload
 
@@ -177,7 +178,7 @@ def with_slots(value: Any, *, keeps_tensors: bool = False) -> tuple[Any, list[An
     def replace(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        part = leaf.detach()
+        part = keep_memory(leaf.detach(), leaf)
         tensors.append(part if is_sharded(part) else part.resolve_conj().resolve_neg())
         return tensors[-1] if keeps_tensors else Slot(len(tensors) - 1)
 

@@ -7,6 +7,7 @@ return nothing, such as the check after a factorization. They poison all results
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,6 +35,7 @@ from monarch_kernel.features.tensors.messages import (
 )
 from monarch_kernel.features.tensors.parts import PARTS, layout_of, local_part
 from monarch_kernel.features.tensors.records import DROP, FORGET, FREE, MemoryUse, PackedTensor, Poison, TensorLayout
+from monarch_kernel.features.tensors.rules import ShardedOp
 from monarch_kernel.features.tensors.sharding import sharded_ops
 from monarch_kernel.net.wire.codec import Frame, dump, load, pack, replace
 from monarch_kernel.net.wire.messages import Message
@@ -282,7 +284,8 @@ class Interpreter:
             return _raiser(
                 NotImplementedError(f"{name} is not known on this rank: import there what defines it ({error})")
             )
-        return found
+        # No sharded tensor can be there before this module is loaded.
+        return ShardedOp(found) if "torch.distributed.tensor" in sys.modules else found
 
     def _control(self, words: Sequence[int], position: int, entries: dict[int, AnyEntry]) -> int:
         """Handle a record that is no operation; return the position after it."""
