@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -31,7 +32,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P,
 
 
 def future_of(work: Coroutine[Any, Any, R]) -> Future[R]:
-    """Run a coroutine on a thread with an event loop, and return the future of its result."""
+    """Run a coroutine on a thread with an event loop, in the context of the caller, and return the future of its result."""
     client = client_here()
     outcome: list[R] = []
 
@@ -54,7 +55,7 @@ def future_of(work: Coroutine[Any, Any, R]) -> Future[R]:
             future.resolve((), True)
         client.submit(lambda: None)  # wakes the thread that waits for the future
 
-    threading.Thread(target=run, name="monarch-coroutine", daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="monarch-coroutine", daemon=True).start()
     return future
 
 

@@ -41,25 +41,29 @@ class NDSlice(Sequence[int]):
         return cls(offset=0, sizes=sizes, strides=strides)
 
     @classmethod
-    def from_list(cls, ranks: Sequence[int]) -> NDSlice:
-        """Return the slice of ranks that are evenly spaced.
-
-        Raises:
-            ValueError: they are not, or there are none.
-        """
-        step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        if not ranks or step < 1 or list(ranks) != list(range(ranks[0], ranks[0] + step * len(ranks), step)):
-            raise ValueError(f"ranks must be evenly spaced and ascending, not {list(ranks)}")
-        return cls(offset=ranks[0], sizes=[len(ranks)], strides=[step])
+    def from_list(cls, ranks: Sequence[int]) -> list[NDSlice]:
+        """Return slices of one axis that hold these ranks in ascending order; each is as long as its spacing lasts."""
+        rest, found = sorted(ranks), []
+        while rest:
+            step = rest[1] - rest[0] if len(rest) > 1 else 1
+            count = 1
+            while step and count < len(rest) and rest[count] == rest[0] + step * count:
+                count += 1
+            found.append(cls(offset=rest[0], sizes=[count], strides=[step if count > 1 else 1]))
+            rest = rest[count:]
+        return found
 
     def get(self, index: int) -> int:
         """Return the rank at a position, counted from 0.
 
         Raises:
-            IndexError: there is no such position.
+            ValueError: there is no such position.
+            OverflowError: the position is negative.
         """
         if index < 0:
-            raise IndexError(f"positions are counted from 0, but {index} was given")
+            raise OverflowError(f"positions are counted from 0, but {index} was given")
+        if index >= len(self):
+            raise ValueError(f"position {index} is out of range for {len(self)}")
         rank: int = self[index]
         return rank
 
@@ -77,7 +81,9 @@ class NDSlice(Sequence[int]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return list(self)[index]
+            return tuple(self)[index]
+        if index < 0:
+            raise TypeError(f"positions are counted from 0, but {index} was given")
         position = range(len(self))[index]
         at = []
         for size in reversed(self.sizes):
@@ -159,16 +165,12 @@ class Shape:
         """Return the flat ranks."""
         return list(self.ndslice)
 
-    def index(self, **point: int) -> int:
-        """Return the rank at a point, which has every axis.
-
-        Raises:
-            KeyError: an axis is missing or unknown.
-            IndexError: there is no such point.
-        """
-        if point.keys() != set(self.labels):
-            raise KeyError(f"a point has the axes {', '.join(self.labels) or 'none'}, not {', '.join(point) or 'none'}")
-        return self.ndslice.nditem([point[label] for label in self.labels])
+    def index(self, **point: int) -> Shape:
+        """Return the ranks at a place of each named axis; these axes are dropped. The errors are those of `at`."""
+        shape = self
+        for label, index in point.items():
+            shape = shape.at(label, index)
+        return shape
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Return the point of a rank, by the names of the axes."""
@@ -232,4 +234,4 @@ class Shape:
         return f"Shape({self.labels}, {self.ndslice!r})"
 
     def __str__(self) -> str:
-        return "{" + ", ".join(f"{label}={size}" for label, size in zip(self.labels, self.ndslice.sizes)) + "}"
+        return "{" + ",".join(f"{label}={size}" for label, size in zip(self.labels, self.ndslice.sizes)) + "}"

@@ -9,6 +9,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from contextvars import ContextVar
 from pathlib import Path
 
 import cloudpickle
@@ -26,6 +27,7 @@ from monarch_kernel.integrations.monarch.config import (
 from monarch_kernel.integrations.monarch.ndslice import NDSlice, Shape
 from monarch_kernel.integrations.monarch.network import AddrType, get_ipaddr, get_sockaddr
 from monarch_kernel.integrations.monarch.telemetry import TracingForwarder
+from tests.support.waiting import LONG_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -252,9 +254,11 @@ def test_options_that_vary_together_have_equally_many_values() -> None:
 
 def test_slices_and_shapes() -> None:
     whole = NDSlice.new_row_major([2, 3])
-    assert (list(whole), whole.strides, whole[4], whole[-1], len(whole)) == ([0, 1, 2, 3, 4, 5], [3, 1], 4, 5, 6)
+    assert (list(whole), whole.strides, whole[4], whole[4:], len(whole)) == ([0, 1, 2, 3, 4, 5], [3, 1], 4, (4, 5), 6)
+    with pytest.raises(TypeError, match="from 0"):
+        whole[-1]
     shape = Shape(["a", "b"], NDSlice(offset=1, sizes=[2, 2], strides=[4, 1]))
-    assert (shape.ranks(), str(shape), shape.coordinates(6)) == ([1, 2, 5, 6], "{a=2, b=2}", {"a": 1, "b": 1})
+    assert (shape.ranks(), str(shape), shape.coordinates(6)) == ([1, 2, 5, 6], "{a=2,b=2}", {"a": 1, "b": 1})
     assert shape.at("a", 1).ranks() == [5, 6]
     assert shape.select("b", slice(1, 2)).ranks() == [2, 6]
     assert pickle.loads(pickle.dumps(shape)) == shape
@@ -268,17 +272,46 @@ def test_slices_and_shapes() -> None:
             wrong()
     with pytest.raises(OverflowError, match="from 0"):
         shape.at("a", -1)
-    assert NDSlice.from_list([3, 5, 7]) == NDSlice(offset=3, sizes=[3], strides=[2])
-    assert (NDSlice.from_list([4]).get(0), whole.index(4), shape.index(a=1, b=0)) == (4, 4, 5)
-    for ranks in ([], [1, 0], [0, 1, 3]):
-        with pytest.raises(ValueError, match="evenly spaced"):
-            NDSlice.from_list(ranks)
-    with pytest.raises(IndexError, match="from 0"):
+    assert (whole.get(4), whole.index(4)) == (4, 4)
+    with pytest.raises(OverflowError, match="from 0"):
         whole.get(-1)
-    with pytest.raises(KeyError, match="a, b"):
-        shape.index(a=0)
+    with pytest.raises(ValueError, match="position 6"):
+        whole.get(6)
+    assert (shape.index(a=1, b=0).ranks(), shape.index(b=1), shape.index()) == ([5], shape.at("b", 1), shape)
+    with pytest.raises(ValueError, match="'c'"):
+        shape.index(a=0, c=1)
     assert alias.ValueMesh(shape, "wxyz").item(a=1, b=0) == "y"
     assert alias.ValueMesh.from_indexed(shape, enumerate("wxyz")).slice(a=0).values() == ("w", "x")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slices"),
+    [
+        ([], []),
+        ([3, 5, 7], [(3, 3, 2)]),
+        ([1, 0], [(0, 2, 1)]),
+        ([0, 1, 3], [(0, 2, 1), (3, 1, 1)]),
+        ([4, 1, 2, 9, 7, 8], [(1, 2, 1), (4, 2, 3), (8, 2, 1)]),
+        ([5, 5], [(5, 1, 1), (5, 1, 1)]),
+    ],
+)
+def test_a_list_of_ranks_is_some_slices(ranks: list[int], slices: list[tuple[int, int, int]]) -> None:
+    assert NDSlice.from_list(ranks) == [
+        NDSlice(offset=offset, sizes=[size], strides=[stride]) for offset, size, stride in slices
+    ]
+
+
+def test_a_coroutine_runs_in_the_context_of_the_call(session: object) -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+
+    @alias.returns_future
+    async def read() -> str:
+        return variable.get()
+
+    token = variable.set("the caller's")
+    future = read()
+    variable.reset(token)
+    assert future.get(LONG_S) == "the caller's"
 
 
 def test_classes_that_use_the_module_can_be_pickled_by_value() -> None:
