@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.integrations.monarch.upstream.__main__ import differences, report
+from tests.integrations.monarch.upstream.__main__ import MONARCH, differences, left_out, report, unaccounted
 from tests.support.results import Results
 
 ROOT = Path(__file__).parents[3]
@@ -51,6 +52,15 @@ def test_failures_have_a_reason_or_count() -> None:
 
 def test_each_known_difference_has_a_reason() -> None:
     assert all(pattern.startswith(("monarch/", "torchstore/")) and " " in reason for pattern, reason in differences())
+
+
+def test_each_module_is_run_or_left_out_for_a_reason(tmp_path: Path) -> None:
+    assert all(" " in reason for _, reason in left_out())
+    assert not [(module, pattern) for module in MONARCH for pattern, _ in left_out() if fnmatchcase(module, pattern)]
+    for name in (*MONARCH, "simulator/test_ir", "test_new", "tools/test_newer"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").touch()
+    assert unaccounted(tmp_path) == ["test_new", "tools/test_newer"]
 
 
 def test_private_names_may_be_imported_but_not_used() -> None:

@@ -45,9 +45,14 @@ def install() -> None:
     alias.install(shadow=True)
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    SPAWN_DEFAULTS.prepare = install
+    SPAWN_DEFAULTS.prepare = _install_on_rank
     if os.environ.get(FORKS):
         SPAWN_DEFAULTS.is_fresh = LocalAgents.is_light = False
+
+
+def _install_on_rank() -> None:
+    alias._install_on_rank()
+    install()
 
 
 class _Private(type):
