@@ -15,7 +15,6 @@ import pytest
 from monarch_kernel.actor import Actor, ActorError, ProcMesh, endpoint, shutdown_context, this_host
 from monarch_kernel.errors import RemoteError
 from tests.support.processes import wait_gone
-from tests.support.ranks import warm_up
 from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
@@ -41,7 +40,7 @@ class Body(Actor):
 
 
 @pytest.fixture(scope="module")
-def procs(session: None, by_value: None) -> Iterator[ProcMesh]:
+def procs(by_value: None) -> Iterator[ProcMesh]:
     """Two ranks in a separate session of this module: the agent and the zygote keep the environment in which they started."""
     shutdown_context().get(LONG_S)
     with pytest.MonkeyPatch.context() as patch:
@@ -51,7 +50,6 @@ def procs(session: None, by_value: None) -> Iterator[ProcMesh]:
         mesh.initialized.get(LONG_S)
         yield mesh
         shutdown_context().get(LONG_S)
-    warm_up()
 
 
 @pytest.fixture
@@ -354,15 +352,23 @@ def test_doing_gives_up_a_rank_that_can_not_answer(procs: ProcMesh, tmp_path: Pa
 # -- reach of interrupts
 
 
-def test_a_cell_that_waits_for_an_answer_is_interrupted(procs: ProcMesh) -> None:
-    procs["body"] = procs.spawn("asked", Body).slice(r=1)
-    cell = procs.slice(r=0).run("body.execute.call('import time; time.sleep(600)').get()")
-    doing(procs, lambda answers: list(answers.values())[1].activities)
+@pytest.fixture
+def pair(procs: ProcMesh) -> Iterator[ProcMesh]:
+    """Two ranks of one test, for an actor that goes on after it."""
+    mesh = this_host().spawn_procs({"r": 2}, device="cpu")
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
+def test_a_cell_that_waits_for_an_answer_is_interrupted(pair: ProcMesh) -> None:
+    pair["body"] = pair.spawn("asked", Body).slice(r=1)
+    cell = pair.slice(r=0).run("body.execute.call('import time; time.sleep(600)').get()")
+    doing(pair, lambda answers: list(answers.values())[1].activities)
     cell.interrupt()
     error = cell.exception(LONG_S)
     assert isinstance(error, RemoteError)
     assert "the wait was interrupted, and the interrupt was sent to the ranks that work for it" in str(error)
-    assert procs.run("rank").get(LONG_S).values() == (0, 1)
+    assert pair.run("rank").get(LONG_S).values() == (0, 1)
 
 
 @pytest.mark.parametrize("how", ["SIG_IGN", "SIG_DFL"])
