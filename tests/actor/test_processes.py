@@ -94,6 +94,24 @@ def test_this_proc_is_the_process_of_the_caller_without_axes(procs: ProcMesh) ->
     assert (dict(here.extent), len(here)) == ({}, 1)
 
 
+class Child(Actor):
+    def __init__(self) -> None:
+        self.parent_at_first = os.getppid()
+
+    @endpoint
+    def parents(self) -> tuple[int, int]:
+        return self.parent_at_first, os.getppid()
+
+
+def test_the_host_agent_is_the_parent_of_a_process_before_any_actor_runs_there(procs: ProcMesh) -> None:
+    """A process is forked by one that forks others after it; the first actors would see that one."""
+    mesh = this_host().spawn_procs({"r": 8}, device="cpu")
+    found = mesh.spawn("children", Child).parents.call().get(LONG_S).values()
+    agent = procs.spawn("here", Child).parents.call().get(LONG_S).values()[0][1]
+    assert {pid for pair in found for pid in pair} == {agent}
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
 def test_spawn_procs_gives_the_axes_of_hosts_then_those_per_host_in_order() -> None:
     hosts = this_host().flatten("hosts")
     mesh = hosts.spawn_procs(per_host={"tp": 1, "dp": 2}, name="ordered", env={"SPEC_X": "7"}, device="cpu")

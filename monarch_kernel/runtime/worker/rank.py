@@ -235,6 +235,8 @@ class Rank(ActorServer):
         Args:
             helper: The pid of the process that forked this rank, which ends as soon as it has forked the other ranks.
         """
+        await_end(helper)  # before any actor may run: code of actors, and of this package, asks for the parent
+        die_with_parent(signal.SIGKILL)
         self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.signal(INTERRUPT_SIGNAL, self._on_sigint)
@@ -243,8 +245,6 @@ class Rank(ActorServer):
         self.driver.start()
         self.driver.submit(pack(self.hello))
         try:
-            await_end(helper)
-            die_with_parent(signal.SIGKILL)
             if self.spec.bootstrap:
                 self._boot()
             self.main.run()
