@@ -115,6 +115,15 @@ def rows(results: dict[str, dict[str, str]]) -> list[str]:
     ]
 
 
+def filled(table: str) -> list[tuple[bool | str, ...]]:
+    """The functions of a table, and for which placements each has a result.
+
+    The placements of results are left out: where several cost the same, torch's choice differs from process to process.
+    """
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return [(name, *map(bool, found)) for name, *found in cells]
+
+
 def section(group: str) -> tuple[str, str]:
     return f"<!-- {group}: generated -->\n", "\n<!-- end -->"
 
@@ -146,7 +155,7 @@ def test_results_and_gradients_are_those_of_plain_tensors(procs: ProcMesh, group
     if os.environ.get("TABLE") == "write":
         TABLE.write_text(before + start + made + end + after)
     else:
-        assert table == made, "the table is old: write it with TABLE=write"
+        assert filled(table) == filled(made), "the table is old: write it with TABLE=write"
 
 
 def test_the_least_samples_of_a_rank() -> None:
