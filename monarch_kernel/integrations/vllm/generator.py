@@ -86,8 +86,9 @@ class Generator(Actor):
     ) -> int:
         """Take the current weights of a trainer, from rank to rank, and return their version.
 
-        All weights are read and checked before the first one is replaced, so after an error the generator has its old weights.
-        The ranks of the trainer can shard the model in any way.
+        All weights are read, and their names and shapes checked, before the first one is replaced. After an error until then
+        the generator has its old weights. After an error of vLLM's loader the weights are undefined, and `generate` refuses
+        until an update succeeds. The ranks of the trainer can shard the model in any way.
 
         Args:
             trainer: the mesh that has the weights; by default that of the constructor.
