@@ -100,6 +100,9 @@ class CollectiveMeter:
         label: returns the label of a group for users, given torch's name and description of it.
         check: compares each call with those of other ranks first. Both share one wrapper of each method, because a wrapper
             costs some microseconds where a collective takes a hundred.
+
+    Attributes:
+        operators: describes the collectives, and notes those that C++ starts.
     """
 
     def __init__(self, meters: Meters, label: Callable[[str, str], str], check: CallCheck) -> None:
@@ -110,12 +113,10 @@ class CollectiveMeter:
         self._by_cpp: dict[CollectiveKind, deque[Moved]] = {}  # the last ones
         self._messages: dict[tuple[int, ...], int] = {}  # by members of the group: how many of its numbers are messages
         self._started: dict[int, tuple[Callable[[], Any], _Started]] = {}  # by address; dead ones are dropped
-        self._operators = Operators(label, self.note)
-        self._noted: deque[Noted] = deque()  # collectives of C++ that are not counted yet
-        self._count_at = 0.0  # when the next of them counts all
+        self.operators = Operators(label, self._due, check.message_of_cpp)
         self._counting_lock = threading.Lock()
         meters.before_changes = self._count_from_now_on
-        self._thread = self._operators.thread
+        self._thread = self.operators.thread
         self._durations = SampledDurations(meters)
         self._work_in: Callable[[Any], Any] = lambda result: None
         self._blocked: dict[int, tuple[float, BlockedCall]] = {}  # thread -> since when, and in which call
@@ -125,7 +126,7 @@ class CollectiveMeter:
         unbox = dist.Work.unbox
         self._work_in = lambda result: unbox(result[-1] if isinstance(result, (list, tuple)) else result)
         self._durations.install(dist.Work.wait)
-        self._operators.install(dist)
+        self.operators.install(dist)
         for name, method in METHODS.items():
             original = getattr(dist.ProcessGroup, name, None)
             if original is not None:
@@ -151,6 +152,7 @@ class CollectiveMeter:
 
     def count_unread(self, dist: Any) -> int:
         """The number of collectives in existing groups that torch has counted and this meter has missed."""
+        self._count()
         unread = 0
         for group in list(dist.distributed_c10d._world.pg_map):
             unread += max(0, number_in(group) - self._seen.get(group.group_name, 0))
@@ -158,7 +160,7 @@ class CollectiveMeter:
 
     def watch_cpp(self, dist: Any) -> None:
         """Count the collectives that C++ starts from now on; functional collectives are counted anyway."""
-        self._operators.activate(dist)
+        self.operators.activate(dist)
 
     def aborted(self, read: Callable[[], tuple[Sequence[Collective], object]], dead: int | None) -> None:
         """Take collectives that C++ has started out of the counts, because they are aborted now.
@@ -185,38 +187,34 @@ class CollectiveMeter:
                 nbytes, _, nbytes_in, nbytes_out = last.pop()
                 self._meters.collect(kind, -nbytes, -nbytes_in, -nbytes_out, operations=-1)
 
-    def note(self, noted: Noted, result: Any) -> None:
-        """Note a collective that C++ has started; all are counted together, ten times a second.
+    def _due(self, noted: Noted, result: Any) -> None:
+        """Count what C++ has started up to this collective, and measure how long this one lasts.
 
         Args:
             noted: what its call has told.
             result: what its operator has returned.
         """
-        name = noted.group.name
-        self._seen[name] = self._seen.get(name, 0) + 1  # torch counts send and recv, too
+        self.operators.due_at = noted.started + _COUNT_EVERY_S
         if noted.is_on_cpu and self._durations.is_due(noted.started):
-            seen = self._operators.describe(noted)
+            seen = self.operators.describe(noted)
             self._durations.offer(seen.kind, seen.moved.size, seen.started, partial(self._work_in, result))
-        self._noted.append(noted)
-        if noted.kind.operation in _WITH_PEER:
-            self._check.message_of_cpp(name)
-        if noted.started >= self._count_at:
-            self._count_at = noted.started + _COUNT_EVERY_S
-            self._count()
+        self._count()
 
     def _count(self) -> None:
-        """Count what was noted, in order."""
+        """Count what C++ has started, in order."""
+        noted = self.operators.noted
         with self._counting_lock:
-            while self._noted:
-                seen = self._operators.describe(self._noted.popleft())
+            while noted:
+                seen = self.operators.describe(noted.popleft())
                 nbytes, _, nbytes_in, nbytes_out = seen.moved
+                self._seen[seen.group] = self._seen.get(seen.group, 0) + 1  # torch counts send and recv, too
                 self._meters.collect(seen.kind, nbytes, nbytes_in, nbytes_out)
                 self._by_cpp.setdefault(seen.kind, deque(maxlen=_MAX_PENDING)).append(seen.moved)
                 self._note_arrival(seen, 1)
 
     def _count_from_now_on(self) -> None:
-        """Count what was noted, for a report. The next collective counts at once: there may be no other report."""
-        self._count_at = 0.0  # first
+        """Count what was started, for a report. The next collective counts at once: there may be no other report."""
+        self.operators.due_at = 0.0  # first
         self._count()
 
     def _note_arrival(self, seen: Seen, numbers: int) -> None:
@@ -258,8 +256,8 @@ class CollectiveMeter:
             if number < 0:
                 check.uncompared(group, number, numbers)
             try:
-                seen = self._operators.describe(
-                    self._operators.note(operator, group, (*args, *kwargs.values()), started)
+                seen = self.operators.describe(
+                    self.operators.note(operator, group, (*args, *kwargs.values()), started)
                 )
             except Exception:  # a count must not fail a collective that works
                 _log.debug("%s can't be counted", operation, exc_info=True)

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
+from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
@@ -135,6 +136,9 @@ _CALLERS = {
 
 _MakeKernel = Callable[[str, Callable[..., Any], Any], Callable[..., Any]]
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+_MESSAGES = ("send", "recv")
+_ALL_REDUCE = ("all_reduce", "cpu")
+_NOTHING = (0, 0)
 
 
 class Seen(NamedTuple):
@@ -210,20 +214,32 @@ class _Group:
 
 
 class Operators:
-    """Describes collectives, and reports those that C++ code starts.
+    """Describes collectives, and notes those that C++ code starts.
 
     Args:
         label: returns the label of a group for users, given torch's name and description of it.
-        noted: called when C++ has started a collective, by the thread that starts it, with what the operator has returned.
+        due: called for a collective of C++ that was started at `due_at` or later, by the thread that has started it, with what
+            the operator has returned. It sets another `due_at`.
+        message: called when C++ has started a send or a recv, with torch's name of the group.
 
     Attributes:
         thread: its ``is_inside`` is whether a thread is in a call of Python, which reports the collective.
+        noted: the collectives that C++ has started, in order, until `due` takes them.
+        due_at: by `time.perf_counter`.
     """
 
-    def __init__(self, label: Callable[[str, str], str], noted: Callable[[Noted, Any], None]) -> None:
+    def __init__(
+        self,
+        label: Callable[[str, str], str],
+        due: Callable[[Noted, Any], None],
+        message: Callable[[str], None],
+    ) -> None:
         self.thread = _Thread()
+        self.noted: deque[Noted] = deque()
+        self.due_at = 0.0
         self._label = label
-        self._noted = noted
+        self._due = due
+        self._message = message
         self._groups: dict[int, _Group] = {}  # by address; the weak reference tells whether it is still that group
         self._libraries: list[Any] = []  # the kernels end with them
         self._is_active = False
@@ -254,6 +270,14 @@ class Operators:
                 "c10d", _OPERATORS, lambda name, call, later: self._reporting(_OPERATORS[name], call, later, unbox)
             )
 
+    def add(self, noted: Noted, result: Any) -> None:
+        """Add a collective that C++ has started, given what the operator has returned."""
+        self.noted.append(noted)
+        if noted.kind.operation in _MESSAGES:
+            self._message(noted.group.name)
+        if noted.started >= self.due_at:
+            self._due(noted, result)
+
     def note(self, operator: Operator, group: Any, args: Sequence[Any], started: float) -> Noted:
         """Note what is needed of the call of a collective.
 
@@ -268,17 +292,20 @@ class Operators:
             known = self._add(group)
         operation, outputs, inputs, _, rows = operator
         if outputs < 0:
-            device = _device_of_barrier(group)
-            received = given = 0
+            device, received, given = _device_of_barrier(group), 0, 0
         else:
-            device = _device(args[outputs]) or _device(args[inputs])  # the first is empty where a rank receives nothing
-            received = _nbytes(args[outputs])
-            given = received if inputs == outputs else _nbytes(args[inputs])
+            device, received = _device_and_nbytes(args[outputs])
+            if inputs == outputs:
+                given = received
+            elif device:
+                given = _nbytes(args[inputs])
+            else:  # this rank receives nothing
+                device, given = _device_and_nbytes(args[inputs])
         kind = known.kinds.get((operation, device))
         if kind is None:
             kind = CollectiveKind(known.label, operation, _backend(group, device), known.ranks)
             known.kinds[operation, device] = kind
-        own = _own(args, rows, received, given, known) if operation == "all_to_all" else (0, 0)
+        own = _own(args, rows, received, given, known) if operation == "all_to_all" else _NOTHING
         is_root = operation in _ROOTED and _root(args) == known.rank
         return Noted(started, known, kind, received, given, is_root, own, device == "cpu", number_in(group))
 
@@ -305,7 +332,7 @@ class Operators:
         for name in names:
             overload = getattr(getattr(getattr(torch.ops, namespace), name, None), "default", None)
             if overload is not None:
-                library.impl(name, make(name, overload.redispatch, later), key.name, with_keyset=True)
+                library.impl(name, make(name, _redispatch(overload), later), key.name, with_keyset=True)
         self._libraries.append(library)
 
     def _activating(self, call: Callable[..., Any], later: Any, dist: Any) -> Callable[..., Any]:
@@ -319,20 +346,35 @@ class Operators:
     def _reporting(
         self, operator: Operator, call: Callable[..., Any], later: Any, unbox: Callable[[Any], Any]
     ) -> Callable[..., Any]:
-        thread = self.thread
+        thread, at = self.thread, operator.group
+        note = self._note_all_reduce if operator == _OPERATORS["allreduce_"] else partial(self.note, operator)
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             if thread.is_inside:
                 return call(keys & later, *args, **kwargs)
-            started = time.perf_counter()
+            started = perf_counter()
             result = call(keys & later, *args, **kwargs)
             try:
-                self._noted(self.note(operator, unbox(args[operator.group]), args, started), result)
+                self.add(note(unbox(args[at]), args, started), result)
             except Exception:  # a count must not fail a collective that works
                 _log.debug("%s can't be counted", operator.operation, exc_info=True)
             return result
 
         return kernel
+
+    def _note_all_reduce(self, group: Any, args: Sequence[Any], started: float) -> Noted:
+        """Note an all_reduce as `note` does, with no other call: DistributedDataParallel has one for each bucket."""
+        tensors = args[0]
+        known = self._groups.get(id(group))
+        if known is None or len(tensors) != 1 or known.of() is not group or not tensors[0].is_cpu:
+            return self.note(_OPERATORS["allreduce_"], group, args, started)
+        kind = known.kinds.get(_ALL_REDUCE)
+        if kind is None or tensors[0].is_sparse:
+            return self.note(_OPERATORS["allreduce_"], group, args, started)
+        nbytes = tensors[0].nbytes
+        return Noted(
+            started, known, kind, nbytes, nbytes, False, _NOTHING, True, group._get_sequence_number_for_group()
+        )
 
     def _add(self, group: Any) -> _Group:
         known = self._groups[id(group)] = _Group(
@@ -349,6 +391,11 @@ class Operators:
 
 def _library(module: Any, namespace: str) -> Any:
     return module.Library(namespace, "IMPL")  # it has no types
+
+
+def _redispatch(overload: Any) -> Callable[..., Any]:
+    """What calls the kernels of an operator below a dispatch key; without torch's function around it, where torch has it so."""
+    return getattr(overload._handle, "redispatch_boxed", overload.redispatch)  # type: ignore[no-any-return]
 
 
 def number_in(group: Any) -> int:
@@ -370,13 +417,16 @@ class _Thread(threading.local):
     is_inside = False
 
 
-def _device(value: Any) -> str:
-    """The type of the device of the first tensor in nested lists; empty if there is none."""
-    while type(value) is list or type(value) is tuple:
-        if not value:
-            return ""
-        value = value[0]
-    return "cpu" if value.is_cpu else str(value.device.type)
+def _device_and_nbytes(value: Any) -> tuple[str, int]:
+    """The type of the device of the first tensor in nested lists, empty if there is none, and the bytes of all of them."""
+    first = value
+    while type(first) is list or type(first) is tuple:
+        if not first:
+            return "", _nbytes(value)
+        if len(first) == 1 and first is value:
+            value = first[0]  # one tensor, as each bucket of DistributedDataParallel, needs no sum
+        first = first[0]
+    return "cpu" if first.is_cpu else str(first.device.type), _nbytes(value)
 
 
 def _device_of_barrier(group: Any) -> str:

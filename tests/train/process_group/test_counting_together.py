@@ -15,6 +15,7 @@ from monarch_kernel.train.process_group.collective_counts import CollectiveMeter
 from monarch_kernel.train.process_group.operators import Noted
 
 KIND = CollectiveKind("", "all_reduce", "gloo", 4)
+NO_CHECK = cast("CallCheck", SimpleNamespace(message_of_cpp=lambda group: None))
 GROUP: Any = SimpleNamespace(name="0", ranks=4, members=(0, 1, 2, 3), moved={})
 
 
@@ -25,7 +26,7 @@ class Counted:
         self.meters = Meters(0)
         self.news = 0
         self.meters.on_news = self._wake
-        self.meter = CollectiveMeter(self.meters, lambda name, description: "", cast("CallCheck", None))
+        self.meter = CollectiveMeter(self.meters, lambda name, description: "", NO_CHECK)
         self.number = 0
 
     def _wake(self) -> None:
@@ -33,7 +34,7 @@ class Counted:
 
     def start(self, at: float, nbytes: int) -> None:
         self.number += 1
-        self.meter.note(Noted(at, GROUP, KIND, nbytes, nbytes, False, (0, 0), False, self.number), None)
+        self.meter.operators.add(Noted(at, GROUP, KIND, nbytes, nbytes, False, (0, 0), False, self.number), None)
 
     def report(self, *, is_last: bool = False) -> tuple[int, int, int]:
         """The operations, bytes and bytes in of the next report; nothing if nothing has changed."""
