@@ -33,23 +33,33 @@ class Held:
     Attributes:
         counts: for each of `KINDS`: what it is, with the role of the process -> how many.
         memory: role -> private and shared memory in bytes.
+        after: what has happened before, for people.
     """
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: {kind: Counter() for kind in KINDS})
     memory: dict[str, int] = field(default_factory=dict)
+    after: str = ""
+
+    @property
+    def n_threads(self) -> int:
+        """Number of threads of all processes."""
+        return self.counts["threads"].total()
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Something of which there is more at the end than at the beginning."""
+    """Something of which there is more at the end than at the beginning; ``since`` is what happened before there was more."""
 
     kind: str
     what: str
     before: int
     after: int
+    since: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.what}: {self.before}, later {self.after}"
+        return f"{self.kind}: {self.what}: {self.before}, later {self.after}" + (
+            f", since {self.since}" * bool(self.since)
+        )
 
 
 def roles_of(kernel: int, processes: Iterable[psutil.Process], ranks: Sequence[int]) -> dict[int, str]:
@@ -72,10 +82,10 @@ def held_by(roles: dict[int, str]) -> Held:
         kind = "ranks" if role.startswith("rank ") else role
         with suppress(OSError):  # it has ended meanwhile
             links = list(_links(pid))
-            threads = os.listdir(f"/proc/{pid}/task")
+            threads = list(_threads(pid))
             held.memory[role] = held.memory.get(role, 0) + _memory(pid)
             held.counts["processes"][kind] += 1
-            held.counts["threads"][kind] += len(threads)
+            held.counts["threads"].update(f"{kind} {name}" for name in threads)
             held.counts["descriptors"].update(f"{kind} {_kind_of(link)}" for link in links)
     held.counts["segments"].update(_segments(roles))
     return held
@@ -85,6 +95,13 @@ def _links(pid: int) -> Iterable[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with suppress(OSError):
             yield os.readlink(f"/proc/{pid}/fd/{name}")
+
+
+def _threads(pid: int) -> Iterable[str]:
+    """The name of each thread; threads of Python have that of the process that made them."""
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError):
+            yield Path(f"/proc/{pid}/task/{name}/comm").read_text().strip()
 
 
 def _kind_of(link: str) -> str:
@@ -133,7 +150,8 @@ def grown(samples: Sequence[Held]) -> list[Growth]:
                 min(each.counts[kind][what] for each in last),
             )
             if len(samples) > 1 and after > before:
-                found.append(Growth(kind, what, before, after))
+                few_enough = max(i for i, each in enumerate(samples) if each.counts[kind][what] <= before)
+                found.append(Growth(kind, what, before, after, samples[few_enough + 1].after))
     return found
 
 

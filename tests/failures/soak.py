@@ -57,6 +57,12 @@ FAULTS_OF_A_ROUND = 4
 ROUND_S = 60.0
 """Far longer than any step of a round takes."""
 
+LATELY = 10
+"""Rounds; ranks that replace others have fewer threads at first."""
+
+SETTLES_S = 6.0
+"""Longer than threads stay that end on their own: those of destroyed groups and those that measure durations."""
+
 MEMORY_PER_ROUND = 32 << 10
 """Bytes that a process may grow from round to round, in the median of the last half of the rounds."""
 
@@ -142,6 +148,18 @@ process = pool = None
 "pools end"
 """
 LARGE = "[float(each.sum()) for each in t.run('torch.full((4_000_000,), float(rank))').get(60).values()]"
+THREADS = """%%remote t
+import os, sys, threading, traceback
+frames = sys._current_frames()
+for thread in threading.enumerate():
+    print(thread.name, thread.native_id, *traceback.format_stack(frames[thread.ident])[-3:], sep="\\n")
+names = [open(f"/proc/self/task/{each}/comm").read().strip() + " " + each for each in os.listdir("/proc/self/task")]
+print(*names, sep=", ")
+files = ["/proc/self/fd/" + each for each in os.listdir("/proc/self/fd")]
+print(*[os.readlink(each) for each in files if os.path.lexists(each)])
+"""
+"""Prints the threads of each rank, those of Python with their innermost frames, and the open descriptors."""
+
 OPENS = """%%remote t
 import os
 held = []
@@ -165,6 +183,7 @@ class SoakReport:
         leaks: for each kind of thing that leaks: what has grown or was left.
         memory: role -> growth in bytes per round.
         left_out: kinds of rounds that this machine does not allow, and why.
+        threads: what the threads of ranks do at the end, if there are more of them.
     """
 
     rounds: Counter[str] = field(default_factory=Counter)
@@ -173,6 +192,7 @@ class SoakReport:
     leaks: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in (*KINDS, "memory", "left")})
     memory: dict[str, float] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    threads: str = ""
 
     @property
     def is_good(self) -> bool:
@@ -193,6 +213,7 @@ class SoakReport:
         lines += [f"left out: {each}" for each in self.left_out]
         lines += [f"wrong: {each}" for each in self.wrong[:20]]
         lines += [f"leak of {kind}: {each}" for kind, found in self.leaks.items() for each in found[:20]]
+        lines += [self.threads] * bool(self.threads)
         return "\n".join(lines)
 
 
@@ -275,7 +296,9 @@ class Soak:
         except (AssertionError, pytest.fail.Exception) as error:
             raise Stuck(f"{kind}: {error}") from error
         report.rounds[kind] += 1
-        self._samples += [held] if self._is_warm else []
+        if self._is_warm:
+            held.after = f"round {sum(report.rounds.values())} ({kind})"
+            self._samples.append(held)
         memory = ", ".join(f"{role} {nbytes >> 20} MiB" for role, nbytes in held.memory.items() if role in MEASURED)
         is_right = "right" if len(report.wrong) == wrong else f"WRONG: {report.wrong[-1]}"
         self._say(f"{kind}: {is_right}, {time.monotonic() - started_at:.1f} s; {memory}")
@@ -455,12 +478,22 @@ class Soak:
         deadline = time.monotonic() + GIVE_UP_S
         while len(roles := roles_of(notebook.pid, notebook.processes(), ranks)) > usual and time.monotonic() < deadline:
             time.sleep(0.02)
-        return held_by(roles)
+        return self._at_rest(roles)
+
+    def _at_rest(self, roles: dict[int, str]) -> Held:
+        """What the processes hold when they have as few threads as lately; destroyed groups keep theirs for a while."""
+        fewest = min((each.n_threads for each in self._samples[-LATELY:]), default=math.inf)
+        until = time.monotonic() + SETTLES_S
+        while (held := held_by(roles)).n_threads > fewest and time.monotonic() < until:
+            time.sleep(0.05)
+        return held
 
     def _judge(self) -> None:
         report, samples = self.report, self._samples
         for growth in grown(samples):
             report.leaks[growth.kind].append(str(growth))
+        if report.leaks["threads"]:
+            report.threads = self._notebook.run(THREADS, ROUND_S).text
         for role in MEASURED:
             values = [sample.memory.get(role, 0) for sample in samples[len(samples) // 2 :]]
             report.memory[role] = rate = per_round(values)
