@@ -156,7 +156,8 @@ def _what(future: PendingFuture, doing: Doing | Failure) -> str:
     mine, one = _activities(future, doing)
     if one is None:
         return "runs no code for it at this moment"
-    where = describe_line(one.user_frame) if one.user_frame is not None else "code that is not yours"
+    frame = one.user_frame or next(iter(one.frames), None)  # an actor of a library has no frame of the user
+    where = describe_line(frame) if frame is not None else "code without a Python frame outside of this package"
     return where if mine else f"waits its turn: the actor is at {where}"
 
 

@@ -44,6 +44,13 @@ def test_a_rank_that_does_not_answer_and_one_that_works_for_others() -> None:
     )
 
 
+def test_an_actor_of_a_library_is_at_the_line_that_its_own_code_has_called() -> None:
+    assert goes_on_text(future(), {0: at(8, LIBRARY, replace(LIBRARY, line=77))}) == (
+        "[0] goes on with a.block, and waits its turn: the actor is at torch/nn.py, line 9, in forward"
+    )
+    assert "the actor is at code without a Python frame" in goes_on_text(future(), {0: at(8)})
+
+
 def test_processes_are_assigned_to_ranks() -> None:
     doing = at(7, LINE)
     assert by_rank(future(), [13, 11], [doing, SILENT]) == {2: doing, 0: SILENT}
