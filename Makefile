@@ -78,7 +78,8 @@ test-trackers: bytecode $(TRACKERS_VENV)/.stamp ## Test what run records send to
 		tests/train/record/test_trackers.py tests/features/record/test_archiving.py $(ARGS)
 
 test-vllm: bytecode $(VLLM_VENV)/.stamp ## Test the Generator with vLLM on CPUs; installs it (2.5 GB on disk)
-	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider --tier=slow tests/integrations/vllm/test_generator.py $(ARGS)
+	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider --tier=slow tests/integrations/vllm/test_generator.py \
+		tests/integrations/vllm/test_reinforcement.py $(ARGS)
 
 test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
 	$(BIN)/python -m tests.support.limit

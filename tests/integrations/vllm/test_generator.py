@@ -51,6 +51,7 @@ def expected(seed, prompt):
 """
 GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 SHORT = [5, 6, 7, 8]
+UPDATES = 20
 LONG = random.Random(0).choices(range(3, 256), k=200)  # fills a block of the prefix cache, which has 128 tokens
 
 
@@ -117,21 +118,23 @@ def update(generator: Any, *args: Any) -> int:
 
 
 def test_tokens_are_those_of_transformers_before_and_after_each_update(generator: Any, trainer: Ranks) -> None:
-    for seed in range(6):
-        trainer.run(f"train({seed})")
-        assert update(generator) == seed
+    """The generator starts with the weights of version 0; the trainer has new ones before each of 20 updates."""
+    expected = [trainer.run(f"expected(0, {prompt})")[0] for prompt in (SHORT, LONG)]
+    for version in range(1, UPDATES + 1):
+        trainer.run(f"train({version})")
+        assert [each.token_ids for each in generate(generator, [SHORT, LONG])] == expected
+        assert update(generator) == version
         found = generate(generator, [SHORT, LONG])
-        assert [each.token_ids for each in found] == [
-            trainer.run(f"expected({seed}, {prompt})")[0] for prompt in (SHORT, LONG)
-        ]
+        expected = [trainer.run(f"expected({version}, {prompt})")[0] for prompt in (SHORT, LONG)]
+        assert [each.token_ids for each in found] == expected
         assert [(each.prompt, each.version, each.finish_reason) for each in found] == [
-            (0, seed, "length"),
-            (1, seed, "length"),
+            (0, version, "length"),
+            (1, version, "length"),
         ]
 
 
 def test_weights_that_do_not_fit_change_nothing(generator: Any, trainer: Ranks) -> None:
-    trainer.run("train(6)")
+    trainer.run("train(21)")
     update(generator)
     before = generate(generator, SHORT)
     trainer.run("wrapped = {'policy': model}")
@@ -145,35 +148,35 @@ def test_weights_that_do_not_fit_change_nothing(generator: Any, trainer: Ranks) 
     with pytest.raises(ActorError, match="name 'modell' is not defined"):
         update(generator, trainer.mesh, "modell")
     assert generate(generator, SHORT) == before
-    assert generator.version.call_one().get(START_S) == 6
+    assert generator.version.call_one().get(START_S) == 21
 
 
 def test_nothing_is_generated_after_an_update_that_failed_halfway_until_one_succeeds(
     generator: Any, trainer: Ranks
 ) -> None:
     trainer.run(
-        "train(6)\nbroken = {**model.state_dict(), 'model.layers.1.self_attn.k_proj.weight': torch.zeros(9, 128)}"
+        "train(21)\nbroken = {**model.state_dict(), 'model.layers.1.self_attn.k_proj.weight': torch.zeros(9, 128)}"
     )
     generator.set_check.call_one(False).get(START_S)
     with pytest.raises(ActorError):
         update(generator, trainer.mesh, "broken")
     generator.set_check.call_one(True).get(START_S)
-    with pytest.raises(ActorError, match=r"an update to version 6 has failed halfway.*call update\(\) again"):
+    with pytest.raises(ActorError, match=r"an update to version 21 has failed halfway.*call update\(\) again"):
         generate(generator, SHORT)
-    assert update(generator) == 6
-    assert generate(generator, SHORT)[0].token_ids == trainer.run(f"expected(6, {SHORT})")[0]
+    assert update(generator) == 21
+    assert generate(generator, SHORT)[0].token_ids == trainer.run(f"expected(21, {SHORT})")[0]
 
 
 def test_weights_beyond_the_bound_are_renewed_or_refused(generator: Any, trainer: Ranks) -> None:
-    trainer.run("train(7)")
+    trainer.run("train(22)")
     update(generator)
-    trainer.run("train(8)")
-    assert generate(generator, SHORT, step=8)[0].version == 7  # one behind is allowed
-    trainer.run("train(9)")
-    (found,) = generate(generator, SHORT, step=9)
-    assert (found.version, found.token_ids) == (9, trainer.run(f"expected(9, {SHORT})")[0])
-    with pytest.raises(ActorError, match="version 9, more than 1 behind step 12: call update"):
-        generate(generator, SHORT, step=12)
+    trainer.run("train(23)")
+    assert generate(generator, SHORT, step=23)[0].version == 22  # one behind is allowed
+    trainer.run("train(24)")
+    (found,) = generate(generator, SHORT, step=24)
+    assert (found.version, found.token_ids) == (24, trainer.run(f"expected(24, {SHORT})")[0])
+    with pytest.raises(ActorError, match="version 24, more than 1 behind step 27: call update"):
+        generate(generator, SHORT, step=27)
 
 
 def test_samples_of_a_group_have_log_probabilities(generator: Any) -> None:
@@ -199,11 +202,11 @@ def test_the_engine_is_in_the_process_of_its_rank(generator: Any, mesh: ProcMesh
 
 def test_a_replacement_has_the_newest_weights(generator: Any, mesh: ProcMesh, trainer: Ranks) -> None:
     """Comes last: it ends the mesh, because a test leaves no process that it has started."""
-    trainer.run("train(10)")
+    trainer.run("train(25)")
     update(generator)
-    trainer.run("train(11)")
+    trainer.run("train(26)")
     kill_ranks(mesh, 0)
     assert mesh.heal().get(START_S) == (0,)
     (found,) = generate(generator, SHORT)
-    assert (found.version, found.token_ids) == (11, trainer.run(f"expected(11, {SHORT})")[0])
+    assert (found.version, found.token_ids) == (26, trainer.run(f"expected(26, {SHORT})")[0])
     mesh.stop().get(START_S)
