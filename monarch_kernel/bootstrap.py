@@ -39,6 +39,7 @@ _FEATURES = (
     "monarch_kernel.features.debugging.dap_worker",
     "monarch_kernel.features.editing.worker",
     "monarch_kernel.features.traffic.worker",
+    "monarch_kernel.features.live.trajectory_worker",
     "monarch_kernel.features.live.worker",
     "monarch_kernel.features.profiling.late_worker",
     "monarch_kernel.features.profiling.worker",

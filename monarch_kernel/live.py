@@ -32,11 +32,12 @@ from typing import Any, TypeVar
 from monarch_kernel.features.live.knobs import bounds_text
 from monarch_kernel.features.live.limits import integer_problem, name_problem, text_problem
 from monarch_kernel.features.live.rates import PER_SECOND
+from monarch_kernel.features.live.trajectories import make_trajectory
 from monarch_kernel.features.watch.values import NOT_FINITE, SPIKE, Alarm
 from monarch_kernel.net.wire.messages import Knob
 from monarch_kernel.runtime.rpc.handles import PROCESS
 
-__all__ = ["Alarm", "check", "knob", "log", "loop", "peak", "repeat", "snapshot"]
+__all__ = ["Alarm", "check", "knob", "log", "loop", "peak", "repeat", "snapshot", "trajectory"]
 
 _MOST_STEPS = 1 << 62
 _SHOWN = 40  # characters of an argument in an error
@@ -342,6 +343,28 @@ def log(*unnamed: Any, **values: Any) -> None:
             raise ValueError(f"live.log({name}={done}): the count of this rank in this step must be 0 or more")
     if PROCESS.loops is not None:
         _here("live.log()").log(values)
+
+
+def trajectory(prompt: Any, completion: Any, reward: float | None = None, version: int | None = None) -> None:
+    """Show what a model has generated: the view lists the last samples of the mesh with their rewards.
+
+    It works in any code of a rank, also outside of a live loop, and anywhere else it does nothing. Call it for as many samples
+    as you like: a few times a second, a rank sends the last 16, and the controller keeps the last 32 of a mesh.
+
+    Args:
+        prompt: the prompt, as text or token ids. Of more than 1,000 characters, the beginning and the end are shown.
+        completion: what was generated, likewise.
+        reward: its reward; a tensor is read at once.
+        version: the version of the weights that generated it, such as ``Completion.version`` of a Generator.
+
+    Raises:
+        TypeError: a text is neither a str nor token ids, or a number is none.
+        ValueError: the version has more than 63 bits.
+    """
+    if PROCESS.trajectories is not None:
+        PROCESS.trajectories.add(prompt, completion, reward, version)
+    else:
+        make_trajectory(prompt, completion, reward, version)  # for its errors
 
 
 def _refuse_unnamed(function: str, unnamed: tuple[Any, ...], example: str) -> None:

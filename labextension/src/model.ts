@@ -30,7 +30,7 @@ export const STATES: readonly State[] = ['starting', 'idle', 'running', 'failed'
 
 export const COMMANDS: readonly Command[] = ['interrupt', 'heal', 'restart', 'down', 'traceback', 'stacks', 'logs'];
 
-const KINDS: readonly unknown[] = ['frame', 'history', 'curves', 'reply', 'runs', 'compared'];
+const KINDS: readonly unknown[] = ['frame', 'history', 'curves', 'trajectories', 'reply', 'runs', 'compared'];
 
 /** Ranks of one mesh that died since an earlier frame. */
 export interface Deaths {

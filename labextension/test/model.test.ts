@@ -133,6 +133,7 @@ describe('the protocol', () => {
     expect(model.readSaid({ kind: 'weather' })).toBeNull();
     expect(model.readSaid(null)).toBeNull();
     expect(model.readSaid({ kind: 'curves', mesh: 't', loops: [] })).not.toBeNull();
+    expect(model.readSaid({ kind: 'trajectories', mesh: 't', count: 0, samples: [] })).not.toBeNull();
     expect(model.readSaid({ kind: 'frame', at: 1 })).toEqual({ kind: 'frame', at: 1 });
   });
 });

@@ -22,6 +22,7 @@ __all__ = [
     "RankView",
     "StopEvent",
     "ThroughputEvent",
+    "TrajectoryView",
 ]
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
@@ -208,6 +209,24 @@ class LoopView(NamedTuple):
     loader: tuple[tuple[int, float], ...] = ()
 
 
+class TrajectoryView(NamedTuple):
+    """A sample that a rank has shown with `monarch_kernel.live.trajectory`.
+
+    Attributes:
+        rank: the flat rank that has shown it.
+        prompt: the prompt; of a long text the beginning and the end.
+        completion: what was generated, likewise.
+        reward: its reward; None if it has none.
+        version: the version of the weights that generated it; None if that is not known.
+    """
+
+    rank: int
+    prompt: str
+    completion: str
+    reward: float | None = None
+    version: int | None = None
+
+
 class WaitView(NamedTuple):
     """A wait in a collective that lasts, or something else that a watch reports, which has no ranks.
 
@@ -238,6 +257,8 @@ class MeshView:
         waits: waits in collectives that last, and what the watch of live loops reports.
         links: what its links can carry in each direction, such as ``eth0 12 GiB/s``; empty if no speed is known.
         record: the run record that is being written, with its size; empty if there is none.
+        trajectories: the last samples that its ranks have shown, the newest last.
+        trajectory_count: how many samples they have shown altogether.
     """
 
     name: str
@@ -251,6 +272,8 @@ class MeshView:
     waits: tuple[WaitView, ...] = ()
     links: str = ""
     record: str = ""
+    trajectories: tuple[TrajectoryView, ...] = ()
+    trajectory_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_kernel.actor.replica_check import ReplicaCheck
-from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView, WaitView
+from monarch_kernel.base.events import HostView, LoopView, MeshView, RankView, TrajectoryView, WaitView
 from monarch_kernel.base.failure_reports import Cause
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.base.text import aligned, html_table, one_line, plain, printable
@@ -29,6 +29,7 @@ from monarch_kernel.notebook.output.folding import OutputFolder, render
 from monarch_kernel.notebook.output.logs import log_lines
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.notebook.view.text import mesh_html, mesh_text
+from monarch_kernel.notebook.view.trajectories import trajectories_message
 from monarch_kernel.runtime.diagnostics.call_waits import call_waits
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Activity, AwaitedCall, Collective, Doing
@@ -208,7 +209,10 @@ def test_tables_execute_nothing(text: str) -> None:
         lost_hosts=(HostView(1, name, "lost", name),),
         loops=(LoopView((1, 1), "t", name, 1, None, "running", 1.0, 0.0),),
         waits=(WaitView(name, (0,)),),
+        trajectories=(TrajectoryView(0, name, name),),
+        trajectory_count=1,
     )
+    assert not any(map(executes, trajectories_message(view)["samples"][0][3:]))
     shown, markup = mesh_text(view), mesh_html(view)
     assert not executes(shown)
     assert not executes(markup)

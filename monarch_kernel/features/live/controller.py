@@ -10,9 +10,18 @@ from typing import TypeVar
 from monarch_kernel.base.events import LoopView, MeshView
 from monarch_kernel.features.live.loops import AddressedGrant, Journal, LoopBook, LoopListener, LoopRecord
 from monarch_kernel.features.live.pace import Grant
+from monarch_kernel.features.live.trajectories import TrajectoryBook
 from monarch_kernel.features.watch.findings import Trouble
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import LoopLeft, LoopPreempted, LoopReport, LoopStarted, LoopStep, Preload
+from monarch_kernel.net.wire.messages import (
+    LoopLeft,
+    LoopPreempted,
+    LoopReport,
+    LoopStarted,
+    LoopStep,
+    Preload,
+    Trajectories,
+)
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.extensions import Core, Extension, register
 from monarch_kernel.runtime.controller.process_records import RankRecord
@@ -32,17 +41,20 @@ class LoopExtension(Extension):
 
     Attributes:
         book: all loops of the session.
+        trajectories: the samples that ranks have shown.
     """
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self.book = LoopBook()
+        self.trajectories = TrajectoryBook()
         self.handlers = {
             LoopStarted: self._started,
             LoopReport: self._reported,
             LoopStep: self._in_step,
             LoopLeft: self._left,
             LoopPreempted: self._preempted,
+            Trajectories: self._sampled,
         }
         self._ready_to_train: set[int] = set()  # hosts whose zygote has preloaded `FOR_TRAINING`
 
@@ -57,7 +69,9 @@ class LoopExtension(Extension):
         return self.send(self.book.gone(proc))
 
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
-        return replace(view, loops=tuple(loop.view(now, points=False) for loop in self.book.shown(procs)))
+        samples, count = self.trajectories.of(view.name, procs)
+        loops = tuple(loop.view(now, points=False) for loop in self.book.shown(procs))
+        return replace(view, loops=loops, trajectories=samples, trajectory_count=count)
 
     def closed(self) -> None:
         for journal in self.book.journals.values():
@@ -79,6 +93,10 @@ class LoopExtension(Extension):
 
     def _preempted(self, record: RankRecord, message: LoopPreempted, now: float) -> list[Effect]:
         return self.send(self.book.preempted(record.spec.proc, message))
+
+    def _sampled(self, record: RankRecord, message: Trajectories, now: float) -> list[Effect]:
+        self.trajectories.add(record.spec.mesh, record.spec.proc, record.spec.rank, message)
+        return []
 
     def _left(self, record: RankRecord, message: LoopLeft, now: float) -> list[Effect]:
         return self.send(self.book.left(record.spec.proc, message, now))

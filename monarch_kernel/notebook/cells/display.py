@@ -154,6 +154,7 @@ class LiveView:
             *((loop.key, loop.state, loop.step) for loop in view.loops),
             *view.waits,
             *view.lost_hosts,
+            view.trajectory_count,
         )
         if states != self._states or any(rank.state == "running" for rank in view.ranks):
             if force or now >= self._at + every_s:

@@ -54,6 +54,7 @@ from monarch_kernel.notebook.view.frames import (
     mesh_frame,
     to_json,
 )
+from monarch_kernel.notebook.view.trajectories import trajectories_message
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.rpc.future import Future
@@ -125,6 +126,7 @@ class Viewer:
         self._send = send
         self._shown: tuple[MeshFrame, ...] | None = None
         self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as last sent
+        self._trajectories: dict[str, dict[str, Any]] = {}  # likewise
 
     def handle(self, message: object) -> None:
         """Handle a message of the viewer; messages that are not of the protocol are ignored."""
@@ -135,6 +137,7 @@ class Viewer:
             self.looks_until = time.monotonic() + GONE_S
         if kind == "hello":
             self._shown = self._curves = None
+            self._trajectories = {}
             self.send({"kind": "history", "meshes": self._viewers.history(self.mesh)})
             self._viewers.publish(force=True)
         elif kind == "away":
@@ -160,6 +163,14 @@ class Viewer:
             if before != message:
                 same = {"earlier"} if before.get("earlier") == message["earlier"] else ()
                 self.send({key: value for key, value in message.items() if key not in same})
+
+    def show_trajectories(self, messages: Mapping[str, dict[str, Any]]) -> None:
+        """Send the samples of meshes that differ from those sent last."""
+        sent = self._trajectories
+        self._trajectories = {mesh: message for mesh, message in messages.items() if self.mesh in ("", mesh)}
+        for mesh, message in self._trajectories.items():
+            if sent.get(mesh) != message:
+                self.send(message)
 
     @property
     def is_new(self) -> bool:
@@ -194,6 +205,7 @@ class Viewers:
         self._viewers: list[Viewer] = []
         self._last: dict[str, MeshFrame] = {}
         self._doing: dict[str, _DoingNow] = {}
+        self._trajectories: dict[str, dict[str, Any]] = {}  # of the last frame, by mesh
         self._seq = 0
         self._sent_at = self._curves_at = 0.0
         self._lock = threading.Lock()
@@ -270,6 +282,7 @@ class Viewers:
                 curves = self._curves(frame)
                 for viewer in looking:
                     viewer.show_curves(curves)
+                    viewer.show_trajectories(self._trajectories)
 
     def history(self, mesh: str = "") -> dict[str, list[tuple[int, int]]]:
         """Return how many bytes went to and from the ranks of meshes in each of the last seconds."""
@@ -283,8 +296,11 @@ class Viewers:
         at = time.time()
         meshes = list(self._meshes())
         found = []
+        self._trajectories = {}
         for mesh in meshes:
             view = mesh.view()
+            if view.trajectories:
+                self._trajectories[mesh.name] = trajectories_message(view)
             doing = self._doing.setdefault(mesh.name, _DoingNow())
             is_busy = any(rank.running_s > _DOING_AFTER_S for rank in view.ranks) and len(view.ranks) <= CARDS
             found.append(mesh_frame(view, at, self._last.get(mesh.name), doing.poll(mesh, view) if is_busy else None))

@@ -22,6 +22,9 @@ The kernel sends:
   are not finite are null. ``earlier`` has the curves of the loops of the mesh that ended before, each with its ``where``: the
   last `EARLIER` of them, the oldest first; if it is omitted, they are those of the last message. The kernel sends curves after
   a ``hello``, and then at most once a second, if they have changed.
+- ``trajectories``: ``mesh``, ``count``, and ``samples``: the last samples of `live.trajectory`, the newest first, each [rank,
+  version, reward, prompt, completion]. A version or reward that is not known is null, and a reward that is not finite a text.
+  They are sent as curves are.
 - ``history``: ``meshes``, name -> bytes per second received and sent, [[in, out], ...], for each of the last 60 seconds.
 - ``reply``: ``id``, ``ok``, ``text``: the result of the command, or the reason why it failed.
 

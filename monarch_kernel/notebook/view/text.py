@@ -14,6 +14,7 @@ from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seco
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.pictures import curves_html
+from monarch_kernel.notebook.view.trajectories import trajectories_html
 
 __all__ = ["detached_text", "late_text", "mesh_html", "mesh_line", "mesh_text", "meshes_text"]
 
@@ -65,7 +66,7 @@ def mesh_text(view: MeshView) -> str:
 
 
 def mesh_html(view: MeshView, at: float | None = None) -> str:
-    """Format one mesh, its ranks and its curves as HTML that needs neither a script nor a style sheet.
+    """Format one mesh, its ranks, curves and samples as HTML that needs neither a script nor a style sheet.
 
     Args:
         view: the state of the mesh; only curves with points are drawn.
@@ -94,7 +95,7 @@ def mesh_html(view: MeshView, at: float | None = None) -> str:
     caption = _caption(view) + ("" if at is None else f" (as of {_moment(at)})")
     table = html_table(caption, columns, below, mark=mark, wraps=("last error",))
     # A live view next to it hides it by this class.
-    return f'<div class="mk-static">{table}{curves_html(view.loops)}</div>'
+    return f'<div class="mk-static">{table}{curves_html(view.loops)}{trajectories_html(view)}</div>'
 
 
 def _moment(at: float) -> str:

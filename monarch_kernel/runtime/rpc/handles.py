@@ -36,6 +36,7 @@ class ProcessContext:
         python: The interpreter that was chosen for this process; empty for that of its host.
         loops: The live loops that its code runs.
         checks: Compares replicas with other ranks in these loops.
+        trajectories: Sends the samples that its code shows.
         program: Returns the client of the current session of a program; None without a session.
     """
 
@@ -45,6 +46,7 @@ class ProcessContext:
         self.python = ""
         self.loops: Any = None
         self.checks: Any = None
+        self.trajectories: Any = None
         self.program: Callable[[], Any] = lambda: None
 
 

@@ -6,12 +6,13 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.notebook.magics import viewers
-from monarch_kernel.notebook.magics.viewers import _DoingNow
+from monarch_kernel.notebook.magics.viewers import Viewers, _DoingNow
 from tests.support.waiting import LONG_S, wait_until
 
 
@@ -59,3 +60,29 @@ def test_a_rank_that_runs_something_else_is_no_longer_where_it_was(procs: ProcMe
     assert list(doing.poll(procs, replace(view, ranks=(first, second._replace(restarts=1))))) == [0]
     running.interrupt()
     assert running.exception(LONG_S) is not None
+
+
+def test_a_page_gets_trajectories_once_and_again_when_there_are_new_ones(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(viewers, "_CURVES_EVERY_S", 0.0)
+    shown = Viewers(lambda: [procs], lambda command: "")
+    sent: list[dict[str, Any]] = []
+    viewer = shown.connect(sent.append, procs.name)
+    other = shown.connect(lambda message: pytest.fail(f"another mesh: {message}") if "count" in message else None, "x")
+
+    def counts() -> list[int]:
+        return [message["count"] for message in sent if message["kind"] == "trajectories"]
+
+    viewer.handle({"kind": "hello"})
+    other.handle({"kind": "hello"})
+    assert counts() == []
+    for number in (1, 2):
+        procs[0:1].run(f"live.trajectory('p', 'c{number}', 0.5, {number})").get(LONG_S)
+        wait_until(lambda n=number: procs.view().trajectory_count == n, "the sample")  # type: ignore[misc]
+        for _ in range(2):
+            shown.publish(force=True)
+        assert counts() == list(range(1, number + 1))
+    assert sent[-1]["samples"] == [[0, 2, 0.5, "p", "c2"], [0, 1, 0.5, "p", "c1"]]
+    viewer.handle({"kind": "hello"})
+    assert counts() == [1, 2, 2]

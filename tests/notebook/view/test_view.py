@@ -574,6 +574,51 @@ def test_a_curve_has_a_band_from_minimum_to_maximum_and_names_their_ranks(view: 
     assert not loop.locator(".mk-ends").first.is_visible()
 
 
+def samples(*numbers: int, count: int = 0) -> dict[str, Any]:
+    """Make a message with a sample for each number, the newest first."""
+    rows = [[number % 4, number, number / 8, f"prompt {number}", f"answer {number}\nline 2"] for number in numbers]
+    return {"kind": "trajectories", "mesh": "trainers", "count": count or len(rows), "samples": rows}
+
+
+def test_trajectories_are_shown_as_text_with_the_newest_first(view: ViewPage) -> None:
+    message = samples(9, 8, count=1_234)
+    message["samples"] += [[0, None, None, "<img src=x onerror=alert(1)>", "<b>bold</b>"], [1, 0, "nan", "", ""]]
+    view.receive(message)  # before there is a frame
+    view.frame(golden("small"))
+    shown = view.page.get_by_role("list", name="Trajectories of trainers")
+    assert [each.inner_text().split("\n") for each in shown.locator(".mk-sample-head").all()] == [
+        ["rank 1 · version 9", "reward 1.125"],
+        ["rank 0 · version 8", "reward 1"],
+        ["rank 0"],
+        ["rank 1 · version 0", "reward nan"],
+    ]
+    assert shown.locator(".mk-completion").first.inner_text() == "answer 9\nline 2"
+    assert shown.locator(".mk-prompt").nth(2).inner_text() == "<img src=x onerror=alert(1)>"
+    assert shown.locator("img, b").count() == 0
+    assert (
+        view.page.locator(".mk-trajectories summary").first.inner_text() == "Trajectories the last 4 of 1,234 samples"
+    )
+    others = view.page.get_by_role("region", name="Mesh generators")
+    assert not others.locator(".mk-trajectories").is_visible()
+
+
+@pytest.mark.slow
+def test_trajectories_stay_while_the_user_has_scrolled_to_read_them(view: ViewPage) -> None:
+    view.frame(golden("small"))
+    view.receive(samples(*range(20, 0, -1)))
+    shown = view.page.get_by_role("list", name="Trajectories of trainers")
+    held = view.page.get_by_role("region", name="Mesh trainers").get_by_text("Newer samples are above")
+    assert not held.is_visible()
+    shown.evaluate("node => { node.scrollTop = 100; }")
+    view.receive(samples(*range(21, 1, -1), count=21))
+    assert shown.locator(".mk-prompt").first.inner_text() == "prompt 20"
+    assert held.is_visible()
+    assert "of 21 samples" in view.page.locator(".mk-trajectories summary").first.inner_text()
+    shown.evaluate("node => { node.scrollTop = 0; }")
+    shown.locator(".mk-prompt").first.filter(has_text="prompt 21").wait_for()
+    assert not held.is_visible()
+
+
 @pytest.mark.slow
 def test_the_speeds_of_links_are_below_the_name_of_the_mesh(view: ViewPage) -> None:
     frame = golden("loops")
@@ -1029,6 +1074,7 @@ def test_axe_finds_nothing(view: ViewPage, theme: str) -> None:
         }
     ]
     view.receive({"kind": "curves", "mesh": "trainers", "loops": curves})
+    view.receive(samples(2, 1))
     assert _violations(view) > 20
     assert judged > 60  # axe skips elements that it can't judge
 

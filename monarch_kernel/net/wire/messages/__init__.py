@@ -130,6 +130,8 @@ from monarch_kernel.net.wire.messages.training import (
     SkipGroupNames,
     StoreCall,
     StoreOperation,
+    Trajectories,
+    Trajectory,
 )
 
 __all__ = [
@@ -229,6 +231,8 @@ __all__ = [
     "StoreCall",
     "StoreOperation",
     "Sync",
+    "Trajectories",
+    "Trajectory",
     "Unhandled",
     "UseParent",
     "WatchProcess",

@@ -28,6 +28,8 @@ __all__ = [
     "SkipGroupNames",
     "StoreCall",
     "StoreOperation",
+    "Trajectories",
+    "Trajectory",
 ]
 
 
@@ -228,6 +230,22 @@ class LoopReport(Message, frozen=True):
     peak: float = 0.0
     alarms: tuple[LoopAlarm, ...] = ()
     loader_s: float = 0.0
+
+
+class Trajectory(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A sample: what was generated for a prompt, its reward, and the version of the weights that generated it."""
+
+    prompt: str
+    completion: str
+    reward: float | None = None
+    version: int | None = None
+
+
+class Trajectories(Message, frozen=True):
+    """Show the last samples of a rank; since its last such message it has had ``count`` of them, which may be more."""
+
+    count: int
+    samples: tuple[Trajectory, ...]
 
 
 class LoopStep(Message, frozen=True):

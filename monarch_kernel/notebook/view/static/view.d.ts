@@ -141,6 +141,17 @@ export interface CurvesMessage {
   earlier?: EarlierLoop[];
 }
 
+/** A reward is null if there is none, and a text such as `nan` if it is not finite. */
+export type Sample = [rank: number, version: number | null, reward: number | string | null, prompt: string, completion: string];
+
+/** The last samples that the ranks of a mesh have shown, the newest first, and how many they have shown. */
+export interface TrajectoriesMessage {
+  kind: "trajectories";
+  mesh: string;
+  count: number;
+  samples: Sample[];
+}
+
 export interface ReplyMessage {
   kind: "reply";
   id: string;
@@ -193,7 +204,7 @@ export interface LinkMessage {
 }
 
 export type FromKernel =
-  FrameMessage | HistoryMessage | CurvesMessage | ReplyMessage | RunsMessage | ComparedMessage;
+  | FrameMessage | HistoryMessage | CurvesMessage | TrajectoriesMessage | ReplyMessage | RunsMessage | ComparedMessage;
 
 export interface CommandMessage {
   kind: "command";

@@ -2012,6 +2012,49 @@ class Loop {
   }
 }
 
+// --- Trajectories -----------------------------------------------------------------------------------------------------
+
+/** The last samples that the ranks of a mesh have shown, the newest first. */
+class Trajectories {
+  /** @param {string} mesh */
+  constructor(mesh) {
+    /** @type {import("./view.js").Sample[] | null} */
+    this.pending = null;
+    this.count = element("span", "mk-hint");
+    this.held = element("p", "mk-hint", {}, "Newer samples are above. Scroll to the top to see them.");
+    this.held.hidden = true;
+    this.list = element("ul", "mk-samples", { tabindex: "0", "aria-label": `Trajectories of ${mesh}`, "data-lm-suppress-shortcuts": "true" });
+    this.node = element("details", "mk-block mk-trajectories", { open: "" },
+      element("summary", "", {}, element("span", "mk-title", {}, "Trajectories"), " ", this.count), this.held, this.list);
+    this.node.hidden = true;
+    this.list.addEventListener("scroll", () => this.render());
+  }
+
+  /** @param {import("./view.js").TrajectoriesMessage} message */
+  draw({ count, samples }) {
+    this.pending = samples;
+    show(this.node, samples.length > 0);
+    write(this.count, `the last ${samples.length} of ${counted(count, "sample")}`);
+    this.render();
+  }
+
+  /** Draws what has arrived, unless the user has scrolled to read something. */
+  render() {
+    const isHeld = this.pending !== null && this.list.scrollTop > 0;
+    show(this.held, isHeld);
+    if (isHeld || this.pending === null) return;
+    this.list.replaceChildren(...this.pending.map(([rank, version, reward, prompt, completion]) => {
+      const facts = [`rank ${rank}`, ...(version === null ? [] : [`version ${version}`])];
+      const earned = typeof reward === "number" ? reward.toPrecision(4).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "") : reward;
+      return element("li", "mk-sample", {},
+        element("p", "mk-sample-head", {}, element("span", "mk-hint", {}, facts.join(" · ")),
+          ...(earned === null ? [] : [element("span", "mk-figure", {}, `reward ${earned}`)])),
+        element("p", "mk-prompt", {}, prompt), element("p", "mk-completion", {}, completion));
+    }));
+    this.pending = null;
+  }
+}
+
 // --- Meshes -----------------------------------------------------------------------------------------------------------
 
 const TITLES = /** @type {Record<Command, string>} */ ({
@@ -2038,6 +2081,7 @@ class Mesh {
     /** @type {Map<string, Loop>} */
     this.loops = new Map();
     this.loopList = element("div", "mk-loops");
+    this.trajectories = new Trajectories(name);
     this.waits = element("ul", "mk-stalls", { "aria-label": "Waits" });
     this.waits.hidden = true;
     this.errors = new Errors(this);
@@ -2062,7 +2106,8 @@ class Mesh {
         element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
         this.actions),
       this.replies.node, element("div", "mk-summary", {}, element("div", "mk-counted", {}, this.countList, this.density), this.traffic.node),
-      this.loopList, this.notes, this.waits, this.errors.node, this.body);
+      this.loopList, this.trajectories.node, this.notes, this.waits, this.errors.node, this.body);
+    this.drawTrajectories();
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -2140,6 +2185,12 @@ class Mesh {
   drawCurves() {
     const { loops = [], earlier = [] } = this.page.curves.get(this.name) ?? {};
     for (const { request, number, curves } of loops) this.loops.get(`${request} ${number}`)?.drawCurves(curves, earlier);
+  }
+
+  /** Draws the last samples that arrived, possibly before the mesh did. */
+  drawTrajectories() {
+    const message = this.page.trajectories.get(this.name);
+    if (message) this.trajectories.draw(message);
   }
 
   /** @param {MeshFrame} frame @param {number} at */
@@ -2247,6 +2298,8 @@ class Page {
     this.histories = new Map();
     /** @type {Map<string, import("./view.js").CurvesMessage>} */
     this.curves = new Map();
+    /** @type {Map<string, import("./view.js").TrajectoriesMessage>} */
+    this.trajectories = new Map();
     /** @type {Map<string, Mesh>} */
     this.meshes = new Map();
     this.banner = element("p", "mk-banner", { role: "status" });
@@ -2291,6 +2344,9 @@ class Page {
     } else if (message.kind === "curves") {
       this.curves.set(message.mesh, { ...message, earlier: message.earlier ?? this.curves.get(message.mesh)?.earlier });
       this.meshes.get(message.mesh)?.drawCurves();
+    } else if (message.kind === "trajectories") {
+      this.trajectories.set(message.mesh, message);
+      this.meshes.get(message.mesh)?.drawTrajectories();
     } else if (message.kind === "reply") {
       const onReply = this.awaited.get(message.id);
       this.awaited.delete(message.id);
@@ -2343,6 +2399,7 @@ class Page {
       this.meshes.delete(name);
       this.histories.delete(name);
       this.curves.delete(name);
+      this.trajectories.delete(name);
     }
     frames.forEach((each, i) => {
       let mesh = this.meshes.get(each.name);
