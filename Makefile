@@ -40,7 +40,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lab test test-slow test-timing test-conformance test-trackers test-field test-vllm test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-collectives bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
+.PHONY: help demo demo-vllm lab test test-slow test-timing test-conformance test-trackers test-field test-vllm test-all test-repeat ready installed collected typescript engines lint format bytecode bench bench-compare bench-notebook bench-scale bench-links bench-view bench-live bench-record bench-watch bench-collectives bench-parallel bench-checkpoint bench-survival bench-tensors bench-faults campaign soak gpu gpu-wheels docs docs-notebooks docs-test docs-test-field docs-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ bytecode: $(VENV)/.stamp
 
 demo: bytecode ## Run a notebook on this machine, the first or NOTEBOOK=04_actors_rl; the result is in build/demo
 	$(BIN)/python notebooks/execute.py notebooks/$(NOTEBOOK).ipynb --out build/demo
+
+# Ranks have the interpreter of the kernel, and the kernel that of this command.
+IN_VLLM = JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter PATH="$(CURDIR)/$(VLLM_VENV)/bin:$$PATH" $(VLLM_VENV)/bin/python
+
+demo-vllm: bytecode $(VLLM_VENV)/.stamp ## Run the notebook on post-training with vLLM on CPUs; installs it (2.5 GB on disk)
+	$(IN_VLLM) notebooks/execute.py notebooks/11_post_training.ipynb --out build/demo
 
 lab: bytecode $(PANEL) ## Open the notebooks in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir notebooks
@@ -78,8 +84,8 @@ test-trackers: bytecode $(TRACKERS_VENV)/.stamp ## Test what run records send to
 		tests/train/record/test_trackers.py tests/features/record/test_archiving.py $(ARGS)
 
 test-vllm: bytecode $(VLLM_VENV)/.stamp ## Test the Generator with vLLM on CPUs; installs it (2.5 GB on disk)
-	$(VLLM_VENV)/bin/python -m pytest -p no:cacheprovider --tier=slow tests/integrations/vllm/test_generator.py \
-		tests/integrations/vllm/test_reinforcement.py $(ARGS)
+	$(IN_VLLM) -m pytest -p no:cacheprovider --tier=slow tests/integrations/vllm/test_generator.py \
+		tests/integrations/vllm/test_reinforcement.py tests/test_demo_post_training.py $(ARGS)
 
 test-all: test ## Run all tiers, and fail if a test of the default tier twice takes over 5 s
 	$(BIN)/python -m tests.support.limit
@@ -184,8 +190,8 @@ docs: $(DOCS_VENV)/.stamp ## Build the documentation site in build/docs/html, wi
 	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -j 2 -c docs/site -d $(SITE)/doctrees $(SITE)/source $(SITE)/html
 	@echo "open file://$(CURDIR)/$(SITE)/html/index.html"
 
-docs-notebooks: bytecode ## Execute all notebooks for the site; takes about two minutes for each
-	$(foreach path,$(wildcard notebooks/*.ipynb),$(BIN)/python notebooks/execute.py $(path) --out build/demo &&) true
+docs-notebooks: bytecode ## Execute all notebooks for the site, but that on vLLM (demo-vllm); takes about two minutes for each
+	$(foreach path,$(filter-out notebooks/11_post_training.ipynb,$(wildcard notebooks/*.ipynb)),$(BIN)/python notebooks/execute.py $(path) --out build/demo &&) true
 
 docs-test: bytecode ## Run the examples of the README and docs/ that show an output, and compare; ARGS="docs/actors.md" for some
 	$(BIN)/python -m docs.site.blocks $(ARGS)

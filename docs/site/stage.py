@@ -62,6 +62,7 @@ SECTIONS = {
             ),
             "Further": (
                 ("notebooks/04_actors_rl", "generators and a trainer as actors"),
+                ("notebooks/11_post_training", "GRPO with vLLM and FSDP"),
                 ("notebooks/07_many_machines", "hosts, on one machine"),
             ),
         },
