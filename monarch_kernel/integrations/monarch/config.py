@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import enum
 import functools
 import inspect
@@ -48,38 +49,62 @@ _PART = re.compile(r"\s*(\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 _DURATIONS = {
     "actor_spawn_max_idle": "30s",
     "channel_net_rx_buffer_full_check_interval": "5s",
+    "channel_reconnect_timeout": "1m",
+    "channel_tcp_keepalive_idle": "1m",
     "cleanup_timeout": "3s",
+    "forwarder_flush_timeout": "5s",
     "get_actor_state_max_idle": "30s",
     "get_proc_state_max_idle": "1m",
     "host_spawn_ready_timeout": "30s",
+    "mesh_admin_config_dump_bridge_timeout": "5s",
+    "mesh_admin_pyspy_bridge_timeout": "13s",
+    "mesh_admin_pyspy_client_timeout": "20s",
+    "mesh_admin_pyspy_max_profile_duration": "5m",
+    "mesh_admin_pyspy_timeout": "10s",
+    "mesh_admin_query_child_timeout": "100ms",
+    "mesh_admin_resolve_actor_timeout": "200ms",
+    "mesh_admin_single_host_timeout": "3s",
+    "mesh_admin_tree_timeout": "10s",
     "mesh_attach_config_timeout": "1m",
     "mesh_orphan_timeout": "1m",
     "mesh_proc_spawn_max_idle": "30s",
     "mesh_terminate_timeout": "10s",
     "message_ack_time_interval": "500ms",
     "message_delivery_timeout": "30s",
+    "otel_metric_export_interval": "1s",
+    "pending_actor_delivery_timeout": "30s",
     "proc_stop_max_idle": "30s",
     "process_exit_timeout": "10s",
+    "process_memory_metric_interval": "5m",
+    "rdma_qp_init_timeout": "30s",
     "remote_allocator_heartbeat_interval": "5m",
+    "server_heartbeat_interval": "1s",
     "split_max_buffer_age": "50ms",
     "stop_actor_timeout": "10s",
+    "stop_grace_period": "10s",
     "supervision_poll_frequency": "10s",
     "supervision_watchdog_timeout": "2m",
 }
 _NUMBERS = {
     "codec_max_frame_length": 10 << 30,
     "max_cast_dimension_size": 16,
+    "max_cast_fanout": 16,
+    "mesh_admin_max_concurrent_resolves": 2,
     "mesh_terminate_concurrency": 16,
     "message_ack_every_n_messages": 1000,
     "message_ttl_default": 64,
     "rdma_max_chunk_size_mb": 64,
-    "rdma_min_stripe_size_kb": 0,
-    "rdma_qps_per_cq": 1,
+    "rdma_min_stripe_size_kb": 512,
+    "rdma_qps_per_cq": 64,
+    "rdma_qps_per_peer": 4,
     "rdma_runtime_worker_threads": 4,
+    "rdma_tcp_fallback_parallelism": 1,
     "read_log_buffer": 100,
+    "sequencer_max_locked_keys": 128,
     "small_write_threshold": 256,
     "split_max_buffer_size": 5,
     "tail_log_lines": 0,
+    "terminated_snapshot_retention": 100,
 }
 _SWITCHES = {
     "actor_queue_dispatch": False,
@@ -87,24 +112,37 @@ _SWITCHES = {
     "enable_dest_actor_reordering_buffer": True,
     "enable_file_capture": False,
     "enable_log_forwarding": False,
+    "enable_otel_metrics": True,
+    "enable_otel_tracing": True,
+    "enable_recorder_tracing": True,
+    "enable_sqlite_tracing": False,
+    "enable_unawaited_python_task_traceback": False,
     "force_file_log": False,
     "mesh_bootstrap_enable_pdeathsig": True,
     "prefix_with_rank": True,
     "rdma_allow_tcp_fallback": True,
-    "rdma_cq_poller_per_device": False,
+    "rdma_cq_poller_per_device": True,
     "rdma_disable_ibverbs": False,
+    "rdma_host_odp": False,
     "remote_alloc_bind_to_inaddr_any": False,
+    "scuba_log_enter_exit": False,
     "shared_asyncio_runtime": False,
+    "use_direct_spawn": False,
 }
 _TEXTS = {
     "channel_tcp_congestion": "",
+    "file_log_level": "",
     "mesh_admin_addr": "[::]:1729",
+    "monarch_log_suffix": "",
+    "proc_launcher_kind": "",
     "pyspy_bin": "",
     "rdma_ibverbs_target": "",
     "rdma_peer_device_affinity": "",
     "remote_alloc_bootstrap_addr": "",
 }
-_TRANSPORT, _NICS, _PORTS = "default_transport", "rdma_max_nics_per_buffer", "remote_alloc_allowed_port_range"
+_TRANSPORT, _PORTS = "default_transport", "remote_alloc_allowed_port_range"
+_MAY_BE_NONE = {"rdma_max_nics_per_buffer": int, "tokio_worker_threads": int, "mesh_orphan_timeout": str, _PORTS: slice}
+"""Options that may be None, and the types of their other values."""
 _DEFAULTS: dict[str, Any] = {
     **_DURATIONS,
     **_NUMBERS,
@@ -113,11 +151,16 @@ _DEFAULTS: dict[str, Any] = {
     "default_encoding": Encoding.Multipart,
     "message_latency_sampling_rate": 0.01,
     _TRANSPORT: BindSpec(ChannelTransport.Unix),
-    _NICS: None,
+    "rdma_max_nics_per_buffer": None,
+    "tokio_worker_threads": None,
     _PORTS: None,
 }
 
 _set: dict[str, Any] = {}
+
+
+class InvalidOptionError(ValueError, TypeError):
+    """A number is out of the range of its option. Monarch raises a TypeError."""
 
 
 def configure(**options: Any) -> None:
@@ -214,27 +257,25 @@ def _parametrized(values: dict[str, Iterable[Any]], combine: Callable[..., Itera
 def _checked(name: str, value: Any) -> Any:
     """Return the value as it is kept."""
     if name not in _DEFAULTS:
-        raise ValueError(f"unknown option {name!r}; the options are {', '.join(sorted(_DEFAULTS))}")
+        near = difflib.get_close_matches(name, _DEFAULTS)
+        hint = f"did you mean {' or '.join(near)}?" if near else "get_global_config() has all options"
+        raise ValueError(f"unknown option {name!r}; {hint}")
     if name == _TRANSPORT:
         return value if isinstance(value, BindSpec) else BindSpec(value)
-    if name == _NICS:
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise TypeError(f"{name} must be an int or None, not {value!r}")
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-        return value
-    wanted: Any = slice if name == _PORTS else type(_DEFAULTS[name])
-    if name == _PORTS and value is None:
-        return value
+    if value is None and name in _MAY_BE_NONE:
+        return None
+    wanted: Any = _MAY_BE_NONE.get(name) or type(_DEFAULTS[name])
     if not isinstance(value, (int, float) if wanted is float else wanted) or (
         isinstance(value, bool) and wanted is not bool
     ):
-        raise TypeError(f"{name} must be a {wanted.__name__}, not {value!r}")
+        or_none = " or None" if name in _MAY_BE_NONE else ""
+        raise TypeError(f"{name} must be a {wanted.__name__}{or_none}, not {value!r}")
     if name in _DURATIONS:
         return _duration(name, str(value))
-    if name in _NUMBERS and value < 0:
-        raise ValueError(f"{name} must be at least 0, not {value}")
-    return value
+    least = 1 if name in _MAY_BE_NONE else 0
+    if wanted is int and value < least:
+        raise InvalidOptionError(f"{name} must be at least {least}, not {value}")
+    return float(value) if wanted is float else value
 
 
 def _duration(name: str, text: str) -> str:

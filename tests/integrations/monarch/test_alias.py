@@ -208,6 +208,10 @@ def test_options_of_the_runtime_are_checked_and_kept() -> None:
         ({"message_delivery_timeout": 7}, TypeError),
         ({"tail_log_lines": True}, TypeError),
         ({"tail_log_lines": -1}, ValueError),
+        ({"rdma_qps_per_peer": -1}, TypeError),
+        ({"enable_otel_metrics": 1}, TypeError),
+        ({"tokio_worker_threads": 0}, ValueError),
+        ({"stop_grace_period": None}, TypeError),
         ({"enable_log_forwarding": "yes"}, TypeError),
         ({"message_latency_sampling_rate": "0.5"}, TypeError),
         ({"default_transport": 42}, TypeError),
@@ -217,6 +221,18 @@ def test_options_of_the_runtime_are_checked_and_kept() -> None:
     ]:
         with pytest.raises(error):
             configure(tail_log_lines=5, **options) if "tail_log_lines" not in options else configure(**options)
+    with pytest.raises(ValueError, match=r"unknown option 'tail_log_line'; did you mean tail_log_lines"):
+        configure(tail_log_line=5)
+    with configured(
+        enable_otel_metrics=False, tokio_worker_threads=2, mesh_orphan_timeout=None, message_latency_sampling_rate=1
+    ):
+        options = get_global_config()
+    assert (options["enable_otel_metrics"], options["tokio_worker_threads"], options["mesh_orphan_timeout"]) == (
+        False,
+        2,
+        None,
+    )
+    assert isinstance(options["message_latency_sampling_rate"], float)
     before = get_global_config()
     with configured(message_delivery_timeout="90s", tail_log_lines=7, default_transport="tcp") as inside:
         assert (inside["message_delivery_timeout"], inside["tail_log_lines"]) == ("1m 30s", 7)
