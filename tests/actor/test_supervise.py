@@ -158,6 +158,16 @@ class AsyncParent(Actor):
                 file.write("parent\n")
 
 
+class CancelledParent(AsyncParent):
+    """An owner that awaits something that was cancelled."""
+
+    async def __supervise__(self, failure: Any) -> bool:
+        never = asyncio.get_running_loop().create_future()
+        never.cancel()
+        await never
+        return True
+
+
 @pytest.fixture
 def doomed(procs: ProcMesh) -> Iterator[ProcMesh]:
     """Two processes that a test may end."""
@@ -330,6 +340,17 @@ def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any)
 
 
 # -- at the root
+
+
+def test_an_owner_that_awaits_a_cancelled_future_fails(one: Any, other: Any, faults: list[Any]) -> None:
+    parent = one.spawn("parent", CancelledParent)
+    child = parent.spawn.call_one(other).get(LONG_S)
+    child.fail.broadcast("nobody asked")
+    wait_until(lambda: faults, "the hook")
+    assert "CancelledError" in faults[0].report()
+    assert "nobody asked" in faults[0].report()
+    with pytest.raises(api.SupervisionError, match="CancelledError"):
+        parent.failures.call_one().get(LONG_S)
 
 
 def test_an_unhandled_failure_reaches_the_hook_once(one: Any, faults: list[Any]) -> None:

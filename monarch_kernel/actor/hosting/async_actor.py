@@ -67,7 +67,12 @@ class AsyncRunner:
                 supervise = getattr(self._host.instance, "__supervise__", None)
                 is_handled, error = None, None
                 if supervise is not None:
-                    is_handled, error = await outcome(partial(supervise, failure))
+                    try:
+                        is_handled, error = await outcome(partial(supervise, failure))
+                    except asyncio.CancelledError as raised:
+                        if self._host.executor.over or self._host.death is not None:
+                            raise  # this task was cancelled, as the actor ends
+                        error = raised  # __supervise__ has awaited something that was cancelled
                 if self._host.death is None and not self._host.end_unless_handled(failure, is_handled, error):
                     for call in self._calls:
                         call.task.cancel()
