@@ -238,8 +238,8 @@ class RanksError(MonarchError):
 
     @property
     def exception(self) -> BaseException:
-        """The primary failure as an exception object."""
-        return rebuild_exception(self.primary)
+        """The primary failure as an exception object; the error itself, if a program made it without reports."""
+        return rebuild_exception(self.primary) if self.reports else self
 
     @property
     def failures(self) -> dict[Any, BaseException]:
@@ -257,7 +257,7 @@ class RanksError(MonarchError):
 
     def __repr__(self) -> str:
         said = "; ".join(f"{format_ranks(ranks)} {failure.headline()}" for failure, ranks in self.groups())
-        return f"<{type(self).__name__}: {self.what}: {said}>"
+        return f"<{type(self).__name__}: {self.what}{': ' if said else ''}{said}>"
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -335,7 +335,18 @@ class RemoteError(RanksError):
 
 
 class SupervisionError(RanksError, RuntimeError):
-    """A rank or actor that the call needs is dead or stopped."""
+    """A rank or actor that the call needs is dead or stopped.
+
+    A program can make one of a text: ``SupervisionError("the trainers are gone")``.
+    """
+
+    def __init__(
+        self,
+        what: str = "",
+        reports: Mapping[Any, Failure] | None = None,
+        results: Mapping[Any, Any] | None = None,
+    ) -> None:
+        super().__init__(what, reports or {}, results)
 
 
 class ActorDiedError(SupervisionError, ActorError):

@@ -47,16 +47,16 @@ class Buffer(Handle):
     program must order it with concurrent writes.
 
     Args:
-        thing: a tensor on the CPU or a CUDA device, a NumPy array, or anything with the buffer protocol; of any shape, dtype
+        data: a tensor on the CPU or a CUDA device, a NumPy array, or anything with the buffer protocol; of any shape, dtype
             and strides. For a device, this waits for the work that the calling thread has queued on its current stream.
 
     Raises:
         TypeError: its memory can't be read as it is; the text says what to pass instead.
     """
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, data: Any) -> None:
         client = client_here()
-        memory = memory_of(thing)
+        memory = memory_of(data)
         settle(memory)
         handle = client.exports.lend(memory, context().actor_instance.actor_id)
         ending = weakref.finalize(self, client.exports.end, handle.lease)

@@ -6,8 +6,8 @@ import importlib
 import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
-from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
+from types import FunctionType, GenericAlias
+from typing import Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar
 
 from monarch_kernel.actor.actor import WITH_PORT, Actor, Endpoint, EndpointSpec, from_outline, sources_of
 from monarch_kernel.actor.context import context
@@ -46,6 +46,8 @@ class Procs(Protocol):
 
 class ActorMesh(Handle, Shaped):
     """Actors of one class, one per rank. The endpoints are attributes."""
+
+    __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # for annotations of Monarch: ActorMesh[Trainer]
 
     def __init__(
         self,

@@ -107,13 +107,13 @@ class HostMesh(Handle, Shaped):
         """The hosts of this mesh, in the mesh as it was allocated."""
         return self._region
 
-    def with_python_executable(self, python: str) -> HostMesh:
+    def with_python_executable(self, python_executable: str) -> HostMesh:
         """Return the same hosts, on which processes start with this interpreter, as new processes.
 
         The interpreter must have this package, in this version.
         """
-        check_type("python", python, str)
-        return HostMesh(self._client, self._region, self._hosts, python)
+        check_type("python_executable", python_executable, str)
+        return HostMesh(self._client, self._region, self._hosts, python_executable)
 
     def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> DoneAwaitable:
         """Do nothing: processes on this machine use the files of this program. Hosts elsewhere need a shared file system.

@@ -9,7 +9,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -36,6 +36,12 @@ from monarch_kernel.actor.spawning import BootstrapCommand, Start, check_binds, 
 from monarch_kernel.errors import MeshFailure
 from monarch_kernel.rdma import RDMAAction, RDMABuffer
 from tests.support.waiting import LONG_S, wait_until
+
+
+class Raises(Actor):
+    @endpoint
+    def fail(self) -> None:
+        raise api.SupervisionError("the trainers are gone")
 
 
 class Subject(Actor):
@@ -154,6 +160,32 @@ def test_an_actor_error_is_made_of_an_exception() -> None:
     assert "KeyError: 'y'" in named.exception_formatted
 
 
+def test_a_supervision_error_is_made_of_a_text(procs: ProcMesh) -> None:
+    error = api.SupervisionError("the trainers are gone")
+    assert (str(error), error.ranks, error.failures) == ("the trainers are gone", (), {})
+    assert repr(error) == "<SupervisionError: the trainers are gone>"
+    assert error.exception is error
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    with pytest.raises(ActorError, match="SupervisionError: the trainers are gone") as raised:
+        cast(Any, procs.slice(r=0).spawn("raises", Raises)).fail.call_one().get(LONG_S)
+    assert isinstance(raised.value.exception, api.SupervisionError)
+
+
+def test_a_mesh_of_actors_is_annotated_with_its_class() -> None:
+    assert get_args(api.ActorMesh[Raises]) == (Raises,)
+
+
+def test_errors_of_shapes_are_those_of_both_packages() -> None:
+    mesh = ValueMesh.from_indexed(shape={"a": 2}, pairs=[(0, "x"), (1, "y")])
+    for wrong in (lambda: mesh.rename(b="c"), lambda: mesh.split(b=("c", "d"), c=1)):
+        for error in (TypeError, ValueError):
+            with pytest.raises(error, match="unknown axis 'b'"):
+                wrong()
+    for error in (IndexError, ValueError):
+        with pytest.raises(error, match="selects nothing"):
+            mesh.slice(a=slice(2, 3))
+
+
 def test_an_instance_describes_itself(procs: ProcMesh) -> None:
     subject: Any = procs.spawn("subject", Subject)
     name, where, creator, log, size = subject.about.call().get(LONG_S).item(r=1)
@@ -205,7 +237,7 @@ def test_processes_start_with_the_given_interpreter_environment_and_cpus(procs: 
     cpu = min(os.sched_getaffinity(0))
 
     async def use() -> tuple[Any, ...]:
-        hosts = this_host().with_python_executable(str(python))
+        hosts = this_host().with_python_executable(python_executable=str(python))
 
         def command(point: Point) -> BootstrapCommand:
             return default_bootstrap_cmd().with_env({"FOO": f"bar{point['gpus']}"})
@@ -270,7 +302,7 @@ def test_bindings_are_checked() -> None:
 
 def test_buffers_have_a_size_a_timeout_and_remote_names(procs: ProcMesh) -> None:
     memory = torch.arange(8, dtype=torch.uint8)
-    buffer = RDMABuffer(memory)
+    buffer = RDMABuffer(data=memory)
     assert (buffer.size(), buffer.backend, buffer.owner) == (8, "tcp", "process 0")
     into = torch.zeros(8, dtype=torch.uint8)
     assert buffer.read_into(into, timeout=LONG_S).get(LONG_S).nbytes == 8

@@ -211,7 +211,8 @@ class Region:
         """Raise TypeError for an axis that this region does not have."""
         unknown = [axis for axis in axes if axis not in self.extent]
         if unknown:
-            raise TypeError(f"{method}() got an unknown axis {quote(unknown)}; {list_axes(self.extent)}")
+            error = UnknownAxisError if method in ("rename", "split") else TypeError
+            raise error(f"{method}() got an unknown axis {quote(unknown)}; {list_axes(self.extent)}")
 
     def _select(self, picks: Sequence[int | range]) -> Region:
         """Take one int or range of positions for each axis."""
@@ -327,6 +328,14 @@ def _split_axis(axis: str, size: int, names: tuple[str, ...], given: Mapping[str
     return [(name, known.get(name, size // product)) for name in names]
 
 
+class UnknownAxisError(TypeError, ValueError):
+    """An axis to rename or split is unknown: a wrong argument of this package, and a wrong value in Monarch."""
+
+
+class NothingSelectedError(IndexError, ValueError):
+    """A slice is outside of its axis: a wrong index of this package, and a wrong value in Monarch."""
+
+
 def _pick(extent: Extent, axis: str, value: AxisIndex, *, from_end: bool = False) -> int | range:
     """Turn the index of an axis into a checked position, or a checked range of positions."""
     if not isinstance(value, slice):
@@ -342,5 +351,5 @@ def _pick(extent: Extent, axis: str, value: AxisIndex, *, from_end: bool = False
     except TypeError as error:
         raise TypeError(f"axis {axis!r} has size {size}: the bounds of slice {text} must be ints") from error
     if not chosen:
-        raise IndexError(f"axis {axis!r} has size {size}: slice {text} selects nothing")
+        raise NothingSelectedError(f"axis {axis!r} has size {size}: slice {text} selects nothing")
     return chosen

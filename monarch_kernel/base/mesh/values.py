@@ -69,14 +69,14 @@ class ValueMesh(Shaped, Generic[T]):
         return self._store[self._region.ranks[self._region.extent.rank_of(point)]]
 
     @classmethod
-    def from_indexed(cls, shape: Region | Mapping[str, int], indexed: Iterable[tuple[int, T]]) -> ValueMesh[T]:
+    def from_indexed(cls, shape: Region | Mapping[str, int], pairs: Iterable[tuple[int, T]]) -> ValueMesh[T]:
         """Make a mesh of pairs of flat rank and value, in any order.
 
         Raises:
             ValueError: a rank is missing, or is none of the shape.
         """
         region = _region_of(shape)
-        by_rank = dict(indexed)
+        by_rank = dict(pairs)
         if by_rank.keys() != set(range(len(region))):
             raise ValueError(f"{region.extent} needs one value for each rank from 0 to {len(region) - 1}")
         return cls(region, [by_rank[rank] for rank in range(len(region))])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -84,6 +85,7 @@ class JobTrait:
     """
 
     _has_hosts = False
+    _apply_id: str | None = None
     _held: JobState | None = None
     _timeout_s = DEFAULT_TIMEOUT_S
 
@@ -139,7 +141,7 @@ class JobTrait:
         """
         if not self._has_hosts:
             self._create(client_script)
-            self._has_hosts = True
+            self._has_hosts, self._apply_id = True, str(uuid.uuid4())
 
     def state(self, cached_path: str | None = None) -> JobState:
         """Return the hosts; the first call requests them, and they may still come up.
@@ -149,6 +151,11 @@ class JobTrait:
         """
         self.apply()
         return self._state()
+
+    @property
+    def apply_id(self) -> str | None:
+        """An identifier of the hosts, which changes when they are requested again; None if there are none."""
+        return self._apply_id
 
     @property
     def active(self) -> bool:
@@ -163,7 +170,7 @@ class JobTrait:
         """End all processes on the hosts, and give the hosts back."""
         if self._has_hosts:
             self._kill()
-        self._held, self._has_hosts = None, False
+        self._held, self._has_hosts, self._apply_id = None, False, None
 
 
 def checked(meshes: Mapping[str, int]) -> dict[str, int]:
@@ -189,6 +196,10 @@ class ProcessJob(JobTrait):
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         self._counts = checked(meshes)
         self._env = dict(env or {})
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether the hosts of this job fit another one, which has the same meshes."""
+        return self.active and isinstance(spec, ProcessJob) and spec._counts == self._counts
 
     def _launchers(self) -> Mapping[str, Request]:
         return {name: (self._launcher, count) for name, count in self._counts.items()}

@@ -85,6 +85,19 @@ class SlurmJob(JobTrait):
             directory=log_dir,
         )
 
+    def add_mesh(self, name: str, num_nodes: int) -> None:
+        """Add a mesh, before the hosts are requested.
+
+        Raises:
+            ValueError: it has no nodes.
+        """
+        self._counts |= checked({name: num_nodes})
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether the nodes of this job fit another one, which has the same meshes and options."""
+        is_same = isinstance(spec, SlurmJob) and (spec._counts, spec._options) == (self._counts, self._options)
+        return self.active and is_same
+
     def _launchers(self) -> Mapping[str, Request]:
         def make() -> Launcher:
             from monarch_kernel.launch.slurm import SlurmLauncher

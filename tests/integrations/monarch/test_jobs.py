@@ -63,6 +63,10 @@ def test_options_of_slurm_reach_the_launcher(tmp_path: Path) -> None:
     assert options[-1] == "--reservation=mine"
     assert "/opt/python" in launcher.script(2)
     assert launcher.directory.parent == tmp_path
+    job.add_mesh("evaluators", 3)
+    assert {name: count for name, (_, count) in job._launchers().items()} == {"trainers": 2, "evaluators": 3}
+    with pytest.raises(ValueError, match="at least one host"):
+        job.add_mesh("none", 0)
     (shared,) = launchers(SlurmJob({"a": 1}, exclusive=False, cpus_per_task=2)).values()
     assert "--exclusive" not in options_of(shared)
     (whole,) = launchers(SlurmJob({"a": 1})).values()
@@ -140,13 +144,43 @@ def test_a_job_of_the_user_gives_its_own_state(session: None) -> None:
             self.created = False
 
     job = Mine().enable_telemetry(TelemetryConfig(dashboard_port=0)).enable_admin()
+    assert job.apply_id is None
     assert job.state().all.extent == this_host().extent
     assert repr(job.state()) == "JobState(all: 1)"
     assert (job.created, job.active, job.can_run(job)) == (True, True, True)
+    first = job.apply_id
+    assert first
+    assert first == job.apply_id
     job.kill()
-    assert (job.created, job.active) == (False, False)
+    assert (job.created, job.active, job.apply_id) == (False, False, None)
+    job.apply()
+    assert job.apply_id not in (None, first)
+    job.kill()
     with pytest.raises(NotImplementedError, match="_state"):
         JobTrait().state()
+
+
+def test_a_job_fits_one_with_the_same_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hosts:
+        def shutdown(self) -> Any:
+            return self
+
+        def get(self) -> None:
+            """As a future does."""
+
+    monkeypatch.setattr(jobs, "allocate", lambda *_, **options: Hosts())
+    for make, other in [
+        (lambda: ProcessJob({"a": 1, "b": 2}), ProcessJob({"a": 1})),
+        (lambda: SlurmJob({"a": 1}, partition="gpu"), SlurmJob({"a": 1}, partition="cpu")),
+    ]:
+        job = make()
+        assert not job.can_run(make())
+        job.apply()
+        assert job.can_run(make())
+        assert not job.can_run(other)
+        assert not job.can_run(LocalJob())
+        job.kill()
+        assert not job.can_run(make())
 
 
 def test_the_hosts_of_a_configuration_are_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
