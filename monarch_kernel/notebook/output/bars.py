@@ -8,7 +8,9 @@ the screen at its top, in order, when an ordinary line follows them, or when the
 
 A bar that is live for `LIVE_AFTER_S` appears in a *block*: text that is updated in place, at most every `EVERY_S`. It
 stays there in its last state. A shorter bar becomes an ordinary line when it ends. Either way it appears once. Bars of
-several ranks with the same text before their percentage share one line, which shows the slowest rank.
+several ranks with the same title, the text before the percentage, share one line, which shows the slowest rank. A bar without
+a total has a count (``20it``) in place of the percentage. Titles whose decimal numbers change while the bar runs, as
+``set_description(f"loss {loss:.4f}")`` makes them, are equal if they are equal without these numbers.
 
 Blocks are displays that are updated, not carriage returns in the stream: frontends agree on displays, several bars and
 lines between them work, and a saved notebook holds the last state instead of all.
@@ -25,7 +27,7 @@ from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.rate_limit import Stream
 from monarch_kernel.notebook.output.text import Partial, close_colors
 
-__all__ = ["Bar", "BarBlock", "BarBoard", "TerminalScreen", "fold_key", "slowest"]
+__all__ = ["Bar", "BarBlock", "BarBoard", "TerminalScreen", "slowest"]
 
 LIVE_AFTER_S = 0.15
 EVERY_S = 0.2
@@ -36,19 +38,46 @@ MAX_LINE_LENGTH = 300
 # Longer numbers are text: Python refuses to convert very long ones, and a search for their end would start at each digit.
 _UP = re.compile(r"\x1b\[(\d{0,9})A")
 _PERCENT = re.compile(r"(?<!\d)(\d{1,9}(?:\.\d{1,20})?) ?%")
-_ELAPSED = re.compile(r"\[((?:\d{1,9}:){1,2}\d{1,9})<")
+_ELAPSED = re.compile(r"\[((?:\d{1,9}:){1,2}\d{1,9})[<,]")
 _OF_TOTAL = re.compile(r"(?<!\d)(\d{1,18}) ?/ ?(\d{1,18})(?!\d)")
+# What tqdm writes without a total, "20it [00:03, " or "1.2kB [00:03, ".
+_COUNT = re.compile(
+    r"(?<![\d./])(?<!/ )(?P<count>(\d{1,18}(?:\.\d{1,20})?)([kMGTPEZ]?)(?: ?[^\W\d_][^\W\d]{0,40})?)"
+    r" \[(?:\d{1,9}:){1,2}\d{1,9}, "
+)
+_THOUSANDS = ("", "k", "M", "G", "T", "P", "E", "Z")
+_MEASURE = re.compile(r"(?<![\w.])[-+]?(?:\d{1,20}\.\d{1,20}(?:e[-+]?\d{1,3})?|\d{1,20}e[-+]?\d{1,3}|nan|inf)(?![\w.])")
 
 
 class Row(Partial):
-    """A line that may be rewritten."""
+    """A line that may be rewritten.
 
-    __slots__ = ("bar_since", "shown")
+    Attributes:
+        bar_since: when it became a bar.
+        shown: whether a block shows it.
+        measures: whether decimal numbers in its title have changed.
+    """
+
+    __slots__ = ("_title", "bar_since", "measures", "shown")
 
     def __init__(self) -> None:
         super().__init__()
         self.bar_since: float | None = None
         self.shown = False
+        self.measures = False
+        self._title = ""
+
+    def note_title(self) -> None:
+        """Compare the title with the one before."""
+        if self.is_blank:  # the bar cleared itself, and another may follow in its place
+            self.measures, self._title = False, ""
+        elif not self.measures and (title := _title(self.visible)):
+            self.measures = title != self._title and _steady(title) == _steady(self._title)
+            self._title = title
+
+    def as_bar(self, rank: int, stream: Stream) -> Bar:
+        """Return the state of the bar."""
+        return Bar(rank, stream, self.visible, self.measures)
 
     @property
     def is_blank(self) -> bool:
@@ -111,6 +140,8 @@ class TerminalScreen:
         if row.bar_since is None and "\r" in (row.text + text).rstrip("\r"):
             row.bar_since = now
         row.append(text, self._max_length)
+        if row.bar_since is not None:
+            row.note_title()
 
     def _newline(self, now: float) -> list[Row]:
         row = self.rows[self._cursor]
@@ -131,27 +162,49 @@ class TerminalScreen:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The state of a progress bar on one rank."""
+    """The state of a progress bar on one rank.
+
+    Attributes:
+        rank: the rank.
+        stream: where the rank writes it.
+        text: what the bar shows.
+        measures: whether decimal numbers in its title are measures, which change.
+    """
 
     rank: int
     stream: Stream
     text: str
-
-    @property
-    def description(self) -> str | None:
-        """The text before the percentage, or before a fraction such as ``3/10``; None without either."""
-        match = _PERCENT.search(self.text) or _OF_TOTAL.search(self.text)
-        return None if match is None else self.text[: match.start()].strip()
+    measures: bool = False
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What bars of several ranks that share a line have in common: the description, or a text without progress."""
-        what = self.description
-        return (self.stream, self.text if what is None else (what,))
+        """What bars of several ranks that share a line have in common: the title, or a text without progress."""
+        title = _title(self.text)
+        if title is None:
+            return (self.stream, self.text)
+        return (self.stream, (_steady(title) if self.measures else title, self.count is None))
+
+    @property
+    def fold_key(self) -> str:
+        """The text, up to the percentage, that ended bars must share to appear as one line."""
+        text = self.text.rstrip()
+        match = _find_progress(text)
+        if match is None:
+            return text
+        title = text[: match.start()]
+        return (_steady(title) if self.measures else title) + match[0].partition(" [")[0]
+
+    @property
+    def count(self) -> str | None:
+        """The count with its unit, if the bar has no total."""
+        match = _COUNT.search(self.text)
+        return None if match is None else match["count"]
 
     @property
     def progress(self) -> float:
-        """The progress in percent."""
+        """The progress in percent, or the count without a total."""
+        if match := _COUNT.search(self.text):
+            return float(match[2]) * 1000.0 ** _THOUSANDS.index(match[3])
         if match := _PERCENT.search(self.text):
             return float(match[1])
         match = _OF_TOTAL.search(self.text)
@@ -165,10 +218,20 @@ class Bar:
         return (*[0] * (3 - len(parts)), *parts)
 
 
-def fold_key(text: str) -> str:
-    """Return the text, up to the percentage, that ended bars must share to appear as one line."""
-    match = _PERCENT.search(text) or _OF_TOTAL.search(text)
-    return text if match is None else text[: match.end()]
+def _find_progress(text: str) -> re.Match[str] | None:
+    """Find the count, the percentage, or a fraction such as ``3/10``."""
+    return _COUNT.search(text) or _PERCENT.search(text) or _OF_TOTAL.search(text)
+
+
+def _title(text: str) -> str | None:
+    """Return the text before the progress; None where there is no progress."""
+    match = _find_progress(text)
+    return None if match is None else text[: match.start()].strip()
+
+
+def _steady(title: str) -> str:
+    """Return the title without its decimal numbers."""
+    return _MEASURE.sub("…", title)
 
 
 def slowest(bars: Sequence[Bar]) -> Bar:
@@ -239,7 +302,7 @@ class BarBoard:
                 if row.bar_since is not None and (row.shown or now >= row.bar_since + LIVE_AFTER_S):
                     is_live |= row.shown
                     fresh += [] if row.shown else [row]
-                    live.setdefault(rank, []).append(Bar(rank, stream, row.visible))
+                    live.setdefault(rank, []).append(row.as_bar(rank, stream))
         blocks: list[BarBlock] = []
         if fresh and self._is_over and not is_live:
             blocks += self._changed({})
@@ -284,6 +347,8 @@ class BarBoard:
             text = text[:MAX_LINE_LENGTH] + "…"
         line = f"{format_ranks([bar.rank for bar in bars])} {close_colors(text)}"
         ahead = max(bars, key=lambda bar: (bar.progress, -bar.rank))
-        if ahead.progress > first.progress:
+        if ahead.progress > first.progress and ahead.count is not None:
+            line += f"  (fewest: [{first.rank}], most: [{ahead.rank}] {ahead.count})"
+        elif ahead.progress > first.progress:
             line += f"  (slowest: [{first.rank}], fastest: [{ahead.rank}] {ahead.progress:.0f}%)"
         return line

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from monarch_kernel.base.steady_text import may_vary, steady_line
 from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
-from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, fold_key, slowest
+from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, slowest
 from monarch_kernel.notebook.output.rate_limit import STDERR, STDOUT, FoldedItem, FoldedLine, RateLimiter, Stream
 from monarch_kernel.notebook.output.repeats import Repeats, is_logged, is_warning, may_be_logged
 from monarch_kernel.notebook.output.text import Partial, close_colors, cut, last_update, rewrites_line
@@ -115,7 +115,7 @@ class OutputFolder:
         self._partials: dict[tuple[int, Stream], Partial] = {}
         self._screens: dict[tuple[int, Stream], TerminalScreen] = {}
         self._board = BarBoard(raw, f"; all: {more}" if more else "")
-        self._ended_bars: dict[str, dict[int, deque[str]]] = {}  # fold key -> rank -> texts of the bars
+        self._ended_bars: dict[str, dict[int, deque[Bar]]] = {}  # fold key -> rank -> bars
         self._varied: dict[str, dict[int, deque[str]]] = {}  # marked line -> rank -> texts
         self._texts_differ: bool | None = False  # None after the note about it
         self._repeats = None if raw or repeats else Repeats()
@@ -295,16 +295,17 @@ class OutputFolder:
             elif row.is_blank:
                 continue  # the bar cleared itself
             elif row.shown:
-                bar = Bar(rank, stream, row.visible)
-                key = f"{_BAR}{_MARKS[stream]}{fold_key(row.visible.rstrip())}"
+                bar = row.as_bar(rank, stream)
+                key = f"{_BAR}{_MARKS[stream]}{bar.fold_key}"
                 if not self._joins([bar], key, now) and (
                     self._repeats is None or not self._repeats.leave_out((rank,), key, now)
                 ):
                     self._board.keep(bar)
             else:
                 text = row.end(self._max_line_length).rstrip()
-                line = f"{_BAR}{_MARKS[stream]}{fold_key(text)}"
-                self._ended_bars.setdefault(line, {}).setdefault(rank, deque()).append(text)
+                bar = Bar(rank, stream, text, row.measures)
+                line = f"{_BAR}{_MARKS[stream]}{bar.fold_key}"
+                self._ended_bars.setdefault(line, {}).setdefault(rank, deque()).append(bar)
                 self._n_marked_held += 1
                 lines.append(line)
         screen = self._screens[rank, stream]
@@ -471,8 +472,7 @@ class OutputFolder:
             self._limiter.accept(ranks, [line[1] + texts[0]], now)
         else:
             by_rank = self._ended_bars[line]
-            stream: Stream = "stdout" if line[1] == STDOUT else "stderr"
-            bars = [Bar(rank, stream, by_rank[rank].popleft()) for rank in ranks]
+            bars = [by_rank[rank].popleft() for rank in ranks]
             bar = slowest(bars)
             if not any(by_rank.values()):
                 del self._ended_bars[line]

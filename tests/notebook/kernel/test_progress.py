@@ -74,6 +74,30 @@ def test_an_interrupted_bar_stays_in_its_last_state(four: Notebook) -> None:
     assert re.match(r"\[0-3\]  +\d+%\|", block)
 
 
+UNEVEN = """
+import time
+import torch.distributed as dist
+from {module} import tqdm
+dist.barrier()
+for _ in tqdm(iter(range(10 + 5 * rank)), desc="rows", unit=" examples"): time.sleep(0.03)
+bar = tqdm(range(10))
+for i in bar:
+    bar.set_description(f"loss {{1 / (1 + i + rank):.4f}}", refresh=False)
+    time.sleep(0.03 * (1 + rank))
+"""
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tqdm.notebook"])
+def test_bars_of_ranks_that_are_not_equally_far_are_one_line_each(four: Notebook, module: str) -> None:
+    cell = four.run(f"%%remote\n{UNEVEN.format(module=module)}")
+    assert cell.ok
+    rows, loss = blocks(cell)[-1].splitlines()
+    assert re.match(r"\[0-3\] rows: 10 examples \[", rows)
+    assert rows.endswith("(fewest: [0], most: [3] 25 examples)")
+    assert re.match(r"\[0-3\] loss \d\.\d{4}: 100%\|", loss)
+    assert cell.stderr == cell.stdout == ""
+
+
 @pytest.mark.slow
 def test_a_terminal_rewrites_its_last_line(tmp_path: Path) -> None:
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "xterm", "COLUMNS": "120"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,80 @@ def test_bars_with_different_descriptions_have_different_lines() -> None:
     shown.write({0: tqdm_line(10, desc="load:"), 1: tqdm_line(10, desc="train:")})
     shown.wait(0.3)
     assert [line[:10] for line in shown.blocks[0].split("\n")] == ["[0] load: ", "[1] train:"]
+
+
+def counting(n: int | str, desc: str = "stream: ", unit: str = "it", elapsed: str = "00:01") -> str:
+    """As tqdm writes it without a total."""
+    return f"\r{desc}{n}{unit} [{elapsed}, 31.92{unit}/s]"
+
+
+def test_bars_without_a_total_are_one_line_with_the_least_and_the_greatest_count() -> None:
+    shown = Shown(4)
+    for step in range(1, 4):
+        shown.write({rank: counting(20 * step + 10 * rank) for rank in range(4)})
+        shown.wait(0.3)
+    assert shown.blocks == ["[0-3] stream: 60it [00:01, 31.92it/s]  (fewest: [0], most: [3] 90it)"]
+    shown.write(dict.fromkeys(range(4), "\n"))
+    shown.finish()
+    assert shown.blocks == ["[0-3] stream: 60it [00:01, 31.92it/s]  (fewest: [0], most: [3] 90it)"]
+    assert shown.lines == []
+
+
+@pytest.mark.parametrize("unit", ["it", " examples", "B"])
+def test_counts_with_units_and_thousands_are_compared_as_numbers(unit: str) -> None:
+    shown = Shown(3)
+    counts = ["999", "1.20k", "1.10M"]
+    shown.write({rank: counting(counts[rank], "", unit) for rank in range(3)})
+    shown.wait(0.3)
+    assert shown.blocks[0].startswith(f"[0-2] 999{unit} [")
+    assert shown.blocks[0].endswith(f"(fewest: [0], most: [2] 1.10M{unit})")
+
+
+def test_of_equal_counts_the_longest_is_shown() -> None:
+    shown = Shown(2)
+    shown.write({rank: counting(9, elapsed=("00:09", "1:00:02")[rank]) for rank in range(2)})
+    shown.wait(0.3)
+    assert shown.blocks == ["[0-1] stream: 9it [1:00:02, 31.92it/s]"]
+
+
+def test_short_bars_with_different_counts_stay_apart() -> None:
+    shown = Shown(3)
+    shown.write({rank: counting(0) + counting(5 if rank < 2 else 7, elapsed=f"00:0{rank}") + "\n" for rank in range(3)})
+    shown.finish()
+    assert [(ranks, text[:11]) for ranks, text in shown.lines] == [((0, 1), "stream: 5it"), ((2,), "stream: 7it")]
+
+
+def test_titles_that_differ_in_a_changing_loss_are_one() -> None:
+    shown = Shown(3)
+    for step in (1, 2, 3):
+        shown.write({r: tqdm_line(20 * step, desc=f"epoch 1 loss {1 / (step + r):.4f}: ") for r in range(3)})
+        shown.wait(0.3)
+    assert shown.blocks[0].startswith("[0-2] epoch 1 loss 0.3333:  60%")
+    shown.write(dict.fromkeys(range(3), "\n"))
+    shown.finish()
+    assert "\n" not in shown.blocks[0]
+
+
+def test_titles_with_numbers_that_stay_are_different() -> None:
+    shown = Shown(3)
+    for step in (1, 2, 3):
+        shown.write({r: tqdm_line(20 * step, desc=f"lr {0.1**r:.3f}: ") for r in range(3)})
+        shown.wait(0.3)
+    assert [line[:12] for line in shown.blocks[0].split("\n")] == ["[0] lr 1.000", "[1] lr 0.100", "[2] lr 0.010"]
+
+
+def test_a_bar_in_the_place_of_one_that_cleared_itself_has_another_title() -> None:
+    shown = Shown(2)
+    for title in ("lr 0.1: ", "lr 0.2: "):
+        shown.write({0: tqdm_line(50, desc=title), 1: tqdm_line(50, desc="lr 0.2: ")})
+        shown.wait(0.3)
+        if title == "lr 0.1: ":
+            shown.write(dict.fromkeys(range(2), f"\r{' ' * 60}\r"))
+            shown.wait(0.3)
+    assert shown.blocks[0].startswith("[0-1] lr 0.2: ")
+    shown.write({1: tqdm_line(60, desc="lr 0.3: ")})  # the title of this one changes, that of rank 0 does not
+    shown.wait(0.3)
+    assert len(shown.blocks[0].split("\n")) == 2
 
 
 def test_a_short_bar_becomes_an_ordinary_line_once_for_all_ranks() -> None:
