@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -229,9 +230,11 @@ class DistributedTensor(torch.Tensor):
         if not isinstance(value, DistributedTensor):
             raise TensorError(f"the data of a distributed tensor can't be {_kind_of(value)}: {_MOVE}")
         there, here = value._part, self._part
-        if there.device is not here.device or there.layout != here.layout:
+        if there.device is not here.device:
+            raise TensorError("x.data = y needs two tensors of one mesh: fetch y, and put it on the mesh of x")
+        if there.layout != here.layout:
             raise TensorError(
-                f"x.data = y needs tensors of one mesh, shape and dtype, but x is {describe(self)} and y is {describe(value)}: "
+                f"x.data = y needs tensors of one shape and dtype, but x is {describe(self)} and y is {describe(value)}: "
                 "make a new tensor or parameter of y"
             )
         self._part = value.detach()._part  # type: ignore[attr-defined]
@@ -251,7 +254,55 @@ class DistributedTensor(torch.Tensor):
 
     def data_ptr(self) -> NoReturn:
         """Refuse: the memory is on the ranks."""
-        raise TensorError("a distributed tensor has no address here: its memory is on the ranks")
+        self._refuse_memory("address")
+
+    def untyped_storage(self) -> NoReturn:
+        """Refuse: the memory is on the ranks."""
+        self._refuse_memory("storage")
+
+    storage = _typed_storage = untyped_storage
+
+    def __dlpack__(self, **kwargs: Any) -> NoReturn:
+        self._refuse_memory("memory to share by DLPack")
+
+    def share_memory_(self) -> NoReturn:
+        """Refuse: the memory is on the ranks."""
+        self._refuse_memory("memory to share")
+
+    def apply_(self, function: Any) -> NoReturn:
+        """Refuse: a Python function would need the elements here."""
+        self._refuse_function("apply_()")
+
+    def map_(self, tensor: Any, function: Any) -> NoReturn:
+        """Refuse: a Python function would need the elements here."""
+        self._refuse_function("map_()")
+
+    def cuda(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: the tensors are on the CPU of the ranks."""
+        self._refuse_device("cuda")
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert to another dtype; see `torch.Tensor.to`.
+
+        Raises:
+            TensorError: The device is not the CPU.
+        """
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, (str, torch.device)) and torch.device(device).type not in ("cpu", "meta"):
+            self._refuse_device(str(device))  # torch would look for the device in this process
+        return super().to(*args, **kwargs)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Do an operator of NumPy with a number, such as ``np.float32(2) * x``; refuse arrays."""
+        given = [each.item() if _is_number_of_numpy(each) else each for each in inputs]
+        if any(type(each).__module__ == "numpy" for each in given):
+            raise TensorError(
+                "an array of NumPy can't be used with distributed tensors: move it to the ranks with mesh.put(array)"
+            )
+        operation = _OPERATORS.get(ufunc.__name__) if method == "__call__" and not kwargs else None
+        if operation is None:
+            self._refuse(f"np.{ufunc.__name__}")
+        return operation(*given)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TensorError(
@@ -272,6 +323,20 @@ class DistributedTensor(torch.Tensor):
         memo[id(self)] = copied
         return copied
 
+    def _refuse_memory(self, what: str) -> NoReturn:
+        raise TensorError(
+            f"a distributed tensor has no {what} here: its memory is on the ranks; use fetch_shard(x).result(), a plain tensor"
+        )
+
+    def _refuse_function(self, what: str) -> NoReturn:
+        raise TensorError(f"{what} calls a Python function for each element: use remote(function)(x) of this package")
+
+    def _refuse_device(self, device: str) -> NoReturn:
+        raise TensorError(
+            f"a distributed tensor can't move to {device}: it is on the CPU of its ranks; leave the device out, or take a "
+            "plain tensor from fetch_shard(x).result()"
+        )
+
     def _refuse(self, what: str) -> NoReturn:
         raise TensorError(
             f"{what} needs the values of a distributed tensor here: use fetch_shard(x).result(), a plain tensor"
@@ -279,6 +344,19 @@ class DistributedTensor(torch.Tensor):
 
 
 _MOVE = "it is in this process; move it to the ranks: mesh.put(x)"
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "true_divide": operator.truediv, "floor_divide": operator.floordiv, "remainder": operator.mod, "power": operator.pow,
+    "less": operator.lt, "less_equal": operator.le, "greater": operator.gt, "greater_equal": operator.ge,
+    "equal": operator.eq, "not_equal": operator.ne,
+}  # fmt: skip
+"""Functions of NumPy behind its operators."""
+
+
+def _is_number_of_numpy(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and not getattr(value, "shape", None) and hasattr(value, "item")
 
 
 def _kind_of(value: object) -> str:

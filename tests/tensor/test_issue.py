@@ -7,6 +7,7 @@ import gc
 import io
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -332,6 +333,45 @@ def test_what_needs_memory_here_is_refused_with_the_way_out(active: InProcess) -
         x.to("meta")
     with pytest.raises(TypeError, match=r"fetch_shard\(\) takes distributed tensors, not a int"):
         fetch_shard(1)
+
+
+@pytest.mark.parametrize(
+    ("use", "way_out"),
+    [
+        (lambda x: x.untyped_storage(), "no storage here.*fetch_shard"),
+        (lambda x: x.storage(), "no storage here"),
+        (torch.from_dlpack, "no memory to share by DLPack here"),
+        (np.from_dlpack, "DLPack"),
+        (lambda x: x.share_memory_(), "no memory to share here"),
+        (lambda x: x.apply_(float), r"use remote\(function\)"),
+        (lambda x: x.map_(x, max), r"use remote\(function\)"),
+        (lambda x: x.cuda(), "can't move to cuda: it is on the CPU of its ranks"),
+        (lambda x: x.to("cuda:1"), "can't move to cuda:1"),
+        (lambda x: x + np.ones(2), r"move it to the ranks with mesh\.put\(array\)"),
+        (lambda x: np.ones(2) + x, r"move it to the ranks with mesh\.put\(array\)"),
+        (np.sin, r"np\.sin needs the values.*fetch_shard"),
+    ],
+)
+def test_what_would_read_memory_here_is_refused_and_ends_no_process(active: InProcess, use: Any, way_out: str) -> None:
+    with pytest.raises(TensorError, match=way_out):
+        use(torch.ones(2))
+
+
+def test_numbers_of_numpy_are_numbers_on_both_sides(active: InProcess) -> None:
+    x = torch.ones(2)
+    assert inspect(np.float32(2) * x).tolist() == [2, 2]
+    assert inspect(np.float64(3) - x).tolist() == [2, 2]
+    assert inspect(x / np.int64(2)).tolist() == [0.5, 0.5]
+    assert inspect(np.array(2.0) * x).tolist() == [2, 2]
+    assert (x * np.float64(2)).dtype == torch.float32
+
+
+def test_a_conversion_goes_by_dtype_and_by_another_tensor(active: InProcess) -> None:
+    x = torch.ones(2)
+    assert x.to("cpu") is x
+    assert x.to(torch.float64).dtype == torch.float64
+    assert x.to(x.int()).dtype == torch.int32
+    assert x.to("cpu", torch.int64, copy=True).dtype == torch.int64
 
 
 def test_a_copy_is_a_separate_tensor(active: InProcess) -> None:
