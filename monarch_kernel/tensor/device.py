@@ -25,7 +25,7 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.tensor.crossing import to_mesh
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
 from monarch_kernel.tensor.drawing import as_seed
-from monarch_kernel.tensor.inventory import names_of
+from monarch_kernel.tensor.inventory import copies_of, names_of
 from monarch_kernel.tensor.lines import SIZE, Lines, Place, user_place
 from monarch_kernel.tensor.picture import Picture
 from monarch_kernel.tensor.propagation import (
@@ -47,6 +47,7 @@ from monarch_kernel.tensor.reading import fetch_shard
 from monarch_kernel.tensor.reductions import reduce
 
 __all__ = [
+    "AFTER_STOP",
     "MAIN",
     "Blocked",
     "Device",
@@ -56,6 +57,7 @@ __all__ = [
     "Session",
     "common_device",
     "device_of",
+    "is_stopped",
     "placing",
 ]
 
@@ -168,16 +170,18 @@ def device_of(mesh: ProcMesh, stream: str = MAIN) -> Device:
     device = session.devices.get(key)
     if device is None or device.target.lost:
         if deaths := mesh.deaths():
-            way_out = _AFTER_STOP if _is_stopped(deaths) else "replace its dead ranks with .heal()"
+            way_out = AFTER_STOP if is_stopped(deaths) else "replace its dead ranks with .heal()"
             raise _death(mesh, deaths, f"{mesh.name} can't hold tensors: {way_out}")
         device = session.devices[key] = Device(mesh, session, stream)
     return device
 
 
-_AFTER_STOP = "it was stopped; make tensors on another mesh, from %mesh up or spawn_procs()"
+AFTER_STOP = "it was stopped; make tensors on another mesh, from %mesh up or spawn_procs()"
+"""What to do after all ranks of a mesh were stopped."""
 
 
-def _is_stopped(deaths: Mapping[int, Failure]) -> bool:
+def is_stopped(deaths: Mapping[int, Failure]) -> bool:
+    """Whether ranks have ended because their mesh was stopped."""
     return all(death.kind == "stopped" for death in deaths.values())
 
 
@@ -269,6 +273,7 @@ class Device:
 
     def slice_of(self, tensor: DistributedTensor, axes: Mapping[str, Any]) -> DistributedTensor:
         """Return a tensor of this device on some of its ranks; both share memory."""
+        _refuse_sharded(tensor, "slice_mesh()", "x.local().slice_mesh(...)")
         return self._on(self.mesh.slice(**axes), tensor)
 
     def _on(self, mesh: ProcMesh, tensor: DistributedTensor) -> DistributedTensor:
@@ -276,6 +281,7 @@ class Device:
 
     def moved(self, tensor: DistributedTensor, mesh: ProcMesh) -> DistributedTensor:
         """Return a copy of a tensor of this device on another mesh."""
+        _refuse_sharded(tensor, "to_mesh()", "other.from_local(x.local().to_mesh(other), ...)")
         return to_mesh(tensor, self, device_of(mesh, self.stream_name))
 
     def new(self, layout: Layout, id: int, op: int) -> DistributedTensor:
@@ -462,14 +468,20 @@ class Device:
         """Raise the error about the parts that are lost."""
         places = dict(zip(self.mesh.procs, self.mesh.ranks))
         deaths = {places[proc]: death for proc, death in self.target.lost.items()}
-        if _is_stopped(deaths):
-            raise _death(self.mesh, deaths, f"the tensors of {self.mesh.name} are gone: {_AFTER_STOP}")
+        if is_stopped(deaths):
+            raise _death(self.mesh, deaths, f"the tensors of {self.mesh.name} are gone: {AFTER_STOP}")
         raise _death(
             self.mesh,
             deaths,
             f"the tensors of {self.mesh.name} can't be used: {format_ranks(deaths)} ended, and its parts are lost of "
-            f"{names_of(self)}; replace it with .heal(), and restore what other ranks have with .refill()",
+            f"{names_of(self)}{copies_of(self, self.target.lost)}; replace it with .heal(), and restore what other "
+            "ranks have with .refill()",
         )
+
+
+def _refuse_sharded(tensor: DistributedTensor, what: str, instead: str) -> None:
+    if LAYOUTS.of(tensor).placements:
+        raise TensorError(f"{what} is for tensors of which each rank has its own; this one is sharded: use {instead}")
 
 
 class Blocked:

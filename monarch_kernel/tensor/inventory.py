@@ -8,15 +8,27 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from monarch_kernel.base.text import format_nbytes, plural
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
+from monarch_kernel.tensor.propagation import LAYOUTS
 
-__all__ = ["Holding", "Holdings", "count_by_name", "holdings_of", "names_of", "tensors_in", "tensors_on"]
+__all__ = [
+    "Holding",
+    "Holdings",
+    "copies_for",
+    "copies_of",
+    "count_by_name",
+    "holdings_of",
+    "indexes_of",
+    "names_of",
+    "tensors_in",
+    "tensors_on",
+]
 
 _SHOWN = 6
 
@@ -89,29 +101,74 @@ def holdings_of(device: HasLines) -> Holdings:
     return Holdings(sorted(holdings, key=lambda each: (-each.nbytes, -each.tensors)))
 
 
+def copies_for(place: int, indexes: Sequence[Sequence[int]], placements: Sequence[str]) -> list[int]:
+    """Return the places of ranks that have the same part of a sharded tensor as the rank at a place.
+
+    Args:
+        place: The place.
+        indexes: For each place, the indexes along all axes.
+        placements: Of the tensor, along each axis.
+    """
+    fixed = [axis for axis, text in enumerate(placements) if text != "R"]
+    return [
+        other
+        for other, there in enumerate(indexes)
+        if other != place and all(there[axis] == indexes[place][axis] for axis in fixed)
+    ]
+
+
+def indexes_of(mesh: Any) -> list[tuple[int, ...]]:
+    """For each place of a mesh, the indexes along all axes."""
+    return [tuple(mesh.extent.point(place)[axis] for axis in mesh.extent) for place in range(len(mesh))]
+
+
+def copies_of(device: Any, lost: Collection[int]) -> str:
+    """Say of which sharded tensors other ranks have the parts of lost processes, and of which no rank has them."""
+    mesh = device.mesh
+    indexes, places = indexes_of(mesh), [place for place, proc in enumerate(mesh.procs) if proc in lost]
+    living = set(range(len(mesh))) - set(places)
+    whole: set[int] = set()
+    alone: set[int] = set()
+    for part in {each._part.id: each._part for each in tensors_on(device)}.values():
+        placements = LAYOUTS.numbered(part.layout).placements
+        if placements:
+            has_copies = all(living & set(copies_for(place, indexes, placements)) for place in places)
+            (whole if has_copies else alone).add(part.id)
+    text = f"; other ranks have the same parts of {len(whole)}" if whole else ""
+    return text + (f"; no other rank has those of {_listed(count_by_name(alone))}" if alone else "")
+
+
 def names_of(device: Any, namespace: Mapping[str, Any] | None = None) -> str:
     """Name the variables that have tensors on a device: ``model (12), x and 3 others``."""
     tensors = {each._part.id for each in tensors_on(device)}
     named = count_by_name(tensors, namespace)
+    return f"{plural(len(tensors), 'tensor')}: {_listed(named)}" if named else plural(0, "tensor")
+
+
+def _listed(named: Mapping[str, int]) -> str:
+    named = dict(named)
     rest = named.pop("", 0)
     shown = [name if count == 1 else f"{name} ({count})" for name, count in list(named.items())[:_SHOWN]]
     if more := len(named) - _SHOWN:
         shown += [f"{plural(more, 'other variable')}"] * (more > 0)
     if rest:
         shown.append(f"{rest} that no variable refers to directly")
-    return f"{plural(len(tensors), 'tensor')}: {', '.join(shown)}" if shown else plural(0, "tensor")
+    return ", ".join(shown)
 
 
 def count_by_name(ids: set[int], namespace: Mapping[str, Any] | None = None) -> dict[str, int]:
-    """Count tensors by the variables that have them; those that no variable has are under an empty name."""
+    """Count tensors by the variables that have them, or whose gradients they are; the rest is under an empty name."""
     named: dict[str, int] = {}
     rest = set(ids)
     for name, value in (_namespace() if namespace is None else namespace).items():
         if name.startswith("_"):
             continue
-        if found := {each._part.id for each in tensors_in(value)} & ids:
-            named[name] = len(found)
-            rest -= found
+        tensors = [*tensors_in(value)]
+        gradients = [each.grad for each in tensors if each.is_leaf and isinstance(each.grad, DistributedTensor)]
+        for title, those in ((name, tensors), (f"gradients of {name}", gradients)):
+            if found := {each._part.id for each in those} & ids:
+                named[title] = len(found)
+                rest -= found
     return {**named, "": len(rest)} if rest else named
 
 

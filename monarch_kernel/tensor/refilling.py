@@ -10,7 +10,7 @@ A rank whose operation has failed, such as a collective with the dead rank, has 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,13 +28,13 @@ from monarch_kernel.features.tensors.refilling import (
 )
 from monarch_kernel.tensor import placements as placing
 from monarch_kernel.tensor.crossing import ranks_of
-from monarch_kernel.tensor.device import Blocked, Device, device_of
+from monarch_kernel.tensor.device import AFTER_STOP, Blocked, Device, device_of, is_stopped
 from monarch_kernel.tensor.distributed_tensor import Part
-from monarch_kernel.tensor.inventory import count_by_name, tensors_in
+from monarch_kernel.tensor.inventory import copies_for, count_by_name, indexes_of, tensors_in
 from monarch_kernel.tensor.propagation import LAYOUTS, LEAF, Layout, Outcome, Result
 from monarch_kernel.tensor.reductions import form_group
 
-__all__ = ["Refilled", "copies_for", "refill"]
+__all__ = ["Refilled", "refill"]
 
 
 class Refilled(NamedTuple):
@@ -99,27 +99,12 @@ class _Losses(NamedTuple):
         return [id for id in self.parts if not self.bad[id] or id in self.sources]
 
 
-def copies_for(place: int, indexes: Sequence[Sequence[int]], placements: Sequence[str]) -> list[int]:
-    """Return the places of ranks that have the same part of a sharded tensor as the rank at a place.
-
-    Args:
-        place: The place.
-        indexes: For each place, the indexes along all axes.
-        placements: Of the tensor, along each axis.
-    """
-    fixed = [axis for axis, text in enumerate(placements) if text != "R"]
-    return [
-        other
-        for other, there in enumerate(indexes)
-        if other != place and all(there[axis] == indexes[place][axis] for axis in fixed)
-    ]
-
-
 def refill(mesh: ProcMesh, same: Any, load: Callable[[], object] | None) -> Refilled:
     """Restore the tensors of a mesh; see `ProcMesh.refill`."""
     if deaths := mesh.whole.deaths():
         reports = {mesh.spawned_extent.point(rank): death for rank, death in deaths.items()}
-        raise SupervisionError(f"{mesh.name} can't be refilled: replace its dead ranks with .heal() first", reports)
+        way_out = AFTER_STOP if is_stopped(deaths) else "replace its dead ranks with .heal() first"
+        raise SupervisionError(f"{mesh.name} can't be refilled: {way_out}", reports)
     are_same = {each._part.id for each in tensors_in(same)}
     losses = [_losses_of(device, parts, are_same) for device, parts in _lost_devices(mesh).items()]
     ranks: set[int] = set()
@@ -183,7 +168,7 @@ def _losses_of(old: Device, parts: dict[int, list[Part]], are_same: set[int]) ->
         if proc not in old.target.lost
     }
     has = {place: future.get().values()[0] for place, future in asked.items()}
-    indexes = [tuple(mesh.extent.point(place)[axis] for axis in mesh.extent) for place in range(len(mesh))]
+    indexes = indexes_of(mesh)
     bad: dict[int, list[int]] = {}
     sources: dict[int, list[int]] = {}
     for number, id in enumerate(ids):
@@ -224,6 +209,7 @@ def _move(losses: _Losses, ids: Iterable[int]) -> None:
     """Make tensors those of the ranks as they are now."""
     for id in ids:
         layout = losses.layout(id)
+        losses.new.has_sharded |= bool(layout.placements)
         new_id = _rewrapped(losses.new, id, layout) if layout.placements else id
         for part in losses.parts[id]:
             part.id, part.device = new_id, losses.new

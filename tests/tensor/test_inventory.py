@@ -33,7 +33,16 @@ def test_the_names_of_variables_that_hold_tensors(active: InProcess) -> None:
         active.device, {"model": model, "opt": optimizer, "x": x, "_": x, "n": 3, "batch": {"x": [x, x + 1]}}
     )
     assert "model (2), opt (2), x, batch (2)" in found
-    assert found.endswith("2 that no variable refers to directly")  # gradients
+    assert "gradients of model (2)" in found
+    assert "no variable" not in found
+
+
+def test_gradients_of_a_tensor_that_is_no_parameter_are_named(active: InProcess) -> None:
+    x = torch.ones(2, requires_grad=True)
+    (x * 2).sum().backward()
+    del_me = x * 1
+    assert names_of(active.device, {"x": x}) == "3 tensors: x, gradients of x, 1 that no variable refers to directly"
+    del del_me
 
 
 def test_the_error_about_a_dead_rank_names_what_is_lost(active: InProcess) -> None:

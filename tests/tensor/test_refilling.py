@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch_kernel.tensor.refilling import Refilled, copies_for
+from monarch_kernel.tensor.inventory import copies_for
+from monarch_kernel.tensor.refilling import Refilled
 
 INDEXES = [(0, 0), (0, 1), (1, 0), (1, 1)]
 

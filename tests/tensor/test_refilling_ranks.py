@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def test_replicas_bring_back_the_parts_of_a_dead_rank(mortal: ProcMesh) -> None:
     view = x.detach()
     lost = mortal.shard(torch.arange(16.0).view(4, 4), dp=Shard(0), tp=Shard(1))
     partial = mortal.from_local(mortal.rank_tensor("tp").view(1).float(), tp=Partial())
+    sums = mortal.from_local(mortal.rank_tensor("tp").float(), dp=Partial(), tp=Partial())
     own = mortal.rank_tensor("dp") * 2
     equal = mortal.put(torch.ones(2)) * 3
     expected = Trained(mortal)
@@ -75,8 +77,9 @@ def test_replicas_bring_back_the_parts_of_a_dead_rank(mortal: ProcMesh) -> None:
 
     assert "nothing to refill" in repr(mortal.refill())
     kill(mortal, 3)
-    with pytest.raises(SupervisionError, match=r"restore what other ranks have with .refill\(\)"):
+    with pytest.raises(SupervisionError, match=r"restore what other ranks have with .refill\(\)") as caught:
         x + 1
+    assert re.search(r"other ranks have the same parts of \d+; no other rank has those of 2 that no", str(caught.value))
     with pytest.raises(SupervisionError, match=r"can't be refilled: replace its dead ranks with .heal\(\) first"):
         mortal.refill()
     mortal.heal().get(LONG_S)
@@ -84,13 +87,14 @@ def test_replicas_bring_back_the_parts_of_a_dead_rank(mortal: ProcMesh) -> None:
     assert done.ranks == (3,)
     assert done.copied >= 4 + 8 + 2
     assert done.nbytes > 0
-    assert sum(done.lost.values()) == 2  # `lost` and `own`
+    assert "dp=Shard(0)" in repr(x.detach())  # the first operation after all were restored
+    assert sum(done.lost.values()) == 3  # `lost`, `sums` and `own`
     assert x.full_tensor().tolist() == list(range(8))
     x.mul_(2)
     assert view.full_tensor().tolist() == [0, 2, 4, 6, 8, 10, 12, 14]  # it still shares memory
     assert partial.redistribute(tp=Replicate()).full_tensor().tolist() == [1]
     assert [each.tolist() for each in mortal.values(equal).values()] == [[3, 3]] * 4
-    for each in (lost, own):
+    for each in (lost, sums, own):
         with pytest.raises(
             TensorError, match=r"the part of rank \[3\] of this tensor is lost: make it again, or call mortal"
         ):
