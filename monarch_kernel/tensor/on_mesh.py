@@ -160,7 +160,7 @@ def put(mesh: ProcMesh, value: Any) -> DistributedTensor:
     if isinstance(value, DistributedTensor):
         raise TypeError("put() takes a plain tensor; this one is on ranks already")
     with no_mesh.activate():
-        return _device(mesh).put(value if isinstance(value, torch.Tensor) else _as_tensor(value))
+        return _device(mesh).put(value if isinstance(value, torch.Tensor) else _as_tensor(value, "put()"))
 
 
 def tensor(mesh: ProcMesh, name: str) -> DistributedTensor:
@@ -168,9 +168,9 @@ def tensor(mesh: ProcMesh, name: str) -> DistributedTensor:
     return adopt_variable(_device(mesh), name)
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
+def _as_tensor(value: Any, what: str) -> torch.Tensor:
     if type(value).__module__.partition(".")[0] != "numpy":
-        raise TypeError(f"put() takes a tensor or an array of NumPy, not a {type(value).__name__}")
+        raise TypeError(f"{what} takes a tensor or an array of NumPy, not a {type(value).__name__}")
     return torch.as_tensor(value)
 
 
@@ -197,7 +197,7 @@ def shard(mesh: ProcMesh, value: Any, placements: dict[str, Any]) -> Distributed
             "shard() takes a plain tensor; this one is on ranks already: use from_local() or redistribute()"
         )
     with no_mesh.activate():
-        plain = value if isinstance(value, torch.Tensor) else _as_tensor(value)
+        plain = value if isinstance(value, torch.Tensor) else _as_tensor(value, "shard()")
         return placing.shard(_device(mesh), plain, placements)
 
 

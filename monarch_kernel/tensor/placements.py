@@ -89,6 +89,12 @@ def redistribute(tensor: DistributedTensor, placements: Mapping[str, Any]) -> Di
     _check_sharded(tensor, "redistribute()")
     before = LAYOUTS.of(tensor).placements
     texts = texts_of(tensor.mesh, placements, before, tensor.dim())
+    for axis, text, there in zip(tensor.mesh.extent, texts, before):
+        if text.startswith("P") and text != there:
+            raise TensorError(
+                f"{axis}={spelled_one(text)} is not possible from {spelled_one(there)}: only operations make a tensor Partial, "
+                "and from_local() does"
+            )
     made: DistributedTensor = _Redistribute.apply(tensor, texts)  # type: ignore[no-untyped-call]
     return made
 
@@ -137,7 +143,7 @@ def texts_of(mesh: ProcMesh, placements: Mapping[str, Any], before: Sequence[str
     for place, axis in enumerate(mesh.extent):
         text = str(placements[axis]) if axis in placements else before[place] if before else "R"
         if re.fullmatch(r"S\(-?\d+\)|P\(\w+\)|R", text) is None:
-            raise TensorError(f"{axis}={text!r} is no placement: use Shard(dim), Replicate() or Partial()")
+            raise TensorError(f"{axis}={placements[axis]!r} is no placement: use Shard(dim), Replicate() or Partial()")
         if text.startswith("S"):
             dim = int(text[2:-1])
             if not -n_dims <= dim < n_dims:

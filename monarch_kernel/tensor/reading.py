@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -44,10 +44,15 @@ class Source(Protocol):
     """The ranks that hold tensors (`device.Device`)."""
 
     mesh: ProcMesh
+    target: Any
     lines: Lines
     frees: deque[int]
     places: dict[tuple[tuple[str, int], ...], ProcMesh]
     """Ranks by their points, as meshes."""
+
+    def refuse_lost(self) -> NoReturn:
+        """Raise the error about ranks that have ended."""
+        ...
 
 
 def fetch_shard(tensor: Any, shard: Mapping[str, int] | None = None, /, **point: int) -> Future[Any]:
@@ -64,6 +69,7 @@ def fetch_shard(tensor: Any, shard: Mapping[str, int] | None = None, /, **point:
     Raises:
         TypeError: There is no distributed tensor, or no such axis.
         IndexError: The mesh has no such rank.
+        SupervisionError: The rank has ended.
         TensorError: The tensors are on several meshes.
     """
     if shard:
@@ -161,6 +167,8 @@ def _layout(each: TensorLayout) -> tuple[Any, ...]:
 def show(*tensors: DistributedTensor) -> None:
     """Print tensors: the values of each rank, or statistics if there are many; ranks with the same share a line."""
     for tensor in tensors:
+        if not isinstance(tensor, DistributedTensor):
+            raise TypeError(f"show() takes distributed tensors, not a {type(tensor).__name__}")
         source: Any = tensor._part.device
         texts = _request(
             source, source.mesh, ShowTensor, tensor._part.id, "showing a tensor", lambda found: found
@@ -227,7 +235,13 @@ def _request(
     description: str,
     finish: Callable[[ValueMesh[Any]], T],
 ) -> Future[T]:
-    """Ask ranks about tensors; the result is what ``finish`` makes of their answers, unless there is a poison among them."""
+    """Ask ranks about tensors; the result is what ``finish`` makes of their answers, unless there is a poison among them.
+
+    Raises:
+        SupervisionError: All of these ranks have ended.
+    """
+    if source.target.lost and all(proc in source.target.lost for proc in ranks.procs):
+        source.refuse_lost()
     region: Region = ranks.region
     read = gather(region, f"{description} of {source.mesh.name} failed", RemoteError, _read, ranks.spawned_extent)
 

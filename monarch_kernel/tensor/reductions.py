@@ -28,7 +28,15 @@ def reduce(
     tensor: DistributedTensor, axes: str | Sequence[str], reduction: str, *, scatter: bool, in_place: bool
 ) -> DistributedTensor:
     """Reduce a tensor; see `DistributedTensor.reduce`."""
-    mesh: ProcMesh = tensor.mesh
+    device: Any = tensor._part.device
+    if LAYOUTS.of(tensor).placements:
+        raise TensorError(
+            "reduce() is for tensors of which each rank has its own; this one is sharded: add what is Partial with "
+            "x.redistribute(axis=Replicate()), or reduce x.local()"
+        )
+    if device.target.lost:
+        device.refuse_lost()
+    mesh: ProcMesh = device.mesh
     names = _checked_axes(mesh, axes)
     groups = groups_along(mesh, names)
     layout = _layout_of_result(tensor, reduction, scatter, len(groups[0]), names)
@@ -44,7 +52,6 @@ def reduce(
         ["value", scatter],
     ]
     what = [_list(("value", size) for size in tensor.shape), ["dtype", str(tensor.dtype).removeprefix("torch.")]]
-    device: Any = tensor._part.device
     made: DistributedTensor = device.make("monarch::reduce", [*how, *what], layout, tensor)
     return tensor.copy_(made) if in_place else made  # type: ignore[return-value]
 

@@ -75,6 +75,8 @@ class RemoteFunction:
 
     def _device(self, args: Any, kwargs: Any) -> Any:
         device = device_for((args, kwargs), active_device(), f"remote function {self._callee.name}")
+        if device.target.lost:
+            device.refuse_lost()
         if device.mesh.size() > 1:
             form_group(device.mesh.whole)
         return device

@@ -17,7 +17,7 @@ from torch import nn
 from monarch_kernel.features.tensors.messages import DefineOp, RunOps
 from monarch_kernel.features.tensors.stream import MAX_OPS
 from monarch_kernel.net.wire.codec import dump, load
-from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, inspect, no_mesh
+from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, inspect, no_mesh, show
 from monarch_kernel.tensor import device as device_module
 from monarch_kernel.tensor.on_mesh import activated, get_active_mesh
 from tests.tensor.in_process import InProcess
@@ -372,6 +372,11 @@ def test_a_conversion_goes_by_dtype_and_by_another_tensor(active: InProcess) -> 
     assert x.to(torch.float64).dtype == torch.float64
     assert x.to(x.int()).dtype == torch.int32
     assert x.to("cpu", torch.int64, copy=True).dtype == torch.int64
+
+
+def test_only_tensors_of_ranks_are_shown(active: InProcess) -> None:
+    with pytest.raises(TypeError, match=r"show\(\) takes distributed tensors, not a int"):
+        show(3)  # type: ignore[arg-type]
 
 
 def test_a_copy_is_a_separate_tensor(active: InProcess) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from torch import nn
 from monarch_kernel.actor import Actor, ProcMesh, ValueMesh, endpoint, this_host
 from monarch_kernel.errors import SupervisionError
 from monarch_kernel.features.tensors.stream import MAX_BEHIND
-from monarch_kernel.tensor import TensorError, fetch_shard, get_active_mesh, inspect, manual_seed, show
+from monarch_kernel.tensor import TensorError, fetch_shard, get_active_mesh, inspect, manual_seed, remote, show
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"dp": 2, "tp": 2}
@@ -210,6 +212,17 @@ def test_the_death_of_a_rank_loses_tensors_and_a_healed_mesh_takes_new_ones(sess
         with pytest.raises(SupervisionError):
             x + y
         mesh.stop(grace_s=0).get(LONG_S)
+        uses: list[Callable[[], object]] = [
+            partial(show, y),
+            partial(inspect, y),
+            partial(mesh.values, y),
+            partial(y.reduce, "r"),
+            partial(remote(torch.abs), y),
+            mesh.refill,
+        ]
+        for use in uses:
+            with pytest.raises(SupervisionError, match="it was stopped; make tensors on another mesh"):
+                use()
         with pytest.raises(
             SupervisionError, match="the tensors of mortal are gone: it was stopped; make tensors on another"
         ):
@@ -218,6 +231,6 @@ def test_the_death_of_a_rank_loses_tensors_and_a_healed_mesh_takes_new_ones(sess
             SupervisionError, match="mortal can't hold tensors: it was stopped; make tensors on another mesh"
         ):
             mesh.activate()
-        del x, y, kept
+        del x, y, kept, uses, use
     finally:
         mesh.stop(grace_s=0).get(LONG_S)

@@ -360,6 +360,18 @@ def test_wrong_use_is_an_error_at_its_line(procs: ProcMesh) -> None:
         procs.shard(numbers(2), pp=Shard(0))
     with pytest.raises(TensorError, match=r"dp=Shard\(2\) is not possible: the tensor has 2 dimensions"):
         x.redistribute(dp=Shard(2))
+    with pytest.raises(TensorError, match=r"dp=0 is no placement: use Shard\(dim\)"):
+        procs.shard(numbers(2), dp=0)
+    with pytest.raises(TypeError, match=r"shard\(\) takes a tensor or an array of NumPy, not a str"):
+        procs.shard("x")
+    with pytest.raises(TensorError, match=r"tp=Partial\(sum\) is not possible from Replicate\(\)"):
+        x.redistribute(tp=Partial())
+    with pytest.raises(TensorError, match=r"this one is sharded: add what is Partial with x\.redistribute"):
+        x.reduce("dp")
+    with pytest.raises(TensorError, match=r"this one is sharded: use x\.local\(\)\.slice_mesh"):
+        x.slice_mesh(dp=0)
+    with pytest.raises(TensorError, match=r"this one is sharded: use other\.from_local"):
+        x.to_mesh(procs.slice(dp=0))
     with pytest.raises(TensorError, match="can't be placed as Partial"):
         procs.shard(numbers(2), dp=Partial())
     with pytest.raises(TensorError, match="sharded tensors need all ranks of a mesh"):

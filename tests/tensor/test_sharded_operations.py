@@ -22,6 +22,8 @@ from tests.tensor.sharded_cases import GROUPS, Case, placements_of, values_of
 
 PROCS = {"r": 2}
 
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 TABLE = Path(__file__).parents[2] / "docs" / "tensors-operations.md"
 
 Place = Callable[[int, torch.Tensor, bool], tuple[Any, Any]]
