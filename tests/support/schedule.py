@@ -1,17 +1,21 @@
 """The distribution of tests over processes, if several processes share them.
 
-Most tests wait most of the time, so two test processes make good use of two cores. A module stays in one process, because its
-tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab. What takes longest starts
-first, so that the processes end at about the same time. Modules that end the session of the test process run last: its next
-agent and zygote would take three seconds of processor time.
+Most tests wait most of the time, so two test processes make good use of two cores, and three in the slow tier. A module stays
+in one process, because its tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab.
+What takes longest starts first, so that the processes end at about the same time. Modules that end the session of the test
+process run last: its next agent and zygote would take three seconds of processor time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 __all__ = ["Schedule", "ends_session", "longest_first", "scope_of"]
 
@@ -88,3 +92,12 @@ class Schedule(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        """Give a process the next module once all but the last test of its modules have ended.
+
+        A process needs that much to start its last test, since it must know the test after it. xdist gives it the module one
+        test earlier: at the end of a run a module then waits behind two tests while another process has nothing to do.
+        """
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
