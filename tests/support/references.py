@@ -123,7 +123,6 @@ OUTSIDE: dict[str, set[str]] = {
         "distribute_tensor",
         "init_device_mesh",
         "reset_parameters",
-        "share_memory_",
     },
 }
 

@@ -256,9 +256,7 @@ class CollectiveMeter:
             if number < 0:
                 check.uncompared(group, number, numbers)
             try:
-                seen = self.operators.describe(
-                    self.operators.note(operator, group, (*args, *kwargs.values()), started)
-                )
+                seen = self.operators.describe(self.operators.note(operator, group, (*args, *kwargs.values()), started))
             except Exception:  # a count must not fail a collective that works
                 _log.debug("%s can't be counted", operation, exc_info=True)
                 return work
