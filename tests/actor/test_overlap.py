@@ -17,6 +17,7 @@ from monarch_kernel.actor import (
     concurrent_endpoint,
     current_rank,
     endpoint,
+    this_host,
 )
 from tests.support.waiting import LONG_S, wait_until
 
@@ -26,6 +27,21 @@ def gate(procs: ProcMesh) -> Iterator[Gate]:
     mesh = procs.slice(r=1).spawn("gate", Gate)
     yield mesh
     mesh.stop().get(LONG_S)
+
+
+class Waits(Actor):
+    """Has nothing to clean up, but its call has."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @concurrent_endpoint(explicit_response_port=True)
+    async def wait(self, port: Any) -> None:
+        port.send("waits")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            Path(self.path).write_text("left")
 
 
 class Gate(Actor):
@@ -204,6 +220,14 @@ def test_a_stop_cancels_running_calls_before_the_cleanup(procs: ProcMesh, tmp_pa
     with pytest.raises(SupervisionError, match="closing time"):
         inside.get(LONG_S)
     assert (tmp_path / "end").read_text() == "['a', 'a left'] None"
+
+
+def test_running_calls_are_cancelled_when_the_processes_are_stopped(procs: ProcMesh, tmp_path: Path) -> None:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    waits: Any = mesh.spawn("waits", Waits, str(tmp_path / "end"))
+    assert waits.wait.call_one().get(LONG_S) == "waits"
+    mesh.stop(grace_s=LONG_S).get(LONG_S)
+    assert (tmp_path / "end").read_text() == "left"
 
 
 def test_only_async_methods_can_overlap() -> None:

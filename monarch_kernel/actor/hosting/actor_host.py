@@ -197,9 +197,7 @@ class ActorHost:
             self.specs = endpoints_of(type(self.instance), frozenset())
             self._methods = {name: getattr(self.instance, name) for name in self.specs}
             self._is_renewed = True
-            if hasattr(self.instance, "__cleanup__") and not self._cleans_up:
-                self._cleans_up = True
-                self.actor_server.note_cleanup()
+            self._note_cleanup()
 
     def put_first(self, function: Callable[[], Any]) -> Waiter:
         """Run a function on the actor before the waiting messages. The function must not raise.
@@ -398,13 +396,18 @@ class ActorHost:
 
     def make(self, cls: type, args: Any, kwargs: Any) -> None:
         self.instance = cls(*args, **kwargs)
-        self._cleans_up = hasattr(cls, "__cleanup__")
-        if self._cleans_up:
-            self.actor_server.note_cleanup()
         self.specs = endpoints_of(type(self.instance), frozenset())  # the class may have been reloaded meanwhile
+        self._note_cleanup()
         self._methods = {name: getattr(self.instance, name) for name in self.specs}
         if self.executor.waiter.leads:
             self.executor.look = self._supervise
+
+    def _note_cleanup(self) -> None:
+        """Make the end of the process wait for ``__cleanup__``, and for calls that overlap: they handle their cancellation."""
+        overlaps = any(spec.is_concurrent for spec in self.specs.values())
+        if not self._cleans_up and (overlaps or hasattr(self.instance, "__cleanup__")):
+            self._cleans_up = True
+            self.actor_server.note_cleanup()
 
     def restore(self, message: Spawn, cls: type[Actor], specs: dict[str, EndpointSpec]) -> Any:
         """Call ``__restore__`` of an actor that replaces another; returns what it must await, if it is async."""
