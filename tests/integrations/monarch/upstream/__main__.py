@@ -36,8 +36,8 @@ MONARCH = (
     "test_sync_actor_driver", "test_telemetry_attributes", "test_value_mesh_compression_scheme", "test_worker_fork_contract",
     "_monarch/test_hyperactor", "_monarch/test_ndslice",
 )  # fmt: skip
-PRIVATE = r"has no attribute '_[a-z]|does not have the attribute '_[a-z]|unexpected keyword argument '_[a-z]"
-"""The text of an error of a test that uses a private attribute of a public class."""
+PRIVATE = r"has no attribute '_[a-z]|does not have the attribute '_[a-z]|unexpected keyword argument '_[a-z]|'_Private'"
+"""The text of an error of a test that uses a private attribute of a public class, or computes with a private name."""
 TORCHSTORE = ("test_keys", "test_tensor_slice", "test_store", "test_shared_memory")
 
 
