@@ -8,8 +8,9 @@ Python runs no signal handler while a thread is in native code. This module ther
 - A wait for keys of a store (``wait``, ``get``) asks the store in turns, and a ``TCPStore`` first connects in Python. So an
   interrupt is raised at once, and the store stays usable. gloo, which asks in native code, gets a store in Python that does so.
 - A wait for keys of a store of this package, below a ``PrefixStore``, is interruptible anyway; it is only noted.
-- ``Work.wait``, ``monitored_barrier``, and what makes a process group of gloo or the server of a ``TCPStore``, are noted, with
-  the sockets that were open before. `RankGroup.abort` shuts down those that they have opened since.
+- ``Work.wait``, waits for functional collectives, ``monitored_barrier``, and what makes a process group of gloo or the server
+  of a ``TCPStore``, are noted, with the sockets that were open before. `RankGroup.abort` shuts down those that they have opened
+  since.
 
 When gloo has connected a group, its port is closed (`strangers`), also if a program makes the group with its own store.
 """
@@ -29,6 +30,7 @@ from typing import Any
 
 from monarch_kernel.runtime.worker.store_client import is_session_store, note_values, values_set
 from monarch_kernel.train.process_group import strangers
+from monarch_kernel.train.process_group.cut_messages import Received
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 
 __all__ = ["NativeWaits"]
@@ -66,10 +68,16 @@ class _Wait:
 
 
 class NativeWaits:
-    """The waits of this process, once it is installed; any thread may ask."""
+    """The waits of this process, once it is installed; any thread may ask.
+
+    Attributes:
+        received: refuses what waits have received of messages that were cut.
+    """
 
     def __init__(self) -> None:
+        self.received = Received()
         self._waits: dict[int, _Wait] = {}  # by thread
+        self._library: Any = None  # the kernel of `_note_functional` ends with it
         self._stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of gloo's groups
 
     def waits_s(self, thread: int) -> float:
@@ -125,6 +133,21 @@ class NativeWaits:
         dist.TCPStore.__init__ = self._connecting(dist.TCPStore.__init__, dist.DistNetworkError)
         if hasattr(dist, "ProcessGroupGloo"):
             dist.ProcessGroupGloo.__init__ = self._making(dist.ProcessGroupGloo.__init__, asked)
+        self._note_functional()
+
+    def _note_functional(self) -> None:
+        """Note waits for functional collectives, by a kernel of their operator (`operators`)."""
+        import torch
+
+        wait = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
+        if wait is None:
+            return
+        key = torch._C.DispatchKey.BackendSelect
+        later = torch._C._dispatch_keyset_full_after(key)
+        noted = self._noting(wait.redispatch)
+        module: Any = torch.library  # it has no types
+        self._library = module.Library("_c10d_functional", "IMPL")
+        self._library.impl("wait_tensor", lambda keys, *args: noted(keys & later, *args), key.name, with_keyset=True)
 
     @contextlib.contextmanager
     def _noted(self, wait: _Wait) -> Iterator[_Wait]:
@@ -140,14 +163,16 @@ class NativeWaits:
                 self._waits[thread] = outer
 
     def _noting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        waits = self._waits
+        waits, check = self._waits, self.received.check
 
         @wraps(original)
         def method(*args: Any, **kwargs: Any) -> Any:
             thread = threading.get_ident()
             try:
                 waits[thread] = _Wait()
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                check()
+                return result
             finally:
                 waits.pop(thread, None)
 

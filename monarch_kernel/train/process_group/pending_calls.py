@@ -6,6 +6,7 @@ for stores; the counts of collectives (`collective_counts`) and the native waits
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -13,6 +14,8 @@ from math import prod
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.stacks import Collective
+from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
+from monarch_kernel.runtime.worker.imports import is_importing
 from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, operators
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.collective_purposes import Purposes
@@ -21,6 +24,10 @@ from monarch_kernel.train.process_group.labels import label_of
 from monarch_kernel.train.process_group.native_waits import NativeWaits
 
 __all__ = ["PendingCalls"]
+
+_MAX_DEPTH = 1000
+_IMPORTS_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.001
 
 
 class PendingCalls:
@@ -62,6 +69,25 @@ class PendingCalls:
         ours = (collective_counts.__file__, operators.__file__, call_check.__file__, native_waits.__file__)  # they wait
         calls = (_distributed().__file__, *ours)
         return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
+
+    def in_torch(self) -> list[int]:
+        """The threads that may wait for pending collectives in C++ code of torch, as a backward pass does; none that imports.
+
+        A thread that imports a module for torch is waited for: a module of which a half is imported can't be imported again.
+        """
+        started = {int(entry["thread_id"]) for entry in self._recorder.entries() if not entry["retired"]}
+        torch = f"{os.path.dirname(sys.modules['torch'].__file__ or '')}/"
+        deadline = time.monotonic() + _IMPORTS_WITHIN_S
+        while True:
+            stacks = {thread: frames_of(thread, _MAX_DEPTH) for thread in started if self._waits.waits_s(thread) == 0}
+            if not any(map(is_importing, stacks.values())) or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        return [
+            thread
+            for thread, frames in stacks.items()
+            if not is_importing(frames) and any(each.f_code.co_filename.startswith(torch) for each in frames)
+        ]
 
     def listed(self, brief: bool = False) -> tuple[tuple[Collective, ...], dict[str, int]]:
         """Pending collectives, oldest first, and for each process group the number of the last collective started.

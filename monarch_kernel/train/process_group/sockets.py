@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 __all__ = [
     "FILTER",
     "NO_FILTER",
+    "SETTLES_WITHIN_S",
     "Socket",
     "close",
     "copy_of",
@@ -24,6 +25,7 @@ __all__ = [
     "open_sockets",
     "settle",
     "stand_in",
+    "unsent_and_received",
     "wait_until_closed",
 ]
 
@@ -39,7 +41,7 @@ _STAND_IN_S = 1.0
 _GLOO_CLOSES_WITHIN_S = 0.2
 """How long gloo may take to close a connection that has ended, in seconds."""
 
-_SETTLES_WITHIN_S = 1.0
+SETTLES_WITHIN_S = 1.0
 """How long messages that are on their way may take to arrive, in seconds."""
 
 _QUIET_S = 0.05
@@ -62,26 +64,27 @@ def stand_in(sockets: Iterable[Socket], size: int) -> None:
                 connection.sendall(struct.pack("=q", number))
 
 
-def settle(connections: Iterable[socket.socket]) -> None:
-    """Wait until no message is on its way, for a second at most.
+def settle(connections: Iterable[socket.socket], at_most_s: float = SETTLES_WITHIN_S) -> bool:
+    """Wait until no message is on its way; return whether none is.
 
     When a connection ends, gloo forgets the send of which it has written a part, and the receive of which it has read a part
     (`Pair::signalException`). Code that waits for one of them would wait until the timeout of the group.
     """
     quiet_since = time.monotonic()
-    deadline = quiet_since + _SETTLES_WITHIN_S
+    deadline = quiet_since + at_most_s
     last: list[tuple[int, int]] = []
     connections = list(connections)
     while (now := time.monotonic()) < deadline:
-        state = [_unsent_and_received(each) for each in connections]
+        state = [unsent_and_received(each) for each in connections]
         if state != last or any(unsent for unsent, _ in state):
             last, quiet_since = state, now
         elif now - quiet_since >= _QUIET_S:
-            return
+            return True
         time.sleep(0.005)
+    return False
 
 
-def _unsent_and_received(connection: socket.socket) -> tuple[int, int]:
+def unsent_and_received(connection: socket.socket) -> tuple[int, int]:
     """Bytes that the peer has not acknowledged, and bytes that have arrived so far; zeros if the connection is closed."""
     try:
         (unsent,) = struct.unpack("=i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))

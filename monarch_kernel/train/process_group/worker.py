@@ -230,6 +230,7 @@ class RankGroup:
         self._sockets: dict[tuple[int, ...], set[Socket]] = {}  # by members of their group; (): the default group
         self._sockets_before: set[Socket] | None = None  # sockets that were open before the group, while it forms
         self._connections: set[Socket] = set()  # of the default group, and of the device mesh that is formed with it
+        self._ranks: dict[Socket, int] = {}  # that the connections of groups lead to
         self._waits = NativeWaits()
         self._purposes = Purposes()
         self._destroyed = DestroyedGroups()
@@ -361,7 +362,10 @@ class RankGroup:
             if self._closing:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
             if connections or groups:
-                thread = threading.Thread(target=end_groups, args=(dist, groups, connections), daemon=True)
+                of_dead = {each for each in connections if dead is not None and self._ranks.get(each) == dead}
+                received, waiting = self._waits.received, self._calls.in_torch
+                args = (dist, groups, connections, of_dead, received, waiting)
+                thread = threading.Thread(target=end_groups, args=args, daemon=True)
                 thread.start()
                 self._ending.append(thread)
         stand_in(new, size)
@@ -471,6 +475,7 @@ class RankGroup:
         self._rounds = 0
         self._formed_ns = time.time_ns()
         self._calls.begin_at(self._formed_ns)
+        self._waits.received.forget()
         self._formed = False
         self._sockets_before = open_sockets()
         try:
@@ -601,7 +606,10 @@ class RankGroup:
                     group, store = made
                     if store is not None:
                         if published and is_session_store(store) and strangers.has_gloo(dist, group):
-                            strangers.admit(group, store, members, open_sockets() - before, published)
+                            ranks = strangers.admit(group, store, members, open_sockets() - before, published)
+                            self._ranks = {
+                                each: rank for each, rank in self._ranks.items() if not has_closed(each)
+                            } | ranks
                         self._check.add(group, store, members, given["group_size"])
                     return made
             finally:

@@ -591,6 +591,70 @@ def test_the_death_of_a_rank_frees_one_that_sends_it_a_large_tensor(
         mesh.stop(grace_s=0).get()
 
 
+CUT = """
+import signal, threading
+from monarch_kernel.train.process_group.sockets import copy_of, has_closed, open_sockets, unsent_and_received
+big, there = torch.full((32 << 20,), float(rank == 0)), None
+model = torch.nn.Linear(8192, 4096, bias=False)
+if {operation!r} == "loss.backward()":
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    loss = model(torch.ones(1, 8192)).sum()
+dist.barrier()
+opened = open_sockets()
+connections = [copy for each in opened if (copy := copy_of(each)) is not None]
+def received(): return max(unsent_and_received(each)[1] - old for each, old in zip(connections, before))
+before = [unsent_and_received(each)[1] for each in connections]
+def kill():
+    while received() < 1 << 20: pass
+    os.kill({pid}, signal.SIGKILL)
+    for each in connections: each.close()
+if rank == 1: threading.Thread(target=kill).start()
+{operation}
+there = True
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "dist.send(big, 1) if rank == 0 else dist.recv(big, 0)",
+        "work = dist.isend(big, 1) if rank == 0 else dist.irecv(big, 0)\n"
+        "while rank == 1 and not any(map(has_closed, opened)): pass\nwork.wait()",
+        "dist.broadcast(big, 0)",
+        "dist.all_reduce(big)",
+        "torch.distributed.nn.functional.all_reduce(big)",
+        "c10d = torch.ops._c10d_functional\nc10d.wait_tensor(c10d.broadcast(big, 0, dist.group.WORLD.group_name))",
+        "torch.distributed._functional_collectives.broadcast(big, 0, dist.group.WORLD) + 0",
+        "torch.nn.parallel.DistributedDataParallel(model)",
+        "loss.backward()",
+    ],
+)
+def test_the_death_of_a_rank_frees_one_that_has_received_a_part_of_its_message(
+    store: GroupStore, procs: ProcMesh, operation: str
+) -> None:
+    """Gloo forgets the message of which it has read a part. What completes it is no result."""
+    mesh = others(store, 2)
+    held = "len(os.listdir('/proc/self/fd'))"
+    try:
+        mesh.run(f"{SUM}; import torch.distributed.nn.functional, torch.distributed._functional_collectives").get(
+            LONG_S
+        )
+        before = mesh[[1]].run(held).get(LONG_S).values()
+        error = mesh.run(CUT.format(operation=operation, pid=mesh.view().ranks[0].pid)).exception(LONG_S)
+        assert isinstance(error, SupervisionError)
+        kinds = {point.rank: report.kind for point, report in error.reports.items()}
+        assert kinds == {0: "lost", 1: "released"} or (kinds[1] == "exception" and "irecv" in operation)
+        assert mesh[[1]].run("there").get(LONG_S).values() == (None,)
+        mesh.heal().get(LONG_S)
+        mesh.run(f"{IMPORTS}, gc\nmodel = loss = work = None; gc.collect()").get(LONG_S)
+        store.form(mesh).get(LONG_S)
+        assert mesh.run(SUM).get(LONG_S).values() == ([3.0] * 3,) * 2
+        assert mesh[[1]].run(held).get(LONG_S).values() == before
+    finally:
+        mesh.stop(grace_s=0).get()
+
+
 @pytest.mark.parametrize("blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)"])
 def test_the_death_of_a_rank_also_frees_ranks_that_wait_for_a_freed_rank(
     procs: ProcMesh, store: GroupStore, blocked: str, bar: Bar
