@@ -22,8 +22,6 @@ from tests.tensor.sharded_cases import GROUPS, Case, placements_of, values_of
 
 PROCS = {"r": 2}
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
-
 TABLE = Path(__file__).parents[2] / "docs" / "tensors-operations.md"
 
 Place = Callable[[int, torch.Tensor, bool], tuple[Any, Any]]
@@ -97,16 +95,20 @@ def described(results: list[Any]) -> str:
     return ", ".join(dict.fromkeys(found)) or "plain"
 
 
-def checked(procs: ProcMesh, case: Case, text: str) -> str:
-    """Compare a case with plain tensors; return how its results are placed."""
-    expected = run(case, plain_place(case, text))
-    found = run(case, sharded_place(procs, case, text))
+def compare(expected: tuple[list[Any], list[Any]], found: tuple[list[Any], list[Any]]) -> None:
+    """Compare results and gradients with those of plain tensors."""
     for kind, mine, theirs in zip(("result", "gradient"), expected, found):
         for number, (here, there) in enumerate(zip(mine, theirs, strict=True)):
             torch.testing.assert_close(
                 whole(there), whole(here), atol=1e-4, rtol=1e-3, equal_nan=True,
                 msg=lambda text_of, kind=kind, number=number: f"{kind} {number}: {text_of}",
             )  # fmt: skip
+
+
+def checked(procs: ProcMesh, case: Case, text: str) -> str:
+    """Compare a case with plain tensors; return how its results are placed."""
+    found = run(case, sharded_place(procs, case, text))
+    compare(run(case, plain_place(case, text)), found)
     return described(found[0])
 
 

@@ -53,6 +53,13 @@ _MEAN_LOSSES = frozenset(
 )
 """Losses whose mean is over all elements. Torch's rule takes the mean of the means of parts, and so do gradients."""
 
+_BY_MASK = frozenset(("embedding", "embedding_dense_backward", "gather"))
+"""Operations that look up indexes. Torch's rule masks those of other ranks once, so it is wrong where two axes shard the same
+dimension."""
+
+_FILLS = frozenset(("new_ones", "new_full", "ones_like", "full_like"))
+"""Operations whose results torch's rule makes partial as the argument is, sometimes; then the ones of all ranks add up."""
+
 _LINEAR_WRITES = frozenset(("add_", "sub_", "mul_", "div_", "neg_", "zero_", "lerp_", "copy_"))
 """Operations that torch's rules do rightly in place on a tensor that is partial. Others would change each addend."""
 
@@ -144,8 +151,11 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
         do = functools.partial(_nll_loss_backward, op)
     elif base in _BY_SAMPLE and _has_samples(base, args):
         do = functools.partial(_by_sample, op, _BY_SAMPLE[base])
-    elif base in _WHOLE or (
-        base not in _LINEAR_WRITES and any(_is_partial(each) for each in _written(op, args, kwargs))
+    elif (
+        base in _WHOLE
+        or (base in _FILLS and _is_partial(given[0]))
+        or (base in _BY_MASK and any(_is_split_twice(each) for each in given))
+        or (base not in _LINEAR_WRITES and any(_is_partial(each) for each in _written(op, args, kwargs)))
     ):
         do = functools.partial(on_whole, op)
     else:
