@@ -9,6 +9,7 @@ import pytest
 
 from docs.site.blocks import Example, examples, missing_line, missing_packages
 from docs.site.check import Links, broken_links
+from docs.site.conf import use_rubrics
 from docs.site.stage import SECTIONS, Message, anchor, errors_page, headings, messages, session, stage
 from monarch_kernel.notebook.syntax.options import COMMANDS
 from monarch_kernel.notebook.syntax.usage import command_help
@@ -44,6 +45,32 @@ def test_a_page_for_each_public_module_names_it(staged: Path) -> None:
     pages = {path.stem for path in (staged / "reference").glob("monarch_kernel.*.md")}
     assert {f"monarch_kernel.{name}" for name in table} == pages
     assert ".. automodule:: monarch_kernel.actor\n" in (staged / "reference" / "monarch_kernel.actor.md").read_text()
+
+
+def test_headings_in_docstrings_give_no_labels_that_several_pages_share() -> None:
+    lines = [
+        "A module.",
+        "",
+        "Theory of operation",
+        "===================",
+        "",
+        "| a | b |",
+        "|---|---|",
+        "",
+        "Parts",
+        "-----",
+    ]
+    use_rubrics(None, "module", "toy", None, None, lines)
+    assert lines == [
+        "A module.",
+        "",
+        ".. rubric:: Theory of operation",
+        "",
+        "| a | b |",
+        "|---|---|",
+        "",
+        ".. rubric:: Parts",
+    ]
 
 
 def test_what_is_not_of_the_site_is_removed(staged: Path) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import queue
 import re
 import sys
 import textwrap
@@ -32,6 +33,7 @@ __all__ = ["Example", "examples", "missing_line", "missing_packages", "steady"]
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
+LATE_S = 20.0  # what actors print in a local cell may arrive after its end
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,18 @@ class Kernel:
         )
         return "".join(texts), reply["content"]["status"] == "ok"
 
+    def wait_for(self, expected: str, actual: str) -> str:
+        """Add output that arrives after the end of the last cell, until the expected lines are there; return all output."""
+        deadline = time.monotonic() + LATE_S
+        while missing_line(expected, actual) is not None and (left_s := deadline - time.monotonic()) > 0:
+            try:
+                message = self._client.get_iopub_msg(timeout=left_s)
+            except queue.Empty:
+                break
+            if message["msg_type"] in ("stream", "error", "display_data", "update_display_data", "execute_result"):
+                actual += _text_of(message)
+        return actual
+
     def end(self) -> None:
         """End the kernel and its meshes."""
         self._client.stop_channels()
@@ -173,6 +187,7 @@ def run_page(path: Path, folder: Path) -> tuple[int, list[str]]:
                 failures += [] if is_ok else [f"{place}: failed\n{textwrap.indent(actual, '    ')}"]
                 continue
             n_run += 1
+            actual = kernel.wait_for(example.output, actual)
             if (missing := missing_line(example.output, actual)) is not None:
                 failures.append(f"{place}: no line {missing!r} in\n{textwrap.indent(actual, '    ')}")
     finally:

@@ -67,6 +67,15 @@ html_theme_options = {
 copybutton_exclude = ".linenos, .gp, .go"
 
 
+_HEADING = re.compile(r"(?m)^(\S.*)\n([=-])\2{2,}$")
+
+
+def use_rubrics(app: Any, what: str, name: str, object: object, options: object, lines: list[str]) -> None:
+    """Make headings in a docstring rubrics, in place, because the labels of headings must be unique and several are equal."""
+    lines[:] = _HEADING.sub(r".. rubric:: \1", "\n".join(lines)).split("\n")
+
+
 def setup(app: Any) -> None:
-    """Register the lexer for cells with magics."""
+    """Register the lexer for cells with magics, and what changes docstrings."""
     app.add_lexer("python", IPython3Lexer)
+    app.connect("autodoc-process-docstring", use_rubrics)
