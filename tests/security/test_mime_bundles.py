@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -143,6 +144,17 @@ def test_parts_that_the_frontend_knows_pass() -> None:
         "text/plain": "\x1b[31mred\x1b[0m",
     }
     assert checked(bundle, {"isolated": True}) == (bundle, {"isolated": True})
+
+
+def test_numbers_that_json_lacks_are_null() -> None:
+    chart = {"data": [{"y": [1, 0.5, math.nan]}], "range": [-math.inf, math.inf], "text": "NaN"}
+    data, metadata = checked({"application/vnd.plotly.v1+json": chart}, {"scale": math.nan, "isolated": True})
+    assert data["application/vnd.plotly.v1+json"] == {
+        "data": [{"y": [1, 0.5, None]}],
+        "range": [None, None],
+        "text": "NaN",
+    }
+    assert metadata == {"scale": None, "isolated": True}
 
 
 def test_text_of_a_display_has_no_terminal_controls() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 from collections.abc import Mapping
 from html.parser import HTMLParser
@@ -57,7 +58,8 @@ _TAG = re.compile(
 def checked(data: Bundle, metadata: Bundle) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a bundle and its metadata without the parts that are not what their MIME types say.
 
-    The text of the bundle names what was left out. It keeps colours, but no other terminal controls.
+    The text of the bundle names what was left out. It keeps colours, but no other terminal controls. Numbers that JSON lacks
+    become null.
     """
     kept: dict[str, Any] = {}
     left_out: list[str] = []
@@ -66,14 +68,31 @@ def checked(data: Bundle, metadata: Bundle) -> tuple[dict[str, Any], dict[str, A
         if problem:
             left_out.append(f"{one_line(str(mime))[:_MAX_NAME]} ({problem})")
         else:
-            kept[mime] = value
+            kept[mime] = _without_nan(value)
     if "text/plain" in kept:
         kept["text/plain"] = printable(kept["text/plain"])
     if left_out:
         more = f" and {len(left_out) - _MAX_NOTED:,} more" * (len(left_out) > _MAX_NOTED)
         note = f"… left out here: {', '.join(left_out[:_MAX_NOTED])}{more}"
         kept["text/plain"] = "\n".join(filter(None, (kept.get("text/plain"), note)))
-    return kept, {str(key): value for key, value in metadata.items()}
+    return kept, {str(key): _without_nan(value) for key, value in metadata.items()}
+
+
+def _without_nan(value: Any) -> Any:
+    """Replace NaN and infinite numbers, which JSON lacks, by null, as JavaScript does.
+
+    Otherwise jupyter_client prints a warning into the cell and sends the texts ``nan`` and ``inf``, which charts take for
+    categories.
+    """
+    if isinstance(value, str):
+        return value
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.loads(json.dumps(value), parse_constant=lambda _: None)
+    except TypeError:  # a value that jupyter_client converts, such as a date
+        pass
+    return value
 
 
 def _problem(mime: object, value: object) -> str:
