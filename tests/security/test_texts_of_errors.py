@@ -28,6 +28,7 @@ VALUE = "hunter2-hunter2"
         ('{"api_key": "swordfish", "n": 5}', '{"api_key": "…", "n": 5}'),
         ("password: hunter2", "password: …"),
         (f"GET /x?a=1&token={VALUE}&b=2", "GET /x?a=1&token=…&b=2"),
+        ("403 for https://x.blob/y?sig=Ab12Cd34%2BEf56Gh78%3D&sp=r", "403 for https://x.blob/y?sig=…&sp=r"),
         ("Incorrect API key provided: sk-proj-abcdefghijklmnop.", "Incorrect API key provided: …."),
         ("invalid hf_" + "x" * 34, "invalid …"),
         ("HTTP 401: token abcdef0123456789abcdef is invalid", "HTTP 401: token … is invalid"),

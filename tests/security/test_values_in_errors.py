@@ -159,6 +159,7 @@ WORDS = [
     "550e8400-e29b-41d4-a716-446655440000",
     "model.safetensors.index.json",
     "gpt2-xl-1.5b-instruct-v0.2",
+    "https://example.org/plot?sig=significant&sigma=0.123456789",
 ]
 
 
@@ -172,6 +173,7 @@ WORDS = [
         (f"https://me:{VALUE * 20}@example.org", "'https://me:…@example.org'"),
         (f"https://example.org/x?a=1&token={VALUE}&b=2", "'https://example.org/x?a=1&token=…&b=2'"),
         (f"https://example.org/x?X-Amz-Signature={VALUE}", "'https://example.org/x?X-Amz-Signature=…'"),
+        ("https://x.blob/y?se=1&sig=Ab12Cd34%2BEf56Gh78%3D&sp=r", "'https://x.blob/y?se=1&sig=…&sp=r'"),
         (f"Bearer {VALUE}", "'Bearer …'"),
         (f"Authorization: Bearer {VALUE}", "'Authorization: …'"),
         (f"Cookie: id={VALUE}", "'Cookie: …'"),

@@ -21,6 +21,7 @@ TOKENS = r"""
         | nvapi- [\w-]{20,} | gsk_ [A-Za-z0-9]{20,} | r8_ [A-Za-z0-9]{30,} | SG\. [\w-]{16,} \. [\w-]{16,}
         | \d{8,10}:AA [\w-]{30,}  # Telegram
         | eyJ [\w-]{8,} \. [\w.-]{8,}  # a JSON web token
+        | (?<= [?&]sig= ) [\w%+/=-]{20,}  # the signature of a link of Azure
         )
     )
 """
@@ -43,6 +44,6 @@ SIGNS = (
         "r8_",
         "sg.",
     ),
-    *(":aa", "eyj"),
+    *(":aa", "eyj", "sig="),
 )
 """In small letters: a text with none of these has no such token."""
