@@ -200,15 +200,15 @@ docs-notebooks: bytecode ## Execute all notebooks for the site, but that on vLLM
 docs-test: bytecode ## Run the examples of the README and docs/ that show an output, and compare; ARGS="docs/actors.md" for some
 	$(BIN)/python -m docs.site.blocks $(ARGS)
 
-FIELD_PAGES := docs/howto/from-accelerate.md docs/howto/from-deepspeed.md docs/howto/from-trl.md
+FIELD_PAGES := docs/howto/from-accelerate.md docs/howto/from-deepspeed.md docs/howto/from-trl.md docs/howto/data-libraries.md
 
 # Ranks have the interpreter of the kernel, and the kernel that of this command.
-docs-test-field: bytecode $(FIELD_VENV)/.stamp ## Run the examples of the guides to accelerate, DeepSpeed and TRL; installs these
+docs-test-field: bytecode $(FIELD_VENV)/.stamp ## Run the examples of the guides to accelerate, DeepSpeed, TRL and data sets; installs these
 	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
 		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m docs.site.blocks $(FIELD_PAGES)
 
 FIELD_TESTS := tests/notebook/kernel/test_agent_server.py tests/notebook/kernel/test_training_libraries.py \
-	tests/train/checkpoint/test_by_rank.py \
+	tests/notebook/kernel/test_data_libraries.py tests/train/checkpoint/test_by_rank.py \
 	tests/train/checkpoint/test_sampler.py tests/train/checkpoint/test_transformers.py tests/train/planning/test_other_tools.py
 
 test-field: bytecode $(FIELD_VENV)/.stamp ## Run the tests with libraries that people use beside this one; installs these

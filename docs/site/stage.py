@@ -84,6 +84,7 @@ SECTIONS = {
                 ("docs/howto/from-deepspeed", "ZeRO in cells"),
                 ("docs/howto/from-trl", "SFTTrainer in cells"),
                 ("docs/howto/from-ray-train", "a training function as cells"),
+                ("docs/howto/data-libraries", "datasets, webdataset, torchdata and torchao"),
                 ("docs/tensors-from-jax-and-dtensor", "the global view of JAX and DTensor"),
                 ("docs/monarch", "programs for PyTorch Monarch"),
             ),

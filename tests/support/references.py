@@ -114,6 +114,9 @@ OUTSIDE: dict[str, set[str]] = {
         "StrictHostKeyChecking",
     },
     "torchdata": {"StatefulDataLoader"},
+    "datasets": {"split_dataset_by_node"},
+    "webdataset": {"WebDataset"},
+    "torchao": {"quantize_"},
     "torch": {
         "DataLoader",
         "DeviceMesh",
