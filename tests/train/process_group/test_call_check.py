@@ -123,6 +123,10 @@ SYMMETRIC = {
         "functional.wait_tensor(functional.all_gather_single(torch.ones(2 + last), 0, dist.group.WORLD))",
         "all_gather with different sizes",
     ),
+    "functional all_gather by its old name": (
+        "functional.wait_tensor(functional.all_gather_tensor(torch.ones(2 + last), 0, dist.group.WORLD))",
+        "all_gather with different sizes",
+    ),
     "functional reduce_scatter": (
         "functional.reduce_scatter_single(torch.ones(3 + 3 * last), 'sum', 0, dist.group.WORLD).tolist()",
         "reduce_scatter with different sizes",
@@ -383,6 +387,15 @@ LEGAL = {
         "e = functional.broadcast(torch.ones(2), 1, dist.group.WORLD)\n"
         "f = functional.all_reduce_coalesced([torch.ones(2), torch.ones(3)], 'sum', dist.group.WORLD)\n"
         "[each.tolist() for each in (a, b, c, d, e, *f)]\na = b = c = d = e = f = each = None"
+    ),
+    "functional, by names that torch has replaced": (
+        "import warnings\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    a = functional.all_gather_tensor(floats, 0, dist.group.WORLD)\n"
+        "    b = functional.reduce_scatter_tensor(a, 'sum', 0, dist.group.WORLD).tolist()\n"
+        "assert not [each for each in seen if 'monarch_kernel' in each.filename], [str(each) for each in seen]\n"
+        "a = b = seen = each = None"
     ),
     "compiled on one rank": (
         "def step(x):\n"
