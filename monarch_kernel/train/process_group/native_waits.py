@@ -77,7 +77,6 @@ class NativeWaits:
     def __init__(self) -> None:
         self.received = Received()
         self._waits: dict[int, _Wait] = {}  # by thread
-        self._library: Any = None  # the kernel of `_note_functional` ends with it
         self._stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of gloo's groups
 
     def waits_s(self, thread: int) -> float:
@@ -136,18 +135,18 @@ class NativeWaits:
         self._note_functional()
 
     def _note_functional(self) -> None:
-        """Note waits for functional collectives, by a kernel of their operator (`operators`)."""
-        import torch
+        """Wrap the function that waits for functional collectives; code that is compiled waits in C++."""
+        from torch.compiler import is_compiling
+        from torch.distributed import _functional_collectives as functional
 
-        wait = getattr(getattr(torch.ops._c10d_functional, "wait_tensor", None), "default", None)
-        if wait is None:
-            return
-        key = torch._C.DispatchKey.BackendSelect
-        later = torch._C._dispatch_keyset_full_after(key)
-        noted = self._noting(wait.redispatch)
-        module: Any = torch.library  # it has no types
-        self._library = module.Library("_c10d_functional", "IMPL")
-        self._library.impl("wait_tensor", lambda keys, *args: noted(keys & later, *args), key.name, with_keyset=True)
+        original: Any = functional.wait_tensor
+        noted = self._noting(original)
+
+        @wraps(original)
+        def wait_tensor(tensor: Any) -> Any:
+            return original(tensor) if is_compiling() else noted(tensor)
+
+        functional.wait_tensor = wait_tensor
 
     @contextlib.contextmanager
     def _noted(self, wait: _Wait) -> Iterator[_Wait]:
