@@ -113,7 +113,7 @@ class Received:
 
 @cache
 def _error_type() -> Any:
-    """Define the class; its base needs torch."""
+    """A class that has its text, because a thread gets a class; other processes get the usual error. Its base needs torch."""
     from torch.distributed import DistNetworkError
 
     text = "a rank has died after it had sent a part of a message to this rank: the received tensor is incomplete"
@@ -121,7 +121,11 @@ def _error_type() -> Any:
     def __init__(self: Exception, *args: object) -> None:
         Exception.__init__(self, *(args or (text,)))
 
-    return type("DistNetworkError", (DistNetworkError,), {"__init__": __init__, "__module__": "torch.distributed"})
+    def __reduce__(self: Exception) -> tuple[Any, ...]:
+        return DistNetworkError, self.args
+
+    content = {"__init__": __init__, "__reduce__": __reduce__, "__module__": DistNetworkError.__module__}
+    return type("DistNetworkError", (DistNetworkError,), content)
 
 
 class _Watch(NamedTuple):
