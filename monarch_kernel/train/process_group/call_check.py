@@ -42,7 +42,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import wraps
 from types import CodeType, FrameType
 from typing import Any
@@ -164,6 +164,7 @@ class _Group:
         is_summed: whether its number is the sum of those of its backends.
         messages: how many messages there were, by source, target and tag.
         is_raised: whether the code of this process has received the error of a refusal.
+        end: is called when the group no longer exists.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class _Group:
         devices: Sequence[Any] = (),
     ) -> None:
         self.of: Callable[[], Any] = ref(group)
+        self.end: finalize[Any, Any] | None = None
         self.is_summed = bool(devices)
         self.page = page
         self.given = given
@@ -230,7 +232,9 @@ class CallCheck:
 
         for name, method in FUNCTIONS.items():
             new_name = name.replace("_into_tensor", "_single").replace("_tensor", "_single")
-            is_old_name = new_name != name and hasattr(functional, new_name)  # warns at its caller's line, and calls the other
+            is_old_name = new_name != name and hasattr(
+                functional, new_name
+            )  # warns at its caller's line, and calls the other
             if (original := getattr(functional, name, None)) is not None and not is_old_name:
                 setattr(functional, name, self._checking_function(original, name, method, functional, dist))
         functional.wait_tensor = self._explaining(functional.wait_tensor)
@@ -264,7 +268,8 @@ class CallCheck:
         if "nccl" in backends.values():
             page.messages.mark()
         self._groups[id(group)] = known
-        finalize(group, self._drop, id(group), known).atexit = False
+        known.end = finalize(group, self._drop, id(group), known)
+        known.end.atexit = False
 
     def _drop(self, key: int, known: _Group) -> None:
         """Forget a group that no longer exists."""
@@ -272,12 +277,19 @@ class CallCheck:
         if self._groups.get(key) is known:
             del self._groups[key]
 
-    def forget(self) -> None:
-        """Forget the groups that no longer exist."""
+    def forget(self, existing: Container[Any]) -> None:
+        """Forget the groups that no longer exist, and those that were destroyed: a model may keep one of these for long.
+
+        Args:
+            existing: the groups that torch has.
+        """
         for key, known in list(self._groups.items()):
-            if known.of() is None or known.page.refusal:
+            group = known.of()
+            if group is None or known.page.refusal or group not in existing:
                 known.page.unlink()
                 del self._groups[key]
+                if known.end is not None:
+                    known.end.detach()  # it holds the page
 
     def start(self, group: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], now: float) -> int:
         """Compare a call of a method of a process group, before it is made.

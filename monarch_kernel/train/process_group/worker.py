@@ -466,7 +466,7 @@ class RankGroup:
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")  # all addresses in one request
         self._patch(dist)
         self._leave(dist)
-        self._check.forget()
+        self._check.forget(dist.distributed_c10d._world.pg_map)
         self._client.begin(message.proc, message.store)
         if self._store is None:
             self._store = torch_store(self._client)
@@ -659,7 +659,7 @@ class RankGroup:
                 destroy(group)
             finally:
                 self._holder.let_go()
-                self._check.forget()
+                self._check.forget(dist.distributed_c10d._world.pg_map)
 
         dist.destroy_process_group = helpers.destroy_process_group = destroy_process_group
 

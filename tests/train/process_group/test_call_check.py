@@ -427,3 +427,14 @@ LEGAL = {
 def test_legal_uses_are_not_refused(group: ProcMesh, case: str) -> None:
     group.run(LEGAL[case]).get(LONG_S)
     assert group.run("sums()").get(LONG_S).values() == ([3.0] * 3,) * 3
+
+
+def test_the_memory_of_a_destroyed_group_is_freed_though_a_model_keeps_the_group(
+    group: ProcMesh, store: GroupStore
+) -> None:
+    pages = "len({line.split()[-2] for line in open('/proc/self/maps') if '/calls-' in line})"
+    group.run("import os; kept = dist.group.WORLD").get(LONG_S)
+    before = group.run(f"gc.collect(); {pages}").get(LONG_S).values()
+    store.form(group).get(LONG_S)
+    assert group.run(f"gc.collect(); {pages}").get(LONG_S).values() == before
+    group.run("kept = None").get(LONG_S)
