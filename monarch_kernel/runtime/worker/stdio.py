@@ -62,7 +62,8 @@ class OutputMarks:
         self._last = 0  # the number of the last mark
         self._secret = secret
         self._pid = os.getpid()
-        self._read_ends: list[int] = []
+        self._read_ends: list[int] = []  # of new pipes, which the agent may not have opened yet
+        self._switched_at = 0  # the number of the last mark before the last switch
         self._former: set[tuple[int, int]] = set()  # pipes that are no longer used: device and inode
         self._numbers = itertools.count(FIRST_MARK, MARK_STEP)
         self._written = 0  # the file descriptor that was written to since the last mark; 0 for none
@@ -131,6 +132,8 @@ class OutputMarks:
             with contextlib.suppress(OSError):
                 if not os.get_blocking(fd):
                     os.set_blocking(fd, True)
+        if self._last != self._switched_at:
+            self._read_ends = [read_end for read_end in self._read_ends if not _close_if_read(read_end)]
         if left_running:
             self._switch(left_running)
         elif self._former:
@@ -149,8 +152,8 @@ class OutputMarks:
 
         A mark in the old pipes, which the agent reads, says where the new ones are; the agent opens them through /proc.
         """
-        self._read_ends = [read_end for read_end in self._read_ends if not _close_if_read(read_end)]
         self._take_back()
+        self._switched_at = self._last
         for fd, own in enumerate(self._fds, 1):
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
             self._read_ends.append(read_end)

@@ -144,6 +144,32 @@ def test_output_in_new_pipes_needs_a_mark(rank: Rank) -> None:
         os.close(stream.fd)
 
 
+def test_the_read_ends_of_new_pipes_are_closed_once_the_agent_has_read_a_mark_in_them(rank: Rank) -> None:
+    def n_open() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    rank.end_cell()
+    rank.marks.begin(left_running=3)
+    rank.read()
+    new = []
+    for stream in rank.streams:
+        new.append(stream.succeed(os.dup(stream.successor)))
+        stream.successor = -1
+    with_read_ends = n_open()
+    rank.marks.begin(left_running=0)
+    assert n_open() == with_read_ends, "the agent of a rank may not have opened them yet"
+    os.write(rank.ends[0], b"in the new pipe")
+    rank.end_cell()
+    rank.marks.begin(left_running=0)
+    assert n_open() == with_read_ends, "it has not read the marks yet"
+    for stream in new:
+        stream.read()
+    rank.marks.begin(left_running=0)
+    assert n_open() == with_read_ends - 2
+    for stream in new:
+        os.close(stream.fd)
+
+
 def test_ranks_with_the_same_slot_do_not_read_the_counts_of_each_other(rank: Rank, tmp_path: Path) -> None:
     first = rank.end_cell()
     other = Rank(tmp_path, PROC + (1 << 14))
