@@ -24,13 +24,13 @@ class Wait(threading.Thread):
         super().__init__()
         self.outcome = ""
         self._received = received
-        self._has_begun = threading.Event()
+        self._is_there = threading.Event()
         received.doubt()
         self.start()
-        self._has_begun.wait()
+        self._is_there.wait()
 
     def run(self) -> None:
-        self._has_begun.set()
+        self._is_there.set()
         try:
             self._received.check()
         except dist.DistNetworkError as error:
