@@ -11,6 +11,7 @@ VLLM_VENV := .venv-vllm
 BIN := $(VENV)/bin
 ARGS ?=
 ENGINES ?= yes
+WORKERS ?= 2
 NOTEBOOK ?= 01_quickstart
 
 # The extension of JupyterLab: where there is no npm, all but it is made.
@@ -64,16 +65,11 @@ lab: bytecode $(PANEL) ## Open the notebooks in JupyterLab
 # Each tier leaves a report of every test in build/tests.
 PYTEST = mkdir -p build/tests; $(BIN)/python -m pytest --report-log=build/tests/$(1).jsonl --tier=$(1)
 
-# Test processes on two cores. Much of the slow tier waits for others while no process of it runs: for Slurm's daemons, for
-# handshakes that time out, for hangs that are reported after a second. A third process uses that time.
-test test-repeat: WORKERS ?= 2
-test-slow: WORKERS ?= 3
-
 test: ## Lint, check types, then run the default tier in two processes (WORKERS=0: in one); ARGS="-k name" goes to pytest
 	@$(MAKE) --no-print-directory --output-sync --jobs 3 ready
 	$(call PYTEST,default) -n $(WORKERS) $(ARGS)
 
-test-slow: installed ## Run the slow tier in three processes: real engines, browsers, notebooks, campaigns
+test-slow: installed ## Run the slow tier: real engines, browsers, notebooks, campaigns
 	$(call PYTEST,slow) -n $(WORKERS) $(ARGS)
 
 test-timing: installed ## Run the timing tier: all that asserts on elapsed time, serially; the machine must be idle
