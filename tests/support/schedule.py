@@ -1,9 +1,9 @@
 """The distribution of tests over processes, if several processes share them.
 
-Most tests wait most of the time, so two test processes make good use of two cores, and three in the slow tier. A module stays
-in one process, because its tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab.
-What takes longest starts first, so that the processes end at about the same time. Modules that end the session of the test
-process run last: its next agent and zygote would take three seconds of processor time.
+Most tests wait most of the time, so two test processes make good use of two cores. A module stays in one process, because its
+tests share fixtures; so do the modules that share a Ray cluster, and those that open JupyterLab. What takes longest starts
+first, so that the processes end at about the same time. Modules that end the session of the test process run last: its next
+agent and zygote would take three seconds of processor time.
 """
 
 from __future__ import annotations
