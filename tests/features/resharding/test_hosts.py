@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from monarch_kernel.actor import ProcMesh, this_host
 from monarch_kernel.errors import SupervisionError
+from monarch_kernel.runtime.rpc.future import Future
 from tests.failures.machines import APART, Machines, can_be_apart, hosts_on
 from tests.features.resharding.conftest import run
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
@@ -42,6 +44,14 @@ class Trap(dict):
 x = Trap(w=torch.zeros(96 << 20))
 """
 N_LENT = "len(PROCESS.client.exports)"
+
+
+def main_thread_waits_for_a_copy() -> bool:
+    """Whether the main thread waits for the ranks; an interrupt before would not reach them."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not Future._wait_and_attend.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +141,7 @@ def test_ranks_work_after_an_interrupt_during_a_copy(apart: tuple[ProcMesh, Proc
 
     def interrupt() -> None:
         wait_for_files(tmp_path, "reads")
+        wait_until(main_thread_waits_for_a_copy, "the main thread to wait")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
