@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from itertools import pairwise
 
 import pytest
 
+from tests.integrations.vllm.engines import HAS_VLLM
 from tests.support.notebooks import NOTEBOOKS, Run, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NOTEBOOK = NOTEBOOKS / "11_post_training.ipynb"
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
 TRAINING = "rewards = []"
 
 

@@ -499,9 +499,9 @@ def test_an_exception_in_a_call_keeps_the_state_of_the_actor(procs: ProcMesh) ->
 def test_an_exception_in_a_broadcast_ends_the_actor(procs: ProcMesh) -> None:
     for kind in (Log, AsyncLog):
         log: Any = procs.slice(dp=0, tp=0).spawn("casualty", kind)
-        log.fail.broadcast("nobody asked", *([0] if kind is Log else []))
+        log.fail.broadcast("no caller", *([0] if kind is Log else []))
         for _ in range(2):
-            with pytest.raises(SupervisionError, match="nobody asked.*this ended actor 'casualty'"):
+            with pytest.raises(SupervisionError, match="no caller.*this ended actor 'casualty'"):
                 log.get.call_one().get(LONG_S)
         log.stop().get(LONG_S)
     assert procs.run("1").get().values() == (1,) * 4

@@ -207,8 +207,8 @@ def received(parent: Any, count: int = 1) -> list[Any]:
 def test_the_owner_learns_that_a_broadcast_ended_its_child(one: Any, other: Any, faults: Any, kind: Any) -> None:
     parent = one.spawn("parent", kind)
     child = parent.spawn.call_one(other).get(LONG_S)
-    child.fail.broadcast("nobody asked")
-    assert "nobody asked" in str(received(parent)[0])
+    child.fail.broadcast("no caller")
+    assert "no caller" in str(received(parent)[0])
     assert parent.failures.call_one().get(LONG_S)  # the parent lives on
     assert not faults
 
@@ -216,11 +216,11 @@ def test_the_owner_learns_that_a_broadcast_ended_its_child(one: Any, other: Any,
 def test_a_failure_names_the_mesh_and_the_ranks(one: Any, procs: Any, faults: Any) -> None:
     parent = one.spawn("parent", Parent)
     child = parent.spawn.call_one(procs, "kids").get(LONG_S)
-    child.slice(r=1).fail.broadcast("nobody asked")
+    child.slice(r=1).fail.broadcast("no caller")
     failure = received(parent)[0]
     assert (failure["type"], failure["mesh"], failure["ranks"]) == ("MeshFailure", "kids", (1,))
     assert "kids" in failure["text"]
-    assert "ValueError: nobody asked" in failure["text"]
+    assert "ValueError: no caller" in failure["text"]
 
 
 def test_the_owner_learns_that_a_child_cannot_be_made(one: Any, other: Any, faults: Any) -> None:
@@ -306,8 +306,8 @@ def test_a_failure_that_the_owner_does_not_handle_goes_to_its_owner(
     middle = top.spawn.call_one(other, "middle", Parent, verdict, ends).get(LONG_S)
     child = middle.spawn.call_one(one).get(LONG_S)
     sibling = middle.spawn.call_one(other, "sibling", Child, ends).get(LONG_S)
-    child.fail.broadcast("nobody asked")
-    assert "nobody asked" in received(top)[0]["text"]
+    child.fail.broadcast("no caller")
+    assert "no caller" in received(top)[0]["text"]
     with pytest.raises(SupervisionError):  # the parent failed, too
         middle.failures.call_one().get(LONG_S)
     # The parent stops all actors that it has spawned, a moment later.
@@ -326,17 +326,17 @@ def test_an_owner_without_supervise_passes_the_failure_up(one: Any, other: Any, 
 
     top = one.spawn("top", Parent)
     middle = top.spawn.call_one(other, "middle", Plain).get(LONG_S)
-    middle.spawn.call_one(one).get(LONG_S).fail.broadcast("nobody asked")
-    assert "nobody asked" in received(top)[0]["text"]
+    middle.spawn.call_one(one).get(LONG_S).fail.broadcast("no caller")
+    assert "no caller" in received(top)[0]["text"]
 
 
 def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any) -> None:
     top = one.spawn("top", Parent)
     middle = top.spawn.call_one(other, "middle", Parent, RuntimeError("not my problem")).get(LONG_S)
-    middle.spawn.call_one(one).get(LONG_S).fail.broadcast("nobody asked")
+    middle.spawn.call_one(one).get(LONG_S).fail.broadcast("no caller")
     text = received(top)[0]["text"]
     assert "not my problem" in text
-    assert "nobody asked" in text
+    assert "no caller" in text
 
 
 # -- at the root
@@ -345,22 +345,22 @@ def test_an_owner_that_raises_fails_with_both(one: Any, other: Any, faults: Any)
 def test_an_owner_that_awaits_a_cancelled_future_fails(one: Any, other: Any, faults: list[Any]) -> None:
     parent = one.spawn("parent", CancelledParent)
     child = parent.spawn.call_one(other).get(LONG_S)
-    child.fail.broadcast("nobody asked")
+    child.fail.broadcast("no caller")
     wait_until(lambda: faults, "the hook")
     assert "CancelledError" in faults[0].report()
-    assert "nobody asked" in faults[0].report()
+    assert "no caller" in faults[0].report()
     with pytest.raises(api.SupervisionError, match="CancelledError"):
         parent.failures.call_one().get(LONG_S)
 
 
 def test_an_unhandled_failure_reaches_the_hook_once(one: Any, faults: list[Any]) -> None:
     child = one.spawn("orphan", Child)
-    child.fail.broadcast("nobody asked")
+    child.fail.broadcast("no caller")
     wait_until(lambda: faults, "the hook to be called")
     assert isinstance(faults[0], api.MeshFailure)  # type: ignore[attr-defined,unused-ignore]
-    assert "nobody asked" in faults[0].report()
+    assert "no caller" in faults[0].report()
     assert faults[0].mesh.name == "orphan"
-    with pytest.raises(SupervisionError, match="nobody asked"):
+    with pytest.raises(SupervisionError, match="no caller"):
         child.process.call_one().get(LONG_S)
     assert len(faults) == 1
 
@@ -368,9 +368,9 @@ def test_an_unhandled_failure_reaches_the_hook_once(one: Any, faults: list[Any])
 def test_the_hook_gets_a_failure_that_no_owner_handles(one: Any, other: Any, faults: list[Any]) -> None:
     top = one.spawn("top", Parent, False)
     child = top.spawn.call_one(other).get(LONG_S)
-    child.fail.broadcast("nobody asked")
+    child.fail.broadcast("no caller")
     wait_until(lambda: faults, "the hook to be called")
-    assert "nobody asked" in faults[0].report()
+    assert "no caller" in faults[0].report()
     with pytest.raises(SupervisionError):
         top.failures.call_one().get(LONG_S)
     assert len(faults) == 1

@@ -18,11 +18,6 @@ PROCS = {"dp": 2, "tp": 2}
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.fixture
-def nothing_left() -> None:
-    """Check nothing: now and then, some function leaves tensors on all ranks, which is a fault that is not found yet."""
-
-
 def grids_of(case: Case) -> Iterator[tuple[str, str]]:
     """Yield the placements of the arguments that are sharded along both axes: uneven parts, empty ones, and partial sums."""
     last = len(case.shapes[case.sharded[0]]) - 1

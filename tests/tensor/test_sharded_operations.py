@@ -27,11 +27,6 @@ TABLE = Path(__file__).parents[2] / "docs" / "tensors-operations.md"
 Place = Callable[[int, torch.Tensor, bool], tuple[Any, Any]]
 
 
-@pytest.fixture
-def nothing_left() -> None:
-    """Check nothing: now and then, some function leaves tensors on all ranks, which is a fault that is not found yet."""
-
-
 def addends(x: torch.Tensor) -> torch.Tensor:
     """Two tensors whose sum is a tensor."""
     return torch.stack([x * 0.3 - 1, x * 0.7 + 1])

@@ -8,7 +8,7 @@ forgotten, neither an abort nor another message. Only the missing bytes do. So a
 under the same descriptor (`Substitute`), and gloo reads the missing bytes from it. What gloo still writes to the dead rank is
 read and dropped.
 
-Nobody knows how many bytes are missing, or whether any are: gloo may also wait for the next message. So gloo first gets zeros.
+The number of missing bytes is unknown, and may be zero: gloo may also wait for the next message. So gloo first gets zeros.
 As the start of a message they belong to a buffer that does not exist: gloo leaves them, with all that follows, and the socket
 shows how many bytes gloo has taken. If it has taken exactly the start of one message, none was cut. Otherwise it gets bytes of
 ones, with some zeros in between, until it leaves them. Ones are NaN in tensors of floating point numbers, and as the start of a

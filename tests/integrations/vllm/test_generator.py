@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 from collections.abc import Iterator
@@ -11,20 +10,14 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ActorMesh, ProcMesh, endpoint, this_host
+from monarch_kernel.actor import ActorMesh, ProcMesh, endpoint
 from monarch_kernel.errors import ActorError
 from monarch_kernel.integrations.vllm import Completion, Generator
+from tests.integrations.vllm.engines import START_S, WITH_ENGINE, engine_mesh
 from tests.support.processes import kill_ranks
 from tests.support.ranks import Ranks
 
-START_S = 400.0
-"""An engine imports gigabytes and starts in half a minute to two, by how busy the machine is."""
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(int(2 * START_S)),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is in the environment of make test-vllm"),
-]
+pytestmark = WITH_ENGINE
 
 # The default spread of initial weights gives a model whose tokens hardly depend on them.
 PRELUDE = """
@@ -72,10 +65,7 @@ def folder(trainer: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mesh(session: None) -> Iterator[ProcMesh]:
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
-    procs = this_host().spawn_procs({"gpus": 1}, name="generators", device="cpu", env=env)
-    yield procs
-    procs.stop().get(START_S)  # no effect if the last test has stopped them
+    yield from engine_mesh()
 
 
 @pytest.fixture(scope="module")

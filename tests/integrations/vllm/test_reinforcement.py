@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from monarch_kernel.actor import ActorMesh, ProcMesh, this_host
+from monarch_kernel.actor import ActorMesh, ProcMesh
 from monarch_kernel.integrations.vllm import Completion, Generator
+from tests.integrations.vllm.engines import START_S, WITH_ENGINE, engine_mesh
 from tests.support.ranks import Ranks
 
-START_S = 400.0
-"""An engine imports gigabytes and starts in half a minute to two, by how busy the machine is."""
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(int(2 * START_S)),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is in the environment of make test-vllm"),
-]
+pytestmark = WITH_ENGINE
 
 # Each rank learns from half of the groups. The reward is the share of token 7 in a sample.
 PRELUDE = """
@@ -73,10 +66,7 @@ def trainer(session: None) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def mesh(session: None) -> Iterator[ProcMesh]:
-    env = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"}
-    procs = this_host().spawn_procs({"gpus": 1}, name="generators", device="cpu", env=env)
-    yield procs
-    procs.stop().get(START_S)
+    yield from engine_mesh()
 
 
 @pytest.fixture(scope="module")
