@@ -226,3 +226,25 @@ def test_generated_ids_are_bounded() -> None:
 def test_values_that_are_no_texts_count_with_their_size() -> None:
     assert nbytes("abc") == 3
     assert nbytes({"a": ["x" * 1000] * 1000}) > 1_000_000
+
+
+def cyclic() -> list[Any]:
+    inside: list[Any] = [math.nan]
+    inside.append(inside)
+    return inside
+
+
+def deep() -> dict[str, Any]:
+    inside: dict[str, Any] = {}
+    for _ in range(5000):
+        inside = {"k": inside}
+    return inside
+
+
+@pytest.mark.parametrize("make", [cyclic, deep])
+def test_a_structure_that_is_no_json_is_left_out_with_a_note(make: Any) -> None:
+    data, metadata = checked({"application/vnd.x+json": make(), "text/plain": "a"}, {"about": make(), "isolated": True})
+    assert data == {
+        "text/plain": "a\n… left out here: application/vnd.x+json (a structure that is too deep or contains itself)"
+    }
+    assert metadata == {"isolated": True}

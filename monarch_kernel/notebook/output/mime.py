@@ -12,6 +12,7 @@ import html
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import Any
 
@@ -64,18 +65,24 @@ def checked(data: Bundle, metadata: Bundle) -> tuple[dict[str, Any], dict[str, A
     kept: dict[str, Any] = {}
     left_out: list[str] = []
     for mime, value in data.items():
-        problem = _problem(mime, value)
-        if problem:
-            left_out.append(f"{one_line(str(mime))[:_MAX_NAME]} ({problem})")
-        else:
-            kept[mime] = _without_nan(value)
+        if not (problem := _problem(mime, value)):
+            try:
+                kept[mime] = _without_nan(value)
+                continue
+            except (ValueError, RecursionError):
+                problem = "a structure that is too deep or contains itself"
+        left_out.append(f"{one_line(str(mime))[:_MAX_NAME]} ({problem})")
     if "text/plain" in kept:
         kept["text/plain"] = printable(kept["text/plain"])
     if left_out:
         more = f" and {len(left_out) - _MAX_NOTED:,} more" * (len(left_out) > _MAX_NOTED)
         note = f"… left out here: {', '.join(left_out[:_MAX_NOTED])}{more}"
         kept["text/plain"] = "\n".join(filter(None, (kept.get("text/plain"), note)))
-    return kept, {str(key): _without_nan(value) for key, value in metadata.items()}
+    about = {}
+    for key, value in metadata.items():
+        with suppress(ValueError, RecursionError):
+            about[str(key)] = _without_nan(value)
+    return kept, about
 
 
 def _without_nan(value: Any) -> Any:
@@ -83,6 +90,10 @@ def _without_nan(value: Any) -> Any:
 
     Otherwise jupyter_client prints a warning into the cell and sends the texts ``nan`` and ``inf``, which charts take for
     categories.
+
+    Raises:
+        ValueError: it contains itself.
+        RecursionError: it is too deep.
     """
     if isinstance(value, str):
         return value
