@@ -41,7 +41,7 @@ from monarch_kernel.net.hosts.gateway import FOLD_S, NEIGHBOUR_SILENT_S
 from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
 from monarch_kernel.net.hosts.zmq import BEAT_S
 from monarch_kernel.net.memory.counters import Meters
-from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, place_of, proc_of, rank_peer
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, Senders, host_peer, place_of, proc_of, rank_peer
 from monarch_kernel.net.wire.codec import Frame, dump, join, pack, split
 from monarch_kernel.net.wire.messages import (
     Call,
@@ -307,7 +307,7 @@ class ControllerEnd:
         self._relay = Relay(CONTROLLER_HOST, 0)
         self._homes: dict[Peer, int] = {}
         self._inbox: deque[tuple[float, int, list[Frame]]] = deque()
-        self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._arrived: deque[tuple[Senders, list[Frame]]] = deque()
         self._main = threading.get_ident()
         self._mark = time.thread_time()
         self._woken = threading.Event()
@@ -366,7 +366,7 @@ class ControllerEnd:
                 self._sim.carry(CONTROLLER_HOST, neighbour, parts, self.clock)
             self._enter()
 
-    def recv(self) -> tuple[Peer, list[Frame]] | None:
+    def recv(self) -> tuple[Senders, list[Frame]] | None:
         """Give the next message that has arrived by now."""
         if not self._arrived:
             self._leave()
@@ -380,7 +380,7 @@ class ControllerEnd:
             self.clock += self._sim.costs.tcp_s
             self.sockets_s += self._sim.costs.tcp_s
             for _, senders, _, frames in self._relay.receive(neighbour, parts):
-                self._arrived.extend((sender, frames) for sender in senders)
+                self._arrived.append((tuple(senders) if len(senders) > 1 else senders[0], frames))
             if not self._arrived:
                 return self.recv()
         return self._arrived.popleft()

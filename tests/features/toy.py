@@ -62,8 +62,8 @@ class Votes(Extension):
     def may_send(self, proc: int, message: Message) -> bool:
         return isinstance(message, Vote) and message.proc == proc
 
-    def request_ended(self, proc: int, id: int) -> list[Effect]:
-        self.ended.append(proc)
+    def request_ended(self, procs: Sequence[int], id: int) -> list[Effect]:
+        self.ended += procs
         return []
 
     def process_lost(self, proc: int) -> list[Effect]:

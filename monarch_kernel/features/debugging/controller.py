@@ -60,12 +60,12 @@ class DebuggingExtension(Extension):
         if self.attendant is not None:
             self.attendant(future)
 
-    def request_ended(self, proc: int, id: int) -> list[Effect]:
-        stops = self._stops.get(proc)
-        if (
-            stops and id not in self.core.ranks[proc].open_requests
-        ):  # else the caller has cancelled it, and the rank has not ended it yet
-            stops.pop(id, None)
+    def request_ended(self, procs: Sequence[int], id: int) -> list[Effect]:
+        for proc in procs if self._stops else ():
+            stops = self._stops.get(proc)
+            # The caller may have cancelled it, and the rank has not ended it yet.
+            if stops and id not in self.core.ranks[proc].open_requests:
+                stops.pop(id, None)
         return []
 
     def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:

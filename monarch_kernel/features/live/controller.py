@@ -62,8 +62,8 @@ class LoopExtension(Extension):
         """Send grants to ranks."""
         return [effect for proc, message in grants for effect in self.core.to_rank(proc, pack(message))]
 
-    def request_ended(self, proc: int, id: int) -> list[Effect]:
-        return self.send(self.book.request_over(proc, id))
+    def request_ended(self, procs: Sequence[int], id: int) -> list[Effect]:
+        return self.send(self.book.request_over(procs, id))
 
     def process_lost(self, proc: int) -> list[Effect]:
         return self.send(self.book.gone(proc))

@@ -435,12 +435,13 @@ class LoopBook:
         loop.heard_at = now
         return self._leave(loop, proc, message.steps)
 
-    def request_over(self, proc: int, request: int) -> list[AddressedGrant]:
-        """A rank has finished a request, successfully or not, and with it the loops of the request."""
+    def request_over(self, procs: Iterable[int], request: int) -> list[AddressedGrant]:
+        """Ranks have finished a request, successfully or not, and with it the loops of the request."""
         grants: list[AddressedGrant] = []
         for loop in self._loops.values():
             if loop.request == request:
-                grants += self._out(loop, proc)
+                for proc in procs:
+                    grants += self._out(loop, proc)
         return grants
 
     def gone(self, proc: int) -> list[AddressedGrant]:

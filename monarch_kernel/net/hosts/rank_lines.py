@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from monarch_kernel.net.transport.base import Peer, is_rank
+from monarch_kernel.net.transport.base import Peer, Senders, is_rank
 from monarch_kernel.net.transport.shared_frames import resolve
 from monarch_kernel.net.transport.unix_packets import PacketListener, Packets, PacketSocket, packets_of
 from monarch_kernel.net.wire.codec import Frame, WireError
@@ -48,7 +48,7 @@ class RankLines:
         self,
         path: str,
         poller: select.epoll,
-        arrived: deque[tuple[Peer, list[Frame]]],
+        arrived: deque[tuple[Senders, list[Frame]]],
         is_taken: Callable[[Peer], bool],
     ) -> None:
         self.refused = 0

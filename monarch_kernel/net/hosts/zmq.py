@@ -33,7 +33,7 @@ from monarch_kernel.net.hosts.rank_lines import RankLines, path_of_lines
 from monarch_kernel.net.hosts.relay import CONTROLLER_HOST, Relay
 from monarch_kernel.net.memory.counters import Meters
 from monarch_kernel.net.memory.shared_blocks import is_for_all
-from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, is_rank, place_of
+from monarch_kernel.net.transport.base import CONTROLLER, Peer, Senders, host_peer, is_rank, place_of
 from monarch_kernel.net.transport.patience import Patience
 from monarch_kernel.net.transport.shared_frames import forget, may_look_at_parent, refer, resolve, share
 from monarch_kernel.net.transport.unix_packets import PacketSocket
@@ -93,7 +93,7 @@ class ZmqRouter(Wakeable):
         # Whether a process here may soon answer: the last message went to one, and no wait has timed out since.
         self._expects = False
         self._patience = Patience(YIELDS)
-        self._arrived: deque[tuple[Peer, list[Frame]]] = deque()
+        self._arrived: deque[tuple[Senders, list[Frame]]] = deque()
         self._by_zmq: set[Peer] = set()  # ranks with a connection to the ROUTER
         path = path_of_lines(address)
         self._lines = RankLines(path, self._poller, self._arrived, self._by_zmq.__contains__) if path else None
@@ -226,8 +226,8 @@ class ZmqRouter(Wakeable):
             while self._collect_linked():  # sending may clear the signal that something has arrived
                 pass
 
-    def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Return the next message and its sender, or None."""
+    def recv(self) -> tuple[Senders, list[Frame]] | None:
+        """Return the next message and its sender, or senders, or None."""
         if not self._arrived:
             self._received += 1
             if self._homes:
@@ -345,11 +345,13 @@ class ZmqRouter(Wakeable):
     def _handle_messages(self, neighbour: int, parts: Sequence[Frame]) -> None:
         try:
             for source, senders, receivers, frames in self._relay.receive(neighbour, parts):
-                for sender in senders:
-                    if receivers == [CONTROLLER] and self._homes.get(sender) == source:
-                        self._arrived.append((sender, frames))
-                    else:  # an agent sends only messages of itself and its ranks
-                        self._relay.dropped += 1
+                # An agent sends only messages of itself and its ranks.
+                known = tuple(sender for sender in senders if self._homes.get(sender) == source)
+                if receivers != [CONTROLLER]:
+                    known = ()
+                if known:
+                    self._arrived.append((known if len(known) > 1 else known[0], frames))
+                self._relay.dropped += len(senders) - len(known)
         except WireError:
             self._relay.dropped += 1
 

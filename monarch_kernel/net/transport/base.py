@@ -13,6 +13,7 @@ __all__ = [
     "HostTransport",
     "Peer",
     "PeerTransport",
+    "Senders",
     "Transport",
     "host_peer",
     "incarnation_of",
@@ -24,6 +25,9 @@ __all__ = [
 
 Peer = bytes
 """Name of a process: `CONTROLLER`, ``R<proc>`` or ``R<proc>+<incarnation>`` for a rank, ``H<host>`` for a host agent."""
+
+Senders = Peer | tuple[Peer, ...]
+"""The sender of a message, or the senders of equal ones."""
 
 CONTROLLER: Peer = b"C"
 
@@ -82,8 +86,11 @@ class Transport(Protocol):
         """Send messages that wait to be combined with others."""
         ...
 
-    def recv(self) -> tuple[Peer, list[Frame]] | None:
-        """Return the next message and its sender, or None if none has arrived."""
+    def recv(self) -> tuple[Senders, list[Frame]] | None:
+        """Return the next message and its sender, or None if none has arrived.
+
+        Equal messages of several ranks of another host, which have travelled as one, are returned as one, with all senders.
+        """
         ...
 
     def wait(self, timeout_s: float | None) -> None:
@@ -155,6 +162,10 @@ class PeerTransport(Transport, Protocol):
 
     meters: Meters
     shares: bool
+
+    def recv(self) -> tuple[Peer, list[Frame]] | None:
+        """Return the next message and its sender, or None if none has arrived."""
+        ...
 
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that this one will call; messages to it go that way from now on."""

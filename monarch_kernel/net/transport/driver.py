@@ -187,7 +187,7 @@ class Driver(Generic[T]):
 
     Args:
             transport: the transport.
-            on_message: called with (peer, parts) for each message received.
+            on_message: called with what the transport receives: sender, or senders, and parts.
             on_item: called for each submitted item, in order.
             on_tick: called about every ``tick_s`` seconds while a thread leads; for timers.
             is_idle: whether nothing is due soon: then the background thread ticks only every `IDLE_TICK_S` until something
@@ -198,7 +198,7 @@ class Driver(Generic[T]):
     def __init__(
         self,
         transport: Transport,
-        on_message: Callable[[Peer, list[Frame]], None],
+        on_message: Callable[[Any, list[Frame]], None],
         on_item: Callable[[T], None],
         *,
         on_tick: Callable[[float], None] | None = None,

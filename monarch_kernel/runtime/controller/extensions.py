@@ -4,8 +4,8 @@ Theory of operation
 ===================
 
 The state of the controller (`state.State`) knows hosts, processes, requests and output, and no feature. A feature, such as
-live loops, keeps its own part in an `Extension`. The state passes it the messages that it handles, and calls it when a rank
-has answered a request, when a process is lost, and when time has passed. An extension returns effects, as the state does. It
+live loops, keeps its own part in an `Extension`. The state passes it the messages that it handles, and calls it when ranks
+have answered a request, when a process is lost, and when time has passed. An extension returns effects, as the state does. It
 has no I/O and no threads, and runs with the I/O lock held.
 
 The module that defines an extension registers it (`register`), so a feature takes part in a session as soon as it is imported.
@@ -84,8 +84,8 @@ class Extension:
         """Whether a rank may send a message of this feature; others are dropped and counted."""
         return True
 
-    def request_ended(self, proc: int, id: int) -> list[Effect]:
-        """Called when a rank has answered a request, whatever the outcome."""
+    def request_ended(self, procs: Sequence[int], id: int) -> list[Effect]:
+        """Called when ranks have answered a request, whatever the outcome."""
         return []
 
     def process_lost(self, proc: int) -> list[Effect]:

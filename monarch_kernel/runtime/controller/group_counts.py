@@ -8,7 +8,7 @@ mesh works, the controller makes those that are behind continue from the highest
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import SkipGroupNames
@@ -29,11 +29,12 @@ class GroupCounts:
         self._ranks = ranks
         self._changed: set[int] = set()  # the first processes of the meshes with changed counts
 
-    def report(self, record: RankRecord, count: int) -> None:
-        """Take the count of a rank; -1 if it is unknown."""
-        if count not in (-1, record.groups):
-            record.groups = count
-            self._changed.add(record.spec.proc - record.spec.rank)
+    def report(self, records: Iterable[RankRecord], count: int) -> None:
+        """Take the count of ranks."""
+        for record in records:
+            if count != record.groups:
+                record.groups = count
+                self._changed.add(record.spec.proc - record.spec.rank)
 
     def align(self) -> list[Send]:
         """Tell ranks that are behind to continue from the highest count of their mesh; call this after a request has ended."""

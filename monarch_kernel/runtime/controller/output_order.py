@@ -62,6 +62,11 @@ class OutputOrder:
         """Whether output that was written before these marks has not arrived."""
         return written[0] > self._read_to[0] or written[1] > self._read_to[1]
 
+    def is_ready(self, written: tuple[int, int]) -> bool:
+        """Whether a message with these marks can be handled at once, and nothing else follows from it."""
+        read_to = self._read_to
+        return written[0] <= read_to[0] and written[1] <= read_to[1] and not self._withheld
+
     @property
     def is_settled(self) -> bool:
         """Whether no output waits."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from monarch_kernel.base.events import OutputEvent
 from monarch_kernel.base.text import last_line
 from monarch_kernel.net.wire.codec import Frame
-from monarch_kernel.net.wire.messages import Backlog, Output, OutputChunk
+from monarch_kernel.net.wire.messages import Backlog, Failed, Output, OutputChunk, Result
 from monarch_kernel.runtime.controller.effects import BacklogEvent, Effect, Tell
 from monarch_kernel.runtime.controller.output_order import HeldMessage, Spoken
 from monarch_kernel.runtime.controller.process_records import RankRecord
@@ -26,6 +26,7 @@ class OutputRouter:
         ranks: By number of the process; owned by the caller.
         requests: The requests of the controller.
         accept: Handles a message of a rank whose turn has come.
+        accept_answers: Handles an answer of ranks whose turn has come.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class OutputRouter:
         ranks: Mapping[int, RankRecord],
         requests: Requests,
         accept: Callable[[RankRecord, Spoken, Sequence[Frame], float], list[Effect]],
+        accept_answers: Callable[[Sequence[RankRecord], Result | Failed, Sequence[Frame], float], list[Effect]],
     ) -> None:
         self._ranks = ranks
         self._requests = requests
         self._accept = accept
+        self._accept_answers = accept_answers
         self._unsettled: set[int] = set()  # processes whose messages or text wait
 
     @property
@@ -53,6 +56,19 @@ class OutputRouter:
             return []
         effects = self._accept(record, message, frames, now)
         return effects if order.is_settled else effects + self._take(record, order.settle(), now)
+
+    def answered(
+        self, records: Sequence[RankRecord], message: Result | Failed, frames: Sequence[Frame], now: float
+    ) -> list[Effect]:
+        """Accept an answer that these ranks have given, of each as `say` does."""
+        ready: list[RankRecord] = []
+        others: list[RankRecord] = []
+        for record in records:
+            (ready if record.order.is_ready(message.written) else others).append(record)
+        effects = self._accept_answers(ready, message, frames, now) if ready else []
+        for record in others:
+            effects += self.say(record, message, frames, now)
+        return effects
 
     def write(self, message: Output, now: float) -> list[Effect]:
         """Take what ranks have written."""

@@ -82,7 +82,7 @@ class RankProcesses:
         host_requests: HostRequests,
         introductions: Introductions,
         output: OutputRouter,
-        answer: Callable[[int, int, Failure, float], list[Effect]],
+        answer: Callable[[int, Sequence[int], Failure, float], list[Effect]],
         lost: Callable[[RankRecord, float], list[Effect]],
     ) -> None:
         self._ranks = ranks
@@ -380,7 +380,7 @@ class RankProcesses:
         effects.append(HostGone(spec.proc, spec.incarnation, spec.mesh, spec.rank, reported, is_reported))
         effects += self._lost(record, now)
         for id in [*record.open_requests, *record.out_of_band]:
-            effects += self._answer(id, spec.proc, failure, now)
+            effects += self._answer(id, (spec.proc,), failure, now)
             if not asked:
                 effects += self._requests.tell_waiting(id, pack(Release(id, spec.mesh, spec.rank)))
         record.last_error = "" if record.stopping else failure.headline()

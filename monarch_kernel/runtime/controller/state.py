@@ -119,7 +119,7 @@ class State:
         self.host_requests = HostRequests(self.hosts)
         self._group_counts = GroupCounts(self.ranks)
         self._introductions = Introductions(self.ranks, self.hosts, self._connected)
-        self._output = OutputRouter(self.ranks, self.requests, self._accept)
+        self._output = OutputRouter(self.ranks, self.requests, self._accept, self._accept_answers)
         self.processes = RankProcesses(
             self.ranks,
             self.hosts,
@@ -249,7 +249,7 @@ class State:
             else:
                 absent.append((proc, record.death or Failure("stopped", "NotSent", "the rank is not up yet")))
         for proc, failure in absent:
-            effects += self._answer(id, proc, failure, now, is_still_open=True)
+            effects += self._answer(id, (proc,), failure, now, is_still_open=True)
         return effects
 
     def interrupt_ranks(self, procs: Iterable[int], *, abort: bool = False) -> list[Effect]:
@@ -267,9 +267,7 @@ class State:
         """End a request for the caller, and interrupt it on the ranks."""
         effects: list[Effect] = [*self.requests.interrupt(id)]
         cancelled = Failure("interrupted", "CancelledError", "cancelled by the caller")
-        for proc in self.requests.waiting_for(id):
-            effects += self._answer(id, proc, cancelled, now, is_still_open=True)
-        return effects
+        return effects + self._answer(id, self.requests.waiting_for(id), cancelled, now, is_still_open=True)
 
     # -- what happens
 
@@ -287,7 +285,7 @@ class State:
         if type(message) is Result or type(message) is Failed:  # first, for these are by far the most
             rank = self._connected.get(peer)
             if rank is not None and self._resumption is None:
-                return self._output.say(rank, message, frames, now)
+                return self._output.answered((rank,), message, frames, now)
         if not self._senders.may_send(peer, message):
             self.dropped_messages += 1
             return []
@@ -305,6 +303,15 @@ class State:
                 return self._output.say(record, message, frames, now)  # type: ignore[arg-type]
             return extension.handlers[type(message)](record, message, now)
         return self._handlers[type(message)](message, frames, peer, now)
+
+    def handle_answers(
+        self, message: Result | Failed, frames: Sequence[Frame], peers: Sequence[Peer], now: float
+    ) -> list[Effect]:
+        """Handle an answer that each of these authenticated peers has given."""
+        ranks = [rank for peer in peers if (rank := self._connected.get(peer)) is not None]
+        if len(ranks) == len(peers) and self._resumption is None:
+            return self._output.answered(ranks, message, frames, now)
+        return [effect for peer in peers for effect in self.handle(message, frames, peer, now)]
 
     def tick(self, now: float) -> list[Effect]:
         """Do what is due; call this a few times a second."""
@@ -352,44 +359,53 @@ class State:
     def _accept(self, record: RankRecord, message: Spoken, frames: Sequence[Frame], now: float) -> list[Effect]:
         """Handle a message of a rank after the output before it."""
         if isinstance(message, Result | Failed):
-            proc = record.spec.proc
-            if (pending := self.requests.get(message.id)) is not None:
-                pending.compare(proc, message.collectives)
-            self._group_counts.report(record, message.groups)
-            if message.group_size != -1:
-                record.group_size = message.group_size if message.collectives != -2 else -2
-            if isinstance(message, Failed):
-                return self._answer(message.id, proc, message.failure, now)
-            return self._answer(message.id, proc, Value(message.payload, frames, message.bundle), now)
+            return self._accept_answers((record,), message, frames, now)
         if isinstance(message, Rich):
             request = message.id or record.last_request
             record.order.shown(message)
             return [Tell(RichEvent(request, record.spec.rank, message.data, message.metadata, record.spec.mesh))]
         return self._in_order[type(message)](record, message, now)
 
-    def _answer(self, id: int, proc: int, answer: Answer, now: float, *, is_still_open: bool = False) -> list[Effect]:
-        record = self.ranks[proc]
-        record.out_of_band.discard(id)
-        description = None if is_still_open else record.open_requests.pop(id, None)
-        if description is not None:
+    def _accept_answers(
+        self, records: Sequence[RankRecord], message: Result | Failed, frames: Sequence[Frame], now: float
+    ) -> list[Effect]:
+        """Handle an answer that these ranks have given, after the output before it."""
+        procs = [record.spec.proc for record in records]
+        if (pending := self.requests.get(message.id)) is not None:
+            pending.compare(procs, message.collectives)
+        if message.groups != -1:
+            self._group_counts.report(records, message.groups)
+        if message.group_size != -1:
+            for record in records:
+                record.group_size = message.group_size if message.collectives != -2 else -2
+        if isinstance(message, Failed):
+            return self._answer(message.id, procs, message.failure, now)
+        return self._answer(message.id, procs, Value(message.payload, frames, message.bundle), now)
+
+    def _answer(
+        self, id: int, procs: Sequence[int], answer: Answer, now: float, *, is_still_open: bool = False
+    ) -> list[Effect]:
+        failure = answer if isinstance(answer, Failure) else None
+        is_quiet = self.requests.is_quiet(id)
+        for proc in procs:
+            record = self.ranks[proc]
+            record.out_of_band.discard(id)
+            if is_still_open or record.open_requests.pop(id, None) is None:
+                continue
             record.busy_since = now
-        if description is not None and isinstance(answer, Failure) and record.death is None:
-            self.requests.respawn_log.refused(id, proc)
-        if description is not None and not self.requests.is_quiet(id):
+            if failure is not None and record.death is None:
+                self.requests.respawn_log.refused(id, proc)
+            if is_quiet:
+                continue
             record.last_request = id
             record.last_error, record.failure = "", None
-            if isinstance(answer, Failure) and answer.kind in (
-                "exception",
-                "lost",
-            ):  # interrupted and released ranks are well
-                record.last_error, record.failure, record.failed_at = answer.headline(), answer, now
+            if failure is not None and failure.kind in ("exception", "lost"):  # interrupted and released ranks are well
+                record.last_error, record.failure, record.failed_at = failure.headline(), failure, now
         effects: list[Effect] = []
         for request_ended in self._at_ends:
-            effects += request_ended(proc, id)
-        resolved = self.requests.answer(id, proc, answer, now)
-        if resolved is None:
-            self.dropped_messages += 1
-            return effects
+            effects += request_ended(procs, id)
+        resolved, n_late = self.requests.answer_all(id, procs, answer, now)
+        self.dropped_messages += n_late
         return [*effects, *resolved, *self._group_counts.align()]
 
     def _resume(self, now: float) -> list[Effect]:

@@ -36,6 +36,7 @@ PREDEFINED = {
 """The names that cells find on each rank, with the kinds of their values."""
 
 _MAX_TITLE = 200
+_IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
 def gather(
@@ -55,7 +56,7 @@ def gather(
         return region.extent.point(index) if base is None else base.point(region.ranks[index])
 
     def finish(answers: Sequence[Answer]) -> ValueMesh[T]:
-        values = [read(answer) for answer in answers if not isinstance(answer, Failure)]
+        values = _read_all(answers, read)
         if len(values) == len(answers):
             return ValueMesh(region, values)
         reports: dict[Point, Failure] = {}
@@ -75,6 +76,23 @@ def gather(
         raise error_for(reports.values(), error)(said, reports, dict(zip(succeeded, values)))
 
     return finish
+
+
+def _read_all(answers: Sequence[Answer], read: Callable[[Value], T]) -> list[T]:
+    """Read the values of the answers that are no failures.
+
+    Ranks that answer alike share one answer (`Requests.answer_all`). It is read for each of them, as they do not share an
+    object that they could change.
+    """
+    values: list[T] = []
+    last: Answer | None = None
+    for answer in answers:
+        if answer is last and type(values[-1]) in _IMMUTABLE:
+            values.append(values[-1])
+        elif not isinstance(answer, Failure):
+            values.append(read(answer))
+            last = answer
+    return values
 
 
 def error_for(reports: Iterable[Failure], error: type[RanksError] = ActorError) -> type[RanksError]:

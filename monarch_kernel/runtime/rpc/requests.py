@@ -125,14 +125,14 @@ class Pending:
         self.in_step = True
         self._collectives: int | None = None
 
-    def compare(self, proc: int, collectives: int) -> None:
-        """Compare the number of collectives that a process counts with that of the first process that answered.
+    def compare(self, procs: Sequence[int], collectives: int) -> None:
+        """Compare the number of collectives that processes count with that of the first process that answered.
 
         Args:
-            proc: Ignored if it has answered already.
-            collectives: -2 if its process group is unusable.
+            procs: Those that have answered already are ignored.
+            collectives: -2 if their process group is unusable.
         """
-        if proc in self.waiting:
+        if not self.waiting.keys().isdisjoint(procs):
             if self._collectives is None:
                 self._collectives = collectives
             self.in_step &= self._collectives == collectives != -2
@@ -259,15 +259,29 @@ class Requests:
 
     def answer(self, id: int, proc: int, answer: Answer, now: float) -> list[Send | Resolve] | None:
         """Take the answer of a process; return None if the request has resolved, or the process has answered it."""
+        effects, n_late = self.answer_all(id, (proc,), answer, now)
+        return None if n_late else effects
+
+    def answer_all(self, id: int, procs: Sequence[int], answer: Answer, now: float) -> tuple[list[Send | Resolve], int]:
+        """Take the answer that each of these processes has given.
+
+        Returns:
+            What follows, and of how many of them it came too late, because the request has resolved, or they have answered it.
+        """
         pending = self._pending.get(id)
-        index = None if pending is None else pending.waiting.pop(proc, None)
-        if pending is None or index is None:
-            return None
-        pending.answers[index] = answer
-        if pending.waiting:
-            if isinstance(answer, Failure) and pending.failed_at is None:
+        if pending is None:
+            return [], len(procs)
+        waiting, answers, n_late = pending.waiting, pending.answers, 0
+        for proc in procs:
+            index = waiting.pop(proc, None)
+            if index is None:
+                n_late += 1
+            else:
+                answers[index] = answer
+        if waiting:
+            if isinstance(answer, Failure) and pending.failed_at is None and n_late < len(procs):
                 pending.failed_at = now
-            return []
+            return [], n_late
         del self._pending[id]
         self.respawn_log.over(id)
         effects: list[Send | Resolve] = [Resolve(id, pending.answers, pending.in_step)]  # type: ignore[arg-type]
@@ -275,7 +289,7 @@ class Requests:
             forget = pack(Forget(id))
             keepers = [self._recipients[keeper] for keeper in pending.keepers]
             effects += [Send(keeper.peer, forget) for keeper in keepers if keeper.up and keeper.death is None]
-        return effects
+        return effects, n_late
 
     def release_waiting(self, now: float) -> list[Send]:
         """Ask processes to leave their collectives where one has failed; call this a few times a second."""

@@ -201,27 +201,33 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(data=st.data(), failed=st.booleans(), writes=st.sampled_from([0, 0, 0, 5]))
     def answer(self, data: st.DataObject, failed: bool, writes: int) -> None:
-        """A rank answers a request: for the first time, again, or after it was given up; or one that it did not get."""
-        proc = self.rank_ids(data)
-        rank = self.ranks[proc]
-        asked = [message.id for message in rank.inbox if isinstance(message, Ping)]
+        """Ranks answer a request alike: at first, again, or after they were given up; or one that they did not get."""
+        drawn = data.draw(st.lists(st.sampled_from(sorted(self.ranks)), unique=True, min_size=1, max_size=3))
+        asked = [message.id for message in self.ranks[drawn[0]].inbox if isinstance(message, Ping)]
         id = data.draw(st.sampled_from([*asked, *asked, *asked, len(self.requests), 10_000]))
-        if not rank.up:
+        procs = [proc for proc in drawn if self.ranks[proc].up]
+        if not procs:
             return
         self.serial += 1
         answer = f"answer {self.serial}"
-        rank.written += writes
-        written = (rank.written if writes else 0, 0)
+        mark = max(self.ranks[proc].written for proc in procs) + writes if writes else 0
+        written = (mark, 0)
         message = (
             Failed(id, Failure("exception", "E", answer), written)
             if failed
             else Result(id, Payload(answer.encode()), {}, written)
         )
-        if writes and not rank.dead and rank.written > rank.read:
-            rank.held.append((id, answer, rank.written, max(self.now + OUTPUT_GRACE_S, rank.quiet_at)))
+        for proc in procs:
+            rank = self.ranks[proc]
+            rank.written = max(rank.written, mark)
+            if not rank.dead and mark > rank.read:
+                rank.held.append((id, answer, mark, max(self.now + OUTPUT_GRACE_S, rank.quiet_at)))
+            else:
+                self.expect(id, proc, answer)
+        if len(procs) > 1:
+            self.absorb(self.state.handle_answers(message, (), [self.peer(proc) for proc in procs], self.now))
         else:
-            self.expect(id, proc, answer)
-        self.absorb(self.state.handle(message, (), self.peer(proc), self.now))
+            self.absorb(self.state.handle(message, (), self.peer(procs[0]), self.now))
 
     @rule(data=st.data())
     def output(self, data: st.DataObject) -> None:
@@ -389,6 +395,18 @@ def test_answers_are_in_the_order_of_the_requested_ranks() -> None:
     assert isinstance(over.answers[1], Value)
     assert over.answers[0].bundle == {"text/plain": "3"}
     assert over.answers[1].frames == (b"f",)
+
+
+def test_an_answer_of_several_ranks_counts_for_each_of_them_once() -> None:
+    state = running(4)
+    ask(state, 1, (3, 1, 2, 4))
+    state.handle(Result(1, Payload(b"own")), (), b"R1", 0.0)
+    peers = [b"R1", b"R2", b"R3", b"R9"]  # one that has answered, and one that is unknown
+    assert state.handle_answers(Failed(1, Failure("exception", "E", "alike")), (), peers, 1.0) == []
+    assert state.dropped_messages == 2
+    assert [state.ranks[proc].last_error for proc in (1, 2, 3, 4)] == ["", "E: alike", "E: alike", ""]
+    (over,) = resolves(state.handle_answers(Result(1, Payload(b"late")), (), [b"R4", b"R3"], 2.0))
+    assert [text_of(answer) for answer in over.answers] == ["alike", "own", "alike", "late"]
 
 
 def test_a_line_of_an_earlier_cell_is_not_shown_beside_the_next_one() -> None:

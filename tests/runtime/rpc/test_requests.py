@@ -80,8 +80,8 @@ def test_ranks_are_in_step_if_they_count_the_same_collectives() -> None:
     for counts, in_step in (((3, 3), True), ((3, 4), False), ((-2, -2), False)):
         pending = Pending([1, 2])
         for proc, count in zip((1, 2), counts, strict=True):
-            pending.compare(proc, count)
-        pending.compare(9, 100)
+            pending.compare([proc], count)
+        pending.compare([9], 100)
         assert pending.in_step is in_step
 
 
