@@ -7,6 +7,7 @@ before it has any effect.
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,20 @@ _ARITHMETIC: dict[type[ast.operator], Any] = {
 }
 
 
+_NAME_AND_INDEX = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*\[(?P<index>.*)", re.DOTALL)
+_NAMED_INDEX = re.compile(r"\s*(?P<axis>[^\W\d]\w*)\s*=\s*(?P<index>[^=:,]+|(?P<first>[^=:,]*):(?P<last>[^=:,]*))\s*")
+
+
 def root_name(selector: str) -> str | None:
-    """Return the variable with which a selector starts: ``t`` for ``t[0:2].slice(dp=0)``; None if there is no variable."""
+    """Return the variable with which a selector starts: ``t`` for ``t[0:2].slice(dp=0)``; None if there is no variable.
+
+    A name before a bracket counts also where the rest is no Python, as in ``t[dp=0]``, so that errors are about this mesh.
+    """
     try:
         node: ast.expr = ast.parse(selector.strip(), mode="eval").body
     except (SyntaxError, ValueError):
-        return None
+        found = _NAME_AND_INDEX.match(selector)
+        return found["name"] if found and not keyword.iskeyword(found["name"]) else None
     while True:
         if isinstance(node, ast.Name):
             return node.id
@@ -71,11 +80,34 @@ def _refusal(selector: str, example: str, part: str = "") -> str:
     if selector.strip().isdecimal():
         return f"{selector!r} is a number and selects no mesh; rank {selector} of {example} is {example}[{selector}]"
     name = root_name(selector) or example
+    if meant := _by_axes(selector):
+        return f"{selector!r} selects no mesh: an index has no names; write {meant}"
     because = f": {part} is not evaluated here" if part and part != selector.strip() else ""
     return (
         f"{selector!r} selects no mesh{because}; write a name and, if needed, a slice, such as "
         f"{name}[0:2] or {name}.slice(...)"
     )
+
+
+def _by_axes(selector: str) -> str:
+    """Return what ``t[dp=0, tp=0:2]`` means, ``t.slice(dp=0, tp=slice(0, 2))``; empty for anything else."""
+    found = _NAME_AND_INDEX.fullmatch(selector.rstrip())
+    if found is None or not found["index"].endswith("]"):
+        return ""
+    parts = [_NAMED_INDEX.fullmatch(part) for part in found["index"][:-1].split(",")]
+    named = [
+        f"{part['axis']}={part['index'].strip()}"
+        if part["first"] is None
+        else f"{part['axis']}=slice({part['first'].strip() or None}, {part['last'].strip() or None})"
+        for part in parts
+        if part is not None
+    ]
+    meant = f"{found['name']}.slice({', '.join(named)})"
+    try:
+        ast.parse(meant, mode="eval")
+    except (SyntaxError, ValueError):
+        return ""
+    return meant if len(named) == len(parts) else ""
 
 
 class _Reader:
