@@ -335,7 +335,7 @@ def log(*unnamed: Any, **values: Any) -> None:
         RuntimeError: the call is not in a live loop.
         TypeError: a value is not a number, or has no name.
         ValueError: a number is too large for a float, or a count is less than 0 (counts in tensors are not checked). Or a name
-            is longer than 200 characters, or the loop has logged 1,000 other names.
+            is empty or longer than 200 characters, or the loop has logged 1,000 other names.
     """
     _refuse_unnamed("log", unnamed, "live.log(loss=loss)")
     for name in PER_SECOND:

@@ -33,6 +33,8 @@ def name_problem(name: str, known: Collection[str], most: int) -> str:
         known: the names that the loop has.
         most: how many it may have.
     """
+    if not name.strip():
+        return f"a name needs a visible character, and {name[:_SHOWN]!r} has none"
     if "\0" in name:  # names of ours begin with it (`features.live.pace`)
         return f"the name has a NUL ({name[:_SHOWN]!r}), which no name may have"
     if len(name) > MAX_NAME:

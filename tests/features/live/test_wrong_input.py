@@ -11,6 +11,8 @@ import torch
 from monarch_kernel import live
 from monarch_kernel.features.live.handle import MOST_STEPS
 from monarch_kernel.features.live.knobs import fitting
+from monarch_kernel.features.live.limits import name_problem
+from monarch_kernel.features.live.worker import RankLoop
 from monarch_kernel.net.wire.messages import Knob
 
 LONG = "x" * 1_000
@@ -50,6 +52,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("knob", (None, 1), {}, "live.knob(None, ...): the name of a knob must be a string"),
     ("knob", ([0] * 999, 1), {}, "live.knob(a list, ...): the name of a knob must be a string"),
     ("knob", ("", 1), {}, "a knob needs a name"),
+    ("knob", (" \t", 1), {}, r"live.knob: a name needs a visible character, and ' \t' has none"),
     ("knob", (LONG, 1), {}, "the name has 1,000 characters"),
     ("knob", ("k", LONG * 2), {}, "live.knob('k', ...): the text has 2,000 characters"),
     ("knob", ("k", [1]), {}, "live.knob('k') must be a number, string, bool or None, not a list"),
@@ -109,6 +112,14 @@ def test_a_wrong_argument_is_refused(function: str, args: tuple[Any, ...], given
     assert says in said
     assert "\n" not in said
     assert len(said) < 250
+
+
+@pytest.mark.parametrize("name", ["", " ", "\n\t"])
+def test_a_name_without_a_visible_character_is_refused(name: str) -> None:
+    assert name_problem(name, (), 10) == f"a name needs a visible character, and {name!r} has none"
+    loop = RankLoop(1, 1, 10, None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="live.log: a name needs a visible character"):
+        loop.log({name: 1.0})
 
 
 @pytest.mark.parametrize("steps", [3, np.int64(3), torch.tensor(3)])
