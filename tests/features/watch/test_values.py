@@ -112,6 +112,32 @@ def test_noise_raises_no_alarm(seed: int, kind: str) -> None:
     assert alarms([draw(step) for step in range(500)]) == []
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["lognormal", "squares", "pareto"])
+def test_the_rare_peaks_of_heavy_tails_raise_few_alarms(seed: int, kind: str) -> None:
+    noise = random.Random(seed)
+    draw = {
+        "lognormal": lambda: noise.lognormvariate(0, 1.5),
+        "squares": lambda: noise.gauss(0, 1) ** 2 / noise.gammavariate(1.5, 2 / 3),  # of errors with heavy tails
+        "pareto": lambda: noise.paretovariate(2),
+    }[kind]
+    assert len(alarms([draw() for _ in range(20_000)])) <= 5
+
+
+def test_the_third_jump_in_two_thousand_values_makes_such_jumps_usual() -> None:
+    jumps = [*steady(48), 9.0] * 4
+    assert [each.step for each in alarms([*steady(), *jumps])] == [148, 197, 246]
+    assert len(alarms([*steady(), *jumps, *steady(), 60.0])) == 4
+    assert len(alarms([*steady(), *jumps, *steady(2_100), 9.0])) == 4
+
+
+@pytest.mark.parametrize("quiet", [[1.0] * 200, [0.0] * 200, [1.0, 1.0 + 1e-9] * 100, [1e-300, 1e300] * 50])
+def test_a_loss_that_hardly_moves_or_overflows_hides_no_later_jump(quiet: list[float]) -> None:
+    noisy = [value + 10 for value in steady(300)]
+    found = [each.step for each in alarms([*quiet, *noisy, 100.0])]
+    assert found[-1:] == [len(quiet) + 300]
+
+
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=20), max_size=10))
 def test_the_alarms_do_not_depend_on_the_reports(reports: list[list[float]]) -> None:
     values = list(enumerate(value for report in reports for value in report))
