@@ -63,7 +63,7 @@ class ProcObserver(ProcHandle):
         return self.runtime.ask(self.procs, lambda id: pack(GetStacks(id, brief)), finish)
 
     def silent_stacks(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Doing]:
-        """Return what ranks do that do not answer, because native code holds the GIL, as far as their agents can say it.
+        """Return what ranks do that do not answer, because native code holds the GIL or they are stopped, as their agents say.
 
         Args:
             ranks: flat ranks.
@@ -76,6 +76,15 @@ class ProcObserver(ProcHandle):
             if stacks.wait(max(0.0, until - time.monotonic())) and (doing := doing_of(stacks.get(0), rank)) is not None:
                 found[rank] = doing
         return found
+
+    def process_states(self, ranks: Sequence[int]) -> dict[int, Future[str]]:
+        """Ask the agents of some ranks whether the processes are stopped, for `doing_of`; an empty text says that they run."""
+        pool, procs = self.runtime.host_pool, dict(zip(self.ranks, self.procs))
+        return {
+            rank: pool.read_stacks(pool.host_of(procs[rank]), procs[rank], only_state=True)
+            for rank in ranks
+            if rank in procs
+        }
 
     def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
         """Return the mesh and the flat rank of processes of any mesh; an empty name for the program itself."""

@@ -18,18 +18,17 @@ from collections.abc import Collection, Mapping
 from monarch_kernel.base.events import RankView, WaitView
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.notebook.cells.cell_names import located
+from monarch_kernel.notebook.cells.inspection import Inspection
 from monarch_kernel.notebook.cells.wait_watch import WatchedMesh
 from monarch_kernel.runtime.diagnostics.call_waits import call_waits
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.diagnostics.waits import stalls
-from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["CallWatch"]
 
 _LOOK_S = 2.5
 _LOOK_AGAIN_S = 1.0
 _LEAST_S = 0.2
-_ANSWER_S = 1.0
 _PER_RANK_S = 0.01  # the answers of a large mesh take the kernel a while to read
 _MAX_SHOWN = 4
 
@@ -44,8 +43,7 @@ class CallWatch:
     def __init__(self, after_s: float) -> None:
         self._after_s = after_s
         self._look_at = 0.0 if after_s else float("inf")
-        self._asked_at = 0.0
-        self._inspection: Future[dict[int, Doing | Failure]] | None = None
+        self._inspection: Inspection | None = None
         self._shown: tuple[WaitView, ...] = ()
 
     def poll(self, mesh: WatchedMesh, now: float) -> None:
@@ -63,12 +61,10 @@ class CallWatch:
                 self._show(mesh, ())
                 self._look_at = now + self._pause_s
                 return
-            self._inspection, self._asked_at = mesh.doing(), now
-        if not self._inspection.done():
-            if now < self._asked_at + _ANSWER_S:
-                return
-            self._inspection.cancel()  # native code holds the GIL of a rank
-        answers, self._inspection = self._inspection.get(), None
+            self._inspection = Inspection(mesh, now)
+        if (answers := self._inspection.poll(now)) is None:
+            return
+        self._inspection = None
         self._show(mesh, self._waits(mesh, answers))
         self._look_at = now + max(self._pause_s, len(answers) * _PER_RANK_S)
 

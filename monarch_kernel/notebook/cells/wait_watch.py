@@ -23,28 +23,23 @@ from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.base.text import format_seconds, plural
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
+from monarch_kernel.notebook.cells.inspection import Inspectable, Inspection
 from monarch_kernel.runtime.diagnostics.call_waits import call_waits
 from monarch_kernel.runtime.diagnostics.stacks import Doing
 from monarch_kernel.runtime.diagnostics.waits import Stall, stalls
 from monarch_kernel.runtime.rpc.answers import Answer
-from monarch_kernel.runtime.rpc.future import Future
 
 __all__ = ["WaitWatch", "WatchedMesh"]
 
 _LOOK_S = 2.5
 _LOOK_AGAIN_S = 1.0
-_ANSWER_S = 1.0
 _PER_RANK_S = 0.01  # the answers of a large mesh take the kernel a while to read
 _REPEATS_S = (60.0, 600.0, 3600.0)
 _MAX_TOLD = 4
 
 
-class WatchedMesh(Protocol):
+class WatchedMesh(Inspectable, Protocol):
     """The part of `ProcMesh` that watches of waits use."""
-
-    def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
-        """Ask all ranks what they do; ``brief`` as in `ProcMesh.doing`."""
-        ...
 
     def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
         """Return the mesh and the flat rank of processes."""
@@ -95,9 +90,7 @@ class WaitWatch:
         self._say = say
         self._after_s = after_s
         self._look_at = now + after_s if after_s else float("inf")
-        self._asked_at = 0.0
-        self._is_brief = False
-        self._inspection: Future[dict[int, Doing | Failure]] | None = None
+        self._inspection: Inspection | None = None
         self._told: dict[tuple[object, ...], _Told] = {}
         self._shows_waits = False
         self._calls: Sequence[Stall] = ()  # that ranks wait for, which say so on their stderr
@@ -109,18 +102,17 @@ class WaitWatch:
             answers: the answers of the cell's ranks so far, in the order of the ranks; None where there is none.
             now: the time.
         """
-        if self._inspection is None:
+        inspection = self._inspection
+        if inspection is None:
             if now < self._look_at:
                 return
-            self._ask(now, brief=not self._told and self._after_s >= 2 * _LOOK_S)
-        assert self._inspection is not None
-        if not self._inspection.done():
-            if now < self._asked_at + _ANSWER_S:
-                return
-            self._inspection.cancel()  # a rank has not answered
-        answers_now, self._inspection = self._inspection.get(), None
-        if self._is_brief and any(isinstance(each, Doing) and each.collectives for each in answers_now.values()):
-            self._ask(now, brief=False)
+            is_brief = not self._told and self._after_s >= 2 * _LOOK_S
+            inspection = self._inspection = Inspection(self._mesh, now, brief=is_brief)
+        if (answers_now := inspection.poll(now)) is None:
+            return
+        self._inspection = None
+        if inspection.is_brief and any(isinstance(each, Doing) and each.collectives for each in answers_now.values()):
+            self._inspection = Inspection(self._mesh, now)
             return
         doing = {rank: each if isinstance(each, Failure) else located(each) for rank, each in answers_now.items()}
         finished = [rank for rank, answer in zip(self._ranks, answers, strict=False) if answer is not None]
@@ -128,9 +120,6 @@ class WaitWatch:
         self._calls = call_waits(self._mesh.view(), doing, self._mesh.places, self._after_s)
         self._compare([each for each in found if each.age_s >= self._after_s], now)
         self._look_at = now + self._pause_s(found, len(doing))
-
-    def _ask(self, now: float, *, brief: bool) -> None:
-        self._inspection, self._asked_at, self._is_brief = self._mesh.doing(brief=brief), now, brief
 
     def end(self, now: float, *, succeeded: bool) -> None:
         """The cell has ended; after a failure, its error says what there is to say."""

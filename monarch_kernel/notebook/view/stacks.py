@@ -80,6 +80,9 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
     elif no_answer(answer):
         what = f", while it runs {rank.activity}" if rank.activity else ""
         yield [f"has not answered{what}: what it does is not known"], []
+    elif isinstance(answer, Doing) and answer.halted:
+        what = f", while it runs {rank.activity}" if rank.activity else ""
+        yield [f"is {answer.halted}{what}"], []
     elif isinstance(answer, Failure):
         yield [plain(answer.headline())], []
     else:

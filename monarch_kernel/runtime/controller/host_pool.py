@@ -268,8 +268,8 @@ class HostPool:
             lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, max_nbytes))), read
         )
 
-    def read_stacks(self, host: int, proc: int) -> Future[str]:
-        """Read the stacks of a rank that does not answer itself, as faulthandler writes them; empty if it can't."""
+    def read_stacks(self, host: int, proc: int, *, only_state: bool = False) -> Future[str]:
+        """Read the stacks of a rank that does not answer, as faulthandler writes them, or its state; empty if it can't."""
 
         def read(answers: Sequence[Answer]) -> str:
             (answer,) = answers
@@ -278,7 +278,7 @@ class HostPool:
         if self._loop.closed:
             return Future.resolved("")
         return self._loop.promise(
-            lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, 0, True))), read
+            lambda id, now: self._state.host_requests.ask(id, host, pack(ReadLog(id, proc, 0, True, only_state))), read
         )
 
     def agent_pid(self, host: int) -> int:

@@ -80,6 +80,8 @@ def _does(description: str, rank: int, view: MeshView, answer: Doing | Failure |
         return "is", {"starting": "not up"}.get(view.ranks[rank].state, "dead")
     if no_answer(answer):
         return "has", NOT_ANSWERED
+    if isinstance(answer, Doing) and answer.halted:
+        return "is", answer.halted
     actor = f"actor {description.rpartition('.')[0]}"
     activities = answer.activities if isinstance(answer, Doing) else ()
     at = next((each for each in activities if each.executor == actor and each.user_frame is not None), None)

@@ -160,7 +160,8 @@ class Doing:
         calls: the calls of other processes that its code waits for, the oldest first.
         groups: how many process groups it has made or makes, apart from the default one; -1 if it has none.
         loop_ends: the integer variables of the ``for`` loops of its last cell, as far as the cell has set them.
-        is_silent: whether it could not say this itself, because native code holds the GIL.
+        is_silent: whether it could not say this itself, because native code holds the GIL, or its process is stopped.
+        halted: why its process runs nothing, such as ``stopped by a signal``; empty if it runs, or if that is not known.
     """
 
     activities: tuple[Activity, ...] = ()
@@ -174,6 +175,7 @@ class Doing:
     groups: int = -1
     loop_ends: dict[str, int] = field(default_factory=dict)
     is_silent: bool = False
+    halted: str = ""
 
 
 def with_callers(collectives: Sequence[Collective], activities: Sequence[Activity]) -> tuple[Collective, ...]:

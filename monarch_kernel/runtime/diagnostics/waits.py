@@ -324,6 +324,8 @@ class _Describer:
             return "has", NOT_ANSWERED
         if not isinstance(answer, Doing):
             return "has", "not started it"
+        if answer.halted:
+            return "is", answer.halted
         if answer.unknown:
             at = _busiest(answer)
             return (

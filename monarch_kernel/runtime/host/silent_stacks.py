@@ -8,6 +8,9 @@ without the GIL. A rank prepares this when it starts; nothing happens until its 
 beside the log of the rank, since a pipe might be full. The agent waits for them for some milliseconds, as the process may be
 stopped.
 
+A process that a signal or a debugger has stopped runs nothing, so it gets no signal: ``/proc`` says that it is stopped. One
+that writes no stacks may be in a wait of the kernel that nothing ends, as for a network file system; ``/proc`` says that, too.
+
 The signal is a real-time signal that programs hardly use. System calls that it interrupts are restarted, as far as Linux does.
 A process that has no handler yet would end by it, and gets none.
 
@@ -34,6 +37,8 @@ __all__ = ["SIGNAL", "answer_for", "listen", "stacks_of_child"]
 _log = logging.getLogger(__name__)
 
 SIGNAL = signal.SIGRTMIN + 13
+_STOPPED = "Tt"
+_WAITS = "D"
 _PATIENCE_S = 0.05
 _PAUSE_S = 0.002
 _MAX_NBYTES = 1 << 16
@@ -59,11 +64,21 @@ def listen(directory: str, proc: int) -> None:
 
 
 def answer_for(message: ReadLog, directory: str, ranks: Mapping[int, Forked]) -> bytes:
-    """Return what a `ReadLog` asks for: the log of a rank, or its stacks as faulthandler writes them, which may be empty."""
+    """Return what a `ReadLog` asks for: the log of a rank, or its stacks as faulthandler writes them, which may be empty.
+
+    In place of stacks, a process that can't run has its state: ``state: T 1234 0``, which is the letter of Linux, its id, and
+    that of the process that traces it.
+    """
     if not message.stack:
         return log_bytes(directory, message.proc, message.max_nbytes)
     rank = ranks.get(message.proc)
-    return b"" if rank is None or not rank.pid else _stacks(directory, message.proc, rank.pid)
+    if rank is None or not rank.pid:
+        return b""
+    if stopped := _state(rank.pid, _STOPPED):
+        return stopped
+    if message.only_state:
+        return b""
+    return _stacks(directory, message.proc, rank.pid) or _state(rank.pid, _WAITS)
 
 
 def stacks_of_child(pid: int) -> str:
@@ -89,11 +104,25 @@ def _stacks(directory: str, proc: int, pid: int) -> bytes:
     return data
 
 
+def _state(pid: int, letters: str) -> bytes:
+    """Return the state of a process if it is one of some; empty for other states, and if the process has ended."""
+    try:
+        fields = _status(pid)
+    except OSError:
+        return b""
+    letter = fields.get("State", "")[:1]
+    return f"state: {letter} {pid} {fields.get('TracerPid', '0')}\n".encode() if letter and letter in letters else b""
+
+
 def _handles(pid: int) -> bool:
     """Whether a process has a handler for the signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(caught, 16) >> (SIGNAL - 1) & 1)
+    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """Return the fields of ``/proc/PID/status``."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: rest.strip() for name, _, rest in (line.partition(":") for line in lines)}
 
 
 def _content(path: os.PathLike[str]) -> bytes:

@@ -26,6 +26,7 @@ class FakeMesh:
         activity: what the first two ranks run, as the view says; empty for nothing.
         since: since when they run it.
         asked_at: when the ranks were asked.
+        states: what agents say of the processes of silent ranks.
         shown: the waits in the views.
         others: the waits of other sources.
     """
@@ -36,6 +37,7 @@ class FakeMesh:
         self.since = 0.0
         self.now = 0.0
         self.asked_at: list[float] = []
+        self.states: dict[int, str] = {}
         self.shown: tuple[WaitView, ...] = ()
         self.others: tuple[WaitView, ...] = ()
         self.state: RankState = "idle"
@@ -43,6 +45,9 @@ class FakeMesh:
     def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         self.asked_at.append(self.now)
         return Future.resolved(self.answers)
+
+    def process_states(self, ranks: Sequence[int]) -> dict[int, Future[str]]:
+        return {rank: Future.resolved(self.states.get(rank, "")) for rank in ranks}
 
     def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
         return [("", 0) if proc == 0 else ("t", proc - 11) if proc < 20 else ("u", proc - 21) for proc in procs]
@@ -123,6 +128,15 @@ def test_a_younger_wait_is_not_shown() -> None:
     assert mesh.shown == ()
 
 
+def test_a_call_that_waits_for_a_stopped_process_is_shown() -> None:
+    mesh, watch = FakeMesh(), CallWatch(10.0)
+    mesh.answers = {0: awaiting("b.step", 13), 1: Doing(), 2: Failure("interrupted", "CancelledError", "")}
+    mesh.states = {2: "state: t 4711 99\n"}
+    mesh.run(watch, 14.0)
+    (wait,) = mesh.shown
+    assert wait.text.endswith("; [2] is stopped by a debugger or tracer, process 99")
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "text"),
     [
@@ -180,7 +194,7 @@ def test_what_the_watch_of_a_cell_shows_is_not_shown_twice() -> None:
 def test_a_mesh_that_is_down_ends_the_watch() -> None:
     mesh, watch = FakeMesh(), CallWatch(10.0)
 
-    def down() -> Future[dict[int, Doing | Failure]]:
+    def down(*, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         mesh.asked_at.append(mesh.now)
         raise MeshDownError("down")
 

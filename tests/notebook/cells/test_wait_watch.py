@@ -23,6 +23,7 @@ class FakeMesh:
         since: when rank 0 has started its collective; None while it computes.
         asked_at: when the ranks were asked.
         in_full: how often they had to say all.
+        states: what agents say of the processes of silent ranks.
         shown: the waits in the views.
         calls: the calls that rank 0 waits for.
     """
@@ -32,6 +33,7 @@ class FakeMesh:
         self.number = 1
         self.now = 0.0
         self.asked_at: list[float] = []
+        self.states: dict[int, str] = {}
         self.in_full = 0
         self.shown: Sequence[WaitView] = ()
         self.calls: tuple[AwaitedCall, ...] = ()
@@ -43,6 +45,9 @@ class FakeMesh:
             return Future.resolved({0: Doing(calls=self.calls), 1: Doing()})
         call = Collective("all_reduce", self.number, "", (0, 1), "4", self.now - self.since)
         return Future.resolved({0: Doing((), (call,), {"": self.number}), 1: Doing()})
+
+    def process_states(self, ranks: Sequence[int]) -> dict[int, Future[str]]:
+        return {rank: Future.resolved(self.states.get(rank, "")) for rank in ranks}
 
     def places(self, procs: Sequence[int]) -> list[tuple[str, int]]:
         return [("t", proc - 11) for proc in procs]
@@ -200,6 +205,17 @@ def test_many_waits_are_bounded() -> None:
     cell.mesh.doing = lambda *, brief=False: Future.resolved({0: Doing((), calls), 1: Doing()})  # type: ignore[method-assign]
     assert len(cell.run(11.0).lines) == 5
     assert cell.lines[-1][1] == "and 5 more waits, of [0] (%mesh stacks shows them)"
+
+
+def test_a_stopped_process_that_others_wait_for_is_named() -> None:
+    cell = Cell()
+    waits = Doing((), (Collective("all_reduce", 1, "", (0, 1), "4", 20.0),), {"": 1})
+    cell.mesh.doing = lambda *, brief=False: Future.resolved(
+        {0: waits, 1: Failure("interrupted", "CancelledError", "")}
+    )  # type: ignore[method-assign]
+    cell.mesh.states = {1: "state: T 4711 0\n"}
+    (line,) = cell.run(12.0).lines
+    assert line[1].endswith("; [1] is stopped by a signal, such as SIGSTOP (kill -CONT 4711 lets it go on)")
 
 
 def test_a_rank_that_does_not_answer_does_not_stop_the_watch() -> None:

@@ -7,9 +7,12 @@ import json
 import tempfile
 import threading
 
+import pytest
+
 from monarch_kernel.errors import Frame
 from monarch_kernel.runtime.diagnostics import dumped_stacks
 from monarch_kernel.runtime.diagnostics.dumped_stacks import HELD, doing_of
+from monarch_kernel.runtime.diagnostics.stacks import Doing
 
 TEXT = f"""Thread 0x00007f2a1b7fe700 [monarch-io] (most recent call first):
   File "{json.__file__}", line 320 in loads
@@ -40,6 +43,27 @@ def test_a_process_that_writes_nothing_or_runs_no_code_of_the_user_does_nothing_
     assert doing_of("", 0) is None
     assert doing_of(TEXT.replace("<remote cell [6]>", "/opt/venv/lib/site-packages/torch/x.py"), 0) is None
     assert doing_of("  <no Python frame>\n", 0) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "halted"),
+    [
+        ("state: T 12 0\n", "stopped by a signal, such as SIGSTOP (kill -CONT 12 lets it go on)"),
+        ("state: t 12 34\n", "stopped by a debugger or tracer, process 34"),
+        (
+            "state: D 12 0\n",
+            "in a wait of the kernel that nothing interrupts (process 12), as for a disk or a network file system",
+        ),
+    ],
+)
+def test_the_state_of_a_process_that_runs_nothing_is_read(state: str, halted: str) -> None:
+    doing = doing_of(state, 3)
+    assert doing == Doing(unknown=HELD, rank=3, is_silent=True, halted=halted)
+
+
+@pytest.mark.parametrize("text", ["state: R 12 0\n", "state: T 12; rm 0\n", "state: T 12 0\nx", "state: T 12 0"])
+def test_no_other_text_is_taken_for_a_state(text: str) -> None:
+    assert doing_of(text, 3) is None
 
 
 def test_what_this_python_writes_is_understood() -> None:

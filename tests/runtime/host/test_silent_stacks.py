@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -62,3 +64,17 @@ def test_a_rank_that_is_not_there_has_no_stacks(tmp_path: Path) -> None:
     assert answer_for(ask, str(tmp_path), {}) == b""
     assert answer_for(ask, str(tmp_path), {5: SimpleNamespace(pid=0)}) == b""
     assert answer_for(ask, str(tmp_path), {5: SimpleNamespace(pid=2**22 + 1)}) == b""
+
+
+@pytest.mark.parametrize("held", [True], indirect=True)
+def test_a_stopped_process_has_its_state_and_gets_no_signal(held: subprocess.Popen[str], tmp_path: Path) -> None:
+    ranks = {5: SimpleNamespace(pid=held.pid)}
+    assert answer_for(ReadLog(1, 5, 0, True, True), str(tmp_path), ranks) == b""  # it runs
+    held.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, held.pid, os.WSTOPPED | os.WNOWAIT)
+    for only_state in (True, False):
+        ask = ReadLog(1, 5, 0, True, only_state)
+        assert answer_for(ask, str(tmp_path), ranks) == f"state: T {held.pid} 0\n".encode()
+    status = Path(f"/proc/{held.pid}/status").read_text()
+    assert "ShdPnd:\t0000000000000000" in status
+    held.send_signal(signal.SIGCONT)

@@ -182,13 +182,15 @@ class ReadClock(Message, frozen=True):
 class ReadLog(Message, frozen=True):
     """Ask for the stored output of a rank; answered with its newest part, of about ``max_nbytes`` bytes (`LogRead`).
 
-    With ``stack``, ask for the stacks of its threads instead, as `faulthandler` writes them.
+    With ``stack``, ask for the stacks of its threads instead, as `faulthandler` writes them, or for the state of a process that
+    can't run. With ``only_state``, ask for that state alone.
     """
 
     id: int
     proc: int
     max_nbytes: int
     stack: bool = False
+    only_state: bool = False
 
 
 class Detach(Message, frozen=True):
