@@ -43,13 +43,14 @@ _REORDERS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 _MAX_LINE = 200
 _LOOKED_AT = 8192
 
+# As a block, a table scrolls where it is wider than the page, and its caption has the width of the page: as the caption of a
+# box of columns it could only move the columns apart, or be cut.
 _TABLE_STYLE = (
-    "border-collapse:collapse;font-variant-numeric:tabular-nums;"
+    "display:block;max-width:100%;overflow-x:auto;border-collapse:collapse;font-variant-numeric:tabular-nums;"
     "color:var(--jp-ui-font-color1, inherit);background:transparent;margin:0.25em 0"
 )
-# A long caption would otherwise move the columns apart.
 _CAPTION_STYLE = (
-    "caption-side:top;text-align:left;white-space:nowrap;max-width:0;padding:0.25em 0;"
+    "display:block;text-align:left;white-space:normal;overflow-wrap:anywhere;padding:0.25em 0;"
     "color:var(--jp-ui-font-color1, inherit)"
 )
 _CELL_STYLE = (

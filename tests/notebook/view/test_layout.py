@@ -11,6 +11,7 @@ import pytest
 from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.frames import ViewState, curves_message
+from monarch_kernel.notebook.view.text import mesh_html
 from tests.notebook.view.gallery import loop
 from tests.notebook.view.pages import AT, ViewPage, all_in, browser, drawn, history, training, why_not
 
@@ -260,3 +261,22 @@ def test_a_view_on_a_page_that_stores_nothing_works(page: ViewPage) -> None:
     finally:
         page.page.evaluate("Object.defineProperty(window, 'localStorage', window.stored)")
     assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [200, 400, 1000])
+def test_the_saved_table_shows_all_of_its_caption_at_any_width(page: ViewPage, width: int) -> None:
+    saved = page.page.context.new_page()
+    saved.set_viewport_size({"width": width, "height": 700})
+    saved.set_content(mesh_html(training(4, failed=(2,)), AT))
+    caption = saved.evaluate(
+        """() => {
+            const range = document.createRange();
+            range.selectNodeContents(document.querySelector("caption"));
+            const rows = document.querySelector("tbody").getBoundingClientRect();
+            return { right: range.getBoundingClientRect().right, bottom: range.getBoundingClientRect().bottom, top: rows.top,
+                page: document.documentElement.scrollWidth };
+        }"""
+    )
+    assert caption["right"] <= caption["page"] == width
+    assert caption["bottom"] <= caption["top"]
+    saved.close()
