@@ -29,7 +29,11 @@ _CONTEXT_LINES = 2  # of source, before and after the failing line
 
 
 class _Paint:
-    """Adds ANSI colours to text, or leaves it plain."""
+    """Adds ANSI colours to text, or leaves it plain.
+
+    What matters is bold, in the colour of other text: JupyterLab shows errors on a red ground, where its bold red and bold
+    green are hard to read in dark themes.
+    """
 
     def __init__(self, color: bool) -> None:
         self._color = color
@@ -38,13 +42,13 @@ class _Paint:
         return f"\x1b[{code}m{text}\x1b[0m" if self._color and text else text
 
     def error(self, text: str) -> str:
-        return self._wrap("1;31", text)
+        return self._wrap("1", text)
 
     def place(self, text: str) -> str:
         return self._wrap("32", text)
 
     def mark(self, text: str) -> str:
-        return self._wrap("1;32", text)
+        return self._wrap("1", text)
 
     def dim(self, text: str) -> str:
         return self._wrap("2", text)

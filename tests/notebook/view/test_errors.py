@@ -383,7 +383,8 @@ def test_colour_is_only_added(verbose: bool) -> None:
     reports = {0: RELEASED, 1: SHAPES, 2: LOST}
     colored = block_of(reports, {3: 1}, color=True, verbose=verbose)
     uncolored = block_of(reports, {3: 1}, verbose=verbose)
-    assert any("\x1b[1;31m" in line for line in colored)
+    assert any("\x1b[1m" in line for line in colored)
+    assert not any("\x1b[1;3" in line for line in colored), "bold colours are too dark on the ground of errors"
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == uncolored
     assert not any("\x1b" in line for line in uncolored)
     for line in colored:
