@@ -27,7 +27,7 @@ __all__ = [
 
 RankState = Literal["starting", "idle", "running", "failed", "dead", "stopped"]
 HostState = Literal["starting", "up", "lost", "released"]
-LoopState = Literal["running", "pausing", "paused", "over"]
+LoopState = Literal["running", "pausing", "paused", "stopping", "over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ class LoopView(NamedTuple):
             step: the step of the slowest rank, counted from 0; for a loop that is over, how many steps were started. A rank
                 that fails does not set it back.
             steps: how many there are; None if it has no end.
-            state: ``running``, ``pausing`` (ranks still run up to the step before which all will wait), ``paused`` or ``over``.
+            state: ``running``, ``pausing`` (ranks still run up to the step before which all will wait), ``paused``,
+                ``stopping`` (ranks still run up to the step before which all will end), or ``over``.
             age_s: how long ago it started; for a loop that is over, how long it took.
             step_s: seconds that a step takes the slowest rank, without pauses.
             knobs: that can be turned.

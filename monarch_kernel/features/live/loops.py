@@ -37,6 +37,9 @@ KEPT = 8
 _RATE_S = 5.0
 """Rates are averages over this many seconds."""
 
+_SPEED_S = 1.0
+"""The speed of a loop is the mean over this time: a report may be of a single step, such as the last one before a pause."""
+
 _STEPS_S = 60.0
 """The time that a loop still takes follows from its steps in this many seconds, so that a slow step changes it little."""
 
@@ -79,7 +82,8 @@ class LoopRecord:
         curves: by name of the metric.
         recovers: whether the loop resumes automatically if a rank dies.
         rates: by name of the counter, rank -> its rate.
-        step_rates: rank -> its steps per second.
+        speeds: rank -> its steps per second, over the last second.
+        step_rates: the same over a longer time.
         loader_shares: rank -> seconds per second that it waits for a DataLoader; of ranks that have waited for one.
         reported_steps: process -> the step with which its last report ended.
         peaks: rank -> peak floating-point operations per second of its device, where known.
@@ -106,7 +110,7 @@ class LoopRecord:
     step_rates: dict[int, _Rate] = field(default_factory=dict)
     loader_shares: dict[int, _Rate] = field(default_factory=dict)
     reported_steps: dict[int, int] = field(default_factory=dict)
-    step_s: dict[int, float] = field(default_factory=dict)
+    speeds: dict[int, _Rate] = field(default_factory=dict)
     peaks: dict[int, float] = field(default_factory=dict)
     follows: tuple[int, int] | None = None
     first: int = 0
@@ -183,8 +187,6 @@ class LoopRecord:
         """Record a report of a rank from `admit`."""
         self.knobs |= {knob.name: knob for knob in report.knobs}
         rank = self.ranks[proc]
-        if report.step_s > 0:
-            self.step_s[rank] = report.step_s
         if report.peak > 0:
             self.peaks[rank] = report.peak
         steps = report.step - self.reported_steps.get(proc, 0)
@@ -198,6 +200,7 @@ class LoopRecord:
         seconds = report.step_s * steps
         self.reported_steps[proc] = report.step
         if seconds > 0:
+            self.speeds.setdefault(rank, _Rate(_SPEED_S)).add(seconds, steps)
             self.step_rates.setdefault(rank, _Rate(_STEPS_S)).add(seconds, steps)
             if report.loader_s > 0 or rank in self.loader_shares:
                 self.loader_shares.setdefault(rank, _Rate()).add(seconds, report.loader_s * steps)
@@ -242,7 +245,7 @@ class LoopRecord:
             self.steps,
             self.state,
             max(0.0, (self.heard_at if self.pace.is_over else now) - self.started_at),
-            max(list(self.step_s.values()), default=0.0),
+            max((1 / rate.per_s for rate in list(self.speeds.values())), default=0.0),
             tuple(
                 KnobView(knob.name, values.get(knob.name, knob.value), knob.low, knob.high)
                 for knob in list(self.knobs.values())
@@ -268,18 +271,20 @@ class LoopRecord:
 
     @property
     def state(self) -> LoopState:
-        """What the loop does: it is pausing until all its ranks wait before the same step."""
+        """What the loop does: it is pausing until all ranks wait before the same step, and stopping until all have left it."""
         if self.pace.is_over:
             return "over"
+        if self.pace.is_stopping:
+            return "stopping"
         if self.pace.is_pausing:
             return "pausing"
         return "paused" if self.pace.is_paused else "running"
 
     @property
     def left_s(self) -> float | None:
-        """How long the remaining steps take, without pauses, at the speed of the slowest rank; None if that is unknown."""
+        """How long the other steps take at the speed of the slowest rank, without pauses; None if unknown, or if it stops."""
         speeds = [rate.per_s for rate in list(self.step_rates.values()) if rate.counts]
-        if self.steps is None or self.pace.is_over or not speeds:
+        if self.steps is None or self.pace.is_over or self.pace.is_stopping or not speeds:
             return None
         return max(0, self.steps - self.pace.reached) / min(speeds)
 

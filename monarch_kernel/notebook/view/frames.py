@@ -217,7 +217,7 @@ class LoopFrame:
         request: identifies the loop, together with ``number``.
         number: counts the loops of a request.
         where: the code that runs the loop, such as ``cell [5]``.
-        state: ``running``, ``pausing``, ``paused`` or ``over``.
+        state: ``running``, ``pausing``, ``paused``, ``stopping`` or ``over``.
         since: when it started.
         step: the current step of the slowest rank, counted from 0.
         steps: total number of steps; None if the loop has no end.

@@ -7,7 +7,7 @@ from monarch_kernel.base.text import format_seconds, one_line, plain
 
 __all__ = ["loader_text", "loop_text"]
 
-_SIGNS = {"running": "▶", "pausing": "❚❚", "paused": "❚❚", "over": "■"}
+_SIGNS = {"running": "▶", "pausing": "❚❚", "paused": "❚❚", "stopping": "■", "over": "■"}
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 _MAX_SHOWN = 8
 

@@ -178,6 +178,23 @@ def test_the_step_and_the_state_are_those_that_users_see() -> None:
     assert (book.view(100.0).step, book.view(100.0).state) == (100, "over")
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_loop_that_was_stopped_is_stopping_until_its_last_rank_has_left(is_paused: bool) -> None:
+    book = Book(100)
+    (record,) = book.book.of([10, 11])
+    for rank in (0, 1):
+        book.report(rank, 10, 0.5, 55.0)
+    assert book.view(55.0).left_s is not None
+    if is_paused:
+        record.pace.pause()
+    at = record.pace.stop()[0].step
+    assert (book.view(56.0).state, book.view(56.0).left_s) == ("stopping", None)
+    book.leave(0, at, 57.0)
+    assert book.view(57.0).state == "stopping"
+    book.leave(1, at, 58.0)
+    assert book.view(58.0).state == "over"
+
+
 def test_the_step_is_shown_in_which_ranks_hang() -> None:
     book = Book(1000)
     for rank in (0, 1):
@@ -215,6 +232,15 @@ def test_one_slow_step_changes_the_time_left_little() -> None:
         book.report(rank, 101, 3.0, 63.0)
     assert book.view(63.0).left_s == pytest.approx(899 * 13.0 / 101)
     assert book.view(63.0).step_s == 3.0
+
+
+def test_the_speed_is_the_mean_of_a_second_so_that_one_step_before_a_pause_changes_it_little() -> None:
+    book = Book(1000)
+    for step in range(1, 21):
+        book.report(0, step, 0.05, 50.0 + step / 20)
+        book.report(1, step, 0.02, 50.0 + step / 50)
+    book.report(0, 21, 0.15, 52.0)
+    assert book.view(52.0).step_s == pytest.approx((19 * 0.05 + 0.15) / 20, rel=0.06)
 
 
 def test_the_share_of_the_loader_is_that_of_the_last_seconds_and_of_ranks_that_use_one() -> None:

@@ -53,7 +53,10 @@ def test_it_shows_the_share_of_the_loader(loader: tuple[tuple[int, float], ...],
     assert loop_text(view) == f"loop: ▶ running, step 3, 15 s elapsed; 500 ms a step, 2 steps/s{shown}"
 
 
-@pytest.mark.parametrize(("state", "sign"), [("pausing", "❚❚ pausing"), ("paused", "❚❚ paused"), ("over", "■ over")])
+@pytest.mark.parametrize(
+    ("state", "sign"),
+    [("pausing", "❚❚ pausing"), ("paused", "❚❚ paused"), ("stopping", "■ stopping"), ("over", "■ over")],
+)
 def test_it_omits_unknown_values(state: str, sign: str) -> None:
     view = LoopView((4, 1), "t", "", 3, None, state, 15.0, 2.5)  # type: ignore[arg-type]
     assert loop_text(view) == f"loop: {sign}, step 3, 15 s elapsed; 2.5 s a step, 0.4 steps/s"

@@ -61,7 +61,7 @@ export interface LoopFrame {
   request: number;
   number: number;
   where: string;
-  state: "running" | "pausing" | "paused" | "over";
+  state: "running" | "pausing" | "paused" | "stopping" | "over";
   since: number;
   step?: number;
   steps?: number;

@@ -1826,6 +1826,9 @@ class Knob {
   }
 }
 
+/** The states of a loop in which no command but the last stop has an effect any more. */
+const ENDS = ["stopping", "over"];
+
 /** A live loop: its progress, metrics, knobs and buttons. */
 class Loop {
   /** @param {Mesh} mesh @param {LoopFrame} frame */
@@ -1993,7 +1996,7 @@ class Loop {
   }
 
   enable() {
-    const can = this.mesh.page.isOpen && this.state !== "over";
+    const can = this.mesh.page.isOpen && !ENDS.includes(this.state);
     for (const each of [this.pause, this.step, this.stop]) enable(each, can);
     for (const knob of this.knobs.values()) knob.enable(can);
   }
@@ -2006,7 +2009,7 @@ class Loop {
     this.mesh.page.ask({ command, mesh: this.mesh.name, loop: this.key, ...more }, onReply ?? ((reply) => {
       const now = this.mesh.page.kernelTime();
       const said = `${command[0].toUpperCase()}${command.slice(1)}: ${reply.text}`;
-      this.ends = { pause: ["running", "over"], resume: ["pausing", "paused", "over"], step: ["over"], stop: [], set: ["over"] }[command];
+      this.ends = { pause: ["running", ...ENDS], resume: ["pausing", "paused", ...ENDS], step: ENDS, stop: [], set: ENDS }[command];
       write(this.answer, `${said} (${moment(now, now)})`);
     }));
   }
