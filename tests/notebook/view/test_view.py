@@ -211,16 +211,16 @@ def test_throughput_falls_to_zero_without_frames(view: ViewPage) -> None:
     view.frame(golden("small"))
     traffic = view.page.get_by_role("group", name="Throughput").first
     assert "477 MiB/s" in traffic.inner_text()
-    assert "at most 1.0 GiB/s" in traffic.inner_text()
+    assert "at most 1.0 GiB/s" in text_of(traffic)
     view.page.evaluate("window.clock += 5")
     view.page.wait_for_function("document.querySelector('.mk-rates .mk-figure').textContent === '0 B/s'")
     area = traffic.locator(".mk-chart .mk-in").get_attribute("d")
     assert area.endswith("58 98L59 98")  # the curve ends at zero
     view.page.evaluate("window.clock += 70")
-    view.page.wait_for_function("document.querySelector('.mk-peak').textContent === 'none in the last 60 s'")
+    view.page.wait_for_function("document.querySelector('.mk-peak').textContent === 'none in the last 60\u00a0s'")
     view.page.evaluate("window.clock += 600")  # as if the page had been hidden
     view.receive({"kind": "history", "meshes": {"trainers": [[2 << 30, 0]] * 60}})
-    assert "at most 2.0 GiB/s" in traffic.inner_text()
+    assert "at most 2.0 GiB/s" in text_of(traffic)
 
 
 @pytest.mark.slow
@@ -510,13 +510,18 @@ def turned(frame: dict[str, Any], name: str, value: object) -> dict[str, Any]:
     return frame
 
 
+def text_of(found: Locator) -> str:
+    """The text on the page, without what keeps figures and their units in one line."""
+    return found.inner_text().replace("\u00a0", " ")
+
+
 @pytest.mark.slow
 def test_a_loop_shows_the_golden_frame(view: ViewPage) -> None:
     view.frame(golden("loops"))
     loop = the_loop(view)
     speed = "12.3 ms a step · 81 steps/s · 1,034 samples/s · 264,800 tokens/s · 413 TFLOP/s · MFU 41.8 %"
     about = f"running · step 1,234 of 10,000 · 15 s elapsed · 1 min 48 s left\n{speed}"
-    assert loop.locator(".mk-about").inner_text() == about
+    assert text_of(loop.locator(".mk-about")) == about
     assert loop.get_by_role("progressbar").get_attribute("aria-valuenow") == "12"
     assert loop.locator(".mk-curve-head").all_inner_texts() == ["loss\n2.303", "gradient norm\nnot a number"]
     knobs = ("lr", "batch", "schedule", "clip")
@@ -529,10 +534,10 @@ def test_a_loop_shows_the_golden_frame(view: ViewPage) -> None:
     assert loop.get_by_label("Knob augment").is_checked()
     assert loop.get_by_role("slider").count() == 1
     over = view.page.get_by_role("region", name="Loop in a call")
-    assert over.locator(".mk-about").inner_text() == "over · step 7 · 30 s elapsed"
+    assert text_of(over.locator(".mk-about")) == "over · step 7 · 30 s elapsed"
     assert over.get_by_role("button").count() == over.get_by_role("progressbar").count() == 0
     view.frame(with_loop(loader="loader 31 % of a step, 64 % on [2]"))
-    assert loop.locator(".mk-speed").inner_text() == f"{speed} · loader 31 % of a step, 64 % on [2]"
+    assert text_of(loop.locator(".mk-speed")) == f"{speed} · loader 31 % of a step, 64 % on [2]"
     assert over.count() == 0
 
 
@@ -801,6 +806,57 @@ def test_buttons_control_the_loop(view: ViewPage) -> None:
     view.receive({"kind": "closed"})
     assert loop.get_by_role("button", name="Step").is_disabled()
     assert loop.get_by_label("Knob batch").is_disabled()
+
+
+@pytest.mark.slow
+def test_a_mesh_that_comes_up_says_what_it_waits_for_until_it_is_there(view: ViewPage) -> None:
+    empty = view.page.locator(".mk-empty")
+    view.frame(ViewState(AT, coming="t: waiting for ranks to start (1 of 4 are up, 3.0 s)"))
+    assert empty.inner_text() == "t: waiting for ranks to start (1 of 4 are up, 3.0 s)"
+    view.frame(ViewState(AT))
+    assert empty.inner_text() == "No mesh. Run %mesh up NAME -n 4 in a cell."
+    view.frame(ViewState(AT, (drawn(all_in(2, "idle")),), coming="u is coming up"))
+    assert not empty.is_visible()
+
+
+@pytest.mark.slow
+def test_a_loop_that_was_stopped_takes_no_more_commands(view: ViewPage) -> None:
+    view.frame(with_loop())
+    loop = the_loop(view)
+    loop.get_by_role("button", name="Pause").click()
+    view.reply("all ranks pause before step 1,300")
+    view.frame(with_loop("stopping"))
+    assert loop.locator(".mk-loop-state").inner_text() == "stopping"
+    assert loop.get_by_text("all ranks pause").count() == 0
+    for name in ("Pause", "Step", "Stop"):
+        assert loop.get_by_role("button", name=name).is_disabled()
+    assert loop.get_by_label("Knob batch").is_disabled()
+
+
+@pytest.mark.slow
+def test_waits_come_before_loops_and_errors_before_loops_that_are_over(view: ViewPage) -> None:
+    def order() -> list[str]:
+        found: list[str] = view.page.evaluate(
+            """() => {
+                const kinds = { waits: ".mk-stalls", loops: ".mk-loops", errors: ":has(> .mk-errors)" };
+                const nameOf = (each) => Object.keys(kinds).find((kind) => each.matches(kinds[kind]));
+                return [...document.querySelector(".mk-mesh").children].filter((each) => each.offsetHeight).map(nameOf)
+                    .filter(Boolean);
+            }"""
+        )
+        return found
+
+    failed = golden("small")["meshes"][0]["errors"]
+    for state, expected in (
+        ("running", ["waits", "loops", "errors"]),
+        ("over", ["waits", "errors", "loops"]),
+    ):
+        frame = with_loop(state)
+        (mesh,) = frame["meshes"]
+        mesh |= {"errors": failed, "waits": [{"text": "[0] waits for [1]", "ranks": "[0]", "missing": "[1]"}]}
+        mesh["loops"] = mesh["loops"][:1]
+        view.frame(frame)
+        assert order() == expected
 
 
 @pytest.mark.slow

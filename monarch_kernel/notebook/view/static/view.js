@@ -364,7 +364,7 @@ class Traffic {
     write(this.into, `${bytes(into)}/s`);
     write(this.out, `${bytes(out)}/s`);
     const top = history.peak();
-    write(this.peak, top > 0 ? `60 s, at most ${bytes(top)}/s` : "none in the last 60 s");
+    write(this.peak, top > 0 ? `${whole("60 s")}, at most ${whole(`${bytes(top)}/s`)}` : `none in the last ${whole("60 s")}`);
     this.chart.draw(history);
   }
 }
@@ -1910,8 +1910,8 @@ class Loop {
     if (mfu !== undefined) rates.push(`MFU ${(100 * mfu).toFixed(1)} %`);
     if (loader) rates.push(loader);
     if (step_s) rates.unshift(`${stepTime(step_s)} a step`, `${speed(1 / step_s)} steps/s`);
-    write(this.facts, ` · step ${step.toLocaleString("en")}${of}`);
-    write(this.speed, rates.join(" · "));
+    write(this.facts, ` · ${whole(`step ${step.toLocaleString("en")}${of}`)}`);
+    write(this.speed, rates.map((rate) => (rate === loader ? rate : whole(rate))).join(" · "));
     this.frame = frame;
     write(this.pause, this.isHalted ? "Resume" : "Pause");
     show(this.tools, frame.state !== "over");
@@ -1931,8 +1931,8 @@ class Loop {
   /** @param {number} at */
   tick(at) {
     const { since, took, left_s } = this.frame;
-    const left = left_s === undefined ? "" : ` · ${span(left_s)} left`;
-    write(this.time, ` · ${span(took || at - since)} elapsed${left}`);
+    const left = left_s === undefined ? "" : ` · ${whole(`${span(left_s)} left`)}`;
+    write(this.time, ` · ${whole(`${span(took || at - since)} elapsed`)}${left}`);
   }
 
   /** @param {Record<string, import("./view.js").Points>} curves @param {import("./view.js").EarlierLoop[]} earlier */
@@ -2109,7 +2109,7 @@ class Mesh {
         element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
         this.actions),
       this.replies.node, element("div", "mk-summary", {}, element("div", "mk-counted", {}, this.countList, this.density), this.traffic.node),
-      this.loopList, this.trajectories.node, this.notes, this.waits, this.errors.node, this.body);
+      this.waits, this.loopList, this.trajectories.node, this.notes, this.errors.node, this.body);
     this.drawTrajectories();
   }
 
@@ -2182,6 +2182,10 @@ class Mesh {
       }
       loop.draw(frame);
     });
+    // Loops that are over are tall, and what needs attention comes before them.
+    const isOver = frames.every((frame) => frame.state === "over");
+    const after = isOver ? this.body : this.trajectories.node;
+    if (this.loopList.nextSibling !== after) this.node.insertBefore(this.loopList, after);
   }
 
   /** Draws the last curves that arrived, possibly before the loop did. */
