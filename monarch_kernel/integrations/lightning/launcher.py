@@ -22,6 +22,7 @@ from monarch_kernel.net.wire.codec import Frame, dump, trace
 from monarch_kernel.net.wire.unpicklable import find_culprit
 from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell, run_in_foreground
 from monarch_kernel.notebook.cells.display import Sink
+from monarch_kernel.notebook.cells.held_interrupts import HeldInterrupts
 from monarch_kernel.notebook.cells.output import CellOutput
 from monarch_kernel.train.process_group.worker import GroupStore
 
@@ -117,8 +118,9 @@ class _Script:
     def call(self, function: Callable[[], Any]) -> ValueMesh[Any]:
         cell_queue = self._lane
         output = CellOutput(cell_queue.mesh, Sink(None), cell_queue.slots, raw=False)
-        cell = RemoteCell(cell_queue, cell_queue.mesh, function, number=0, want_value=True, output=output)
-        results = run_in_foreground(cell)
+        with HeldInterrupts() as interrupts:
+            cell = RemoteCell(cell_queue, cell_queue.mesh, function, number=0, want_value=True, output=output)
+            results = run_in_foreground(cell, interrupts)
         return ValueMesh(results.extent, [result.value for result in results.values()])
 
 

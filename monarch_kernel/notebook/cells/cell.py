@@ -497,39 +497,38 @@ class RemoteCell:
 
 def run_in_foreground(
     cell: RemoteCell,
-    interrupt_others: Callable[[], object] = lambda: None,
+    interrupts: HeldInterrupts,
     attend: Callable[[RemoteCell, HeldInterrupts], None] | None = None,
 ) -> ValueMesh[CellResult]:
     """Drive a cell until it is over, or until it has ignored an interrupt for too long.
 
     Args:
         cell: the cell to run.
-        interrupt_others: interrupts what runs on other threads of the notebook.
+        interrupts: counts interrupts since before the cell was queued: an earlier one stops it, too.
         attend: called after each turn while ranks are stopped in the debugger; may ask the user what they should do.
 
     Raises:
         RemoteInterrupt: the cell was interrupted; if ranks did not stop, the cell is still in its queue.
         MonarchError: as `RemoteCell.result`.
     """
-    with HeldInterrupts(interrupt_others) as interrupts:
-        seen = 0
-        note_at = time.monotonic() + _WAIT_NOTE_S
-        while cell.stage != "over":
-            now = time.monotonic()
-            if now >= note_at:
-                note_at = float("inf")
-                if text := cell.waiting_text():
-                    cell.output.sink.write("stderr", f"{text}\n")
-            if interrupts.count > seen:
-                seen = interrupts.count
-                cell.stop("interrupted", now)
-            if cell.is_given_up(now):
-                raise RemoteInterrupt(cell.stop_text())
-            cell.wait(POLL_S)
-            cell.poll(time.monotonic())
-            if attend is not None and not cell.is_stopping and cell.stops():
-                attend(cell, interrupts)
-    if interrupts.count and not cell.is_stopping:  # checked when no more interrupts are counted
+    seen = 0
+    note_at = time.monotonic() + _WAIT_NOTE_S
+    while cell.stage != "over":
+        now = time.monotonic()
+        if now >= note_at:
+            note_at = float("inf")
+            if text := cell.waiting_text():
+                cell.output.sink.write("stderr", f"{text}\n")
+        if interrupts.count > seen:
+            seen = interrupts.count
+            cell.stop("interrupted", now)
+        if cell.is_given_up(now):
+            raise RemoteInterrupt(cell.stop_text())
+        cell.wait(POLL_S)
+        cell.poll(time.monotonic())
+        if attend is not None and not cell.is_stopping and cell.stops():
+            attend(cell, interrupts)
+    if interrupts.count and not cell.is_stopping:
         cell.result()
         raise RemoteInterrupt("interrupted, but all ranks ran to their end")  # the user still wants to stop here
     return cell.result()

@@ -214,12 +214,10 @@ class MeshMagics(Magics):
                 if interrupts.count:
                     handle.cancel()
                 return handle
-            if early := interrupts.count:
-                cell.stop("interrupted")
-            results = self._results(entry, cell, options)
+            results = self._results(entry, cell, options, interrupts)
             if options.out:
                 self.shell.user_ns[options.out] = _values(results)
-        if interrupts.count > early:  # after the cell had ended; the user still wants to stop here
+        if interrupts.count:  # after the cell had ended; the user still wants to stop here
             raise KeyboardInterrupt
         return None
 
@@ -238,10 +236,12 @@ class MeshMagics(Magics):
             warn_after_s=options.warn_after_s,
         )
 
-    def _results(self, entry: MeshEntry, cell: RemoteCell, options: RemoteOptions) -> ValueMesh[CellResult]:
+    def _results(
+        self, entry: MeshEntry, cell: RemoteCell, options: RemoteOptions, interrupts: HeldInterrupts
+    ) -> ValueMesh[CellResult]:
         """Run a cell to its end."""
         try:
-            return self.meshes.run(entry, cell)
+            return self.meshes.run(entry, cell, interrupts)
         except RanksError as error:
             if options.out and all(report.etype == "PayloadError" for report in error.reports.values()):
                 raise UsageProblem(

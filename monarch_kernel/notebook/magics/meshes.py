@@ -324,8 +324,13 @@ class Meshes:
             warn_after_s=entry.options.warn_after_s if warn_after_s is None else warn_after_s,
         )
 
-    def run(self, entry: MeshEntry, cell: RemoteCell) -> ValueMesh[CellResult]:
+    def run(self, entry: MeshEntry, cell: RemoteCell, interrupts: HeldInterrupts) -> ValueMesh[CellResult]:
         """Drive a cell to its end, and show its output and its values.
+
+        Args:
+            entry: the mesh of the cell.
+            cell: the cell to run.
+            interrupts: counts interrupts since before the cell was queued.
 
         Raises:
             RemoteError: the cell failed on some ranks.
@@ -335,7 +340,7 @@ class Meshes:
         """
         try:
             with self.debugger.foreground(cell) as attend:
-                results = run_in_foreground(cell, self.interrupt_others, attend)
+                results = run_in_foreground(cell, interrupts, attend)
             cell.show_values()  # here, where %%capture captures them
             return results
         finally:
@@ -356,18 +361,21 @@ class Meshes:
             entry = self._entry_of(mesh, mesh.name)
         except UsageProblem as problem:
             raise MeshDownError(str(problem)) from None
-        cell = self.cell(
-            entry,
-            mesh,
-            function,
-            Sink(self._shell),
-            number=cell_number(self._shell),
-            want_value=True,
-            raw=False,
-            stream=True,
-            timeout_s=None,
-        )
-        results = self.run(entry, cell)
+        with HeldInterrupts(self.interrupt_others) as interrupts:  # else a cell could stay in the queue for ever
+            cell = self.cell(
+                entry,
+                mesh,
+                function,
+                Sink(self._shell),
+                number=cell_number(self._shell),
+                want_value=True,
+                raw=False,
+                stream=True,
+                timeout_s=None,
+            )
+            results = self.run(entry, cell, interrupts)
+        if interrupts.count:  # after the cell had ended; the user still wants to stop here
+            raise KeyboardInterrupt
         return ValueMesh(results.extent, [result.value for result in results.values()])
 
     def interrupt(self, entry: MeshEntry, mesh: ProcMesh, *, abort: bool) -> str:

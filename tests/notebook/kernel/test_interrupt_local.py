@@ -211,20 +211,30 @@ def test_an_interrupt_while_a_magic_checks_its_cell(notebook: Notebook, call: in
     assert notebook.ok("%remote 'mark' + 'ed' in globals()").plain == "[0-1] False"
 
 
+FOREGROUND, BACKGROUND = ("", "RemoteInterrupt"), ("--background --out handle", "")
+
+
 @pytest.mark.parametrize(
-    ("options", "ename"), [("", "RemoteInterrupt"), ("--background --out handle", "")], ids=["foreground", "background"]
+    ("place", "options", "ename"),
+    [
+        ("CellQueue.enter", *FOREGROUND),
+        ("CellQueue.enter", *BACKGROUND),
+        ("RemoteCell.__repr__", *FOREGROUND),
+        ("RemoteCell.__repr__", *BACKGROUND),
+        ("Conversation.__init__", *FOREGROUND),  # before the loop that drives the cell
+    ],
 )
-@pytest.mark.parametrize("place", ["CellQueue.enter", "RemoteCell.__repr__"])
 def test_an_interrupt_while_a_cell_is_queued(notebook: Notebook, options: str, ename: str, place: str) -> None:
     """A cell that no code drives would block all later cells."""
     calls = (
-        ""
-        if "enter" in place
-        else "enter = CellQueue.enter\nCellQueue.enter = lambda *two: (enter(*two), repr(two[1]))\n"
+        "enter = CellQueue.enter\nCellQueue.enter = lambda *two: (enter(*two), repr(two[1]))\n"
+        if "repr" in place
+        else ""
     )
     try:
         notebook.ok(
-            f"{TRACES}from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell\n{calls}strike_in({place})"
+            f"{TRACES}from monarch_kernel.notebook.cells.cell import CellQueue, RemoteCell\n"
+            f"from monarch_kernel.notebook.magics.debug import Conversation\n{calls}strike_in({place})"
         )
         cell = notebook.send(f"%%remote {options}\nimport time; time.sleep(60)\nmarked = 1").wait()
         assert cell.ename == ename
