@@ -20,7 +20,8 @@ any point of any thread, only appends to a queue.
 
 *Locks.* The I/O thread takes the stream's lock while it holds the I/O lock. A thread that holds the stream's lock never waits
 for the I/O lock. The garbage collector may run a finalizer of other code in the midst of `add`, and that finalizer may submit
-something, which may send the open batch on this thread. `is_busy` is set then, and the batch is submitted once more.
+something, which may send the open batch on this thread. `is_busy` is set then, and the batch is submitted once more. The same
+holds for `seal`.
 """
 
 from __future__ import annotations
@@ -133,21 +134,22 @@ class Batch:
 
     def seal(self) -> None:
         """Add the ids to free, and take nothing more; with the stream's lock held."""
-        self._is_sealed = True
         frees = self.target.frees
         ids = [frees.popleft() for _ in range(len(frees))]
         if ids:
             self.words.extend((FREE, len(ids), *ids))
+        self._is_sealed = True  # last: the I/O thread sends a sealed batch without the lock
 
     def send(self, now: float) -> list[Effect]:
         """Send it to the ranks; on the I/O thread."""
         stream = self._stream
         if not self._is_sealed:
             with stream.lock:
-                if stream.is_busy:  # this thread is adding a record
+                if stream.is_busy:  # this thread is adding a record, or ids to free
                     stream.runtime.enter(self.send)
                     return []
-                stream.seal()
+                if stream.batch is self:
+                    stream.seal()
         if self._is_sent:
             return []
         self._is_sent = True
@@ -169,7 +171,7 @@ class OpStream:
 
     Attributes:
         lock: Held while records are added.
-        is_busy: Whether the thread that holds the lock is adding a record.
+        is_busy: Whether the thread that holds the lock is adding a record, or ids to free.
         batch: The open batch.
         next_op: The number of the next operation.
         next_id: The id of the next tensor.
@@ -216,9 +218,15 @@ class OpStream:
 
     def seal(self) -> None:
         """Seal the open batch."""
-        batch, self.batch = self.batch, None
-        if batch is not None:
+        batch = self.batch
+        if batch is None:
+            return
+        was_busy, self.is_busy = self.is_busy, True
+        try:
             batch.seal()
+        finally:
+            self.is_busy = was_busy
+            self.batch = None
             self.submit(batch)
 
     def submit(self, batch: Batch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Ping
 from monarch_kernel.tensor import inspect, no_mesh
 from monarch_kernel.tensor.on_mesh import activated
+from tests.support.waiting import LONG_S
 from tests.tensor.in_process import InProcess
 
 
@@ -77,6 +80,79 @@ def test_a_finalizer_that_sends_in_the_midst_of_a_record_loses_nothing(held: InP
         assert stream.batch is not None
         stream.batch.words = words
     assert inspect(x).item() == 1
+
+
+class Frees(deque[int]):
+    """Ids to free; the first one that is taken does something else before, at the worst moment."""
+
+    def __init__(self, held: InProcess, meanwhile: Callable[[], object]) -> None:
+        super().__init__()
+        held.device.frees = held.device.target.frees = self
+        self._meanwhile: Callable[[], object] | None = meanwhile
+
+    def popleft(self) -> int:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().popleft()
+
+
+class NoticingLock:
+    """The lock of a stream, which says when another thread than that of the test takes it, or waits for it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._own = threading.get_ident()
+        self.is_reached = threading.Event()
+
+    def __enter__(self) -> None:
+        if threading.get_ident() != self._own:
+            self.is_reached.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_batch_that_is_sent_while_it_is_sealed_frees_what_was_dropped(held: InProcess) -> None:
+    """The I/O thread sends the batch while this thread puts the ids to free into it."""
+    lock = held.stream.lock = NoticingLock(held.stream.lock)  # type: ignore[assignment]
+
+    def send() -> None:
+        held.go()
+        lock.is_reached.set()  # if it has not taken the lock
+
+    sender = threading.Thread(target=send)
+
+    def send_meanwhile() -> None:
+        sender.start()
+        assert lock.is_reached.wait(LONG_S)
+
+    Frees(held, send_meanwhile)
+    with activated(held.device):
+        x = torch.zeros(1)
+    del x
+    held.stream.before_request()
+    sender.join()
+    held.go()
+    assert held.interpreters[0].memory().tensors == 0
+
+
+def test_a_finalizer_that_sends_a_batch_while_it_is_sealed_loses_no_id(held: InProcess) -> None:
+    """The garbage collector runs a finalizer in ``seal``, which makes this thread send all that waits."""
+
+    def send() -> None:
+        held.items, waiting = [], held.items
+        for item in waiting:
+            assert item(0.0) == []
+
+    Frees(held, send)
+    with activated(held.device):
+        x = torch.zeros(1)
+    del x
+    held.stream.before_request()
+    held.go()
+    assert held.interpreters[0].memory().tensors == 0
 
 
 def test_an_interrupt_in_the_midst_of_a_record_leaves_a_sound_stream(held: InProcess) -> None:
