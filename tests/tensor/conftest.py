@@ -11,9 +11,6 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.tensor.on_mesh import activated
 from tests.tensor.in_process import InProcess
 
-MAY_LEAVE_TENSORS = ("test_sharded_operations.py", "test_sharded_grid.py")
-"""Modules in which some function now and then leaves tensors on all ranks; that fault is not found yet."""
-
 
 @pytest.fixture
 def ranks() -> InProcess:
@@ -45,12 +42,8 @@ def mesh(ranks: InProcess) -> Iterator[InProcess]:
 
 
 @pytest.fixture
-def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def tensors_dropped(procs: ProcMesh) -> Iterator[None]:
     """The ranks drop all tensors of a test after it. What an earlier test has left is the failure of that test only."""
-    if request.path.name in MAY_LEAVE_TENSORS:
-        yield
-        return
-    procs: ProcMesh = request.getfixturevalue("procs")
     before = [use.tensors for use in procs.memory().values()]
     yield
     gc.collect()

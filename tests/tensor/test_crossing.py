@@ -26,7 +26,7 @@ from monarch_kernel.tensor import (
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"dp": 2, "tp": 2}
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("tensors_dropped")
 
 
 def flat_rank(procs: ProcMesh) -> Any:

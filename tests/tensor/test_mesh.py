@@ -18,7 +18,7 @@ from monarch_kernel.tensor import TensorError, fetch_shard, get_active_mesh, ins
 from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"dp": 2, "tp": 2}
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("tensors_dropped")
 
 
 def listed(values: ValueMesh[torch.Tensor]) -> list[float]:

@@ -11,7 +11,7 @@ from monarch_kernel.tensor import TensorError, inspect
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("tensors_dropped")
 
 
 def flat_rank(procs: ProcMesh) -> torch.Tensor:

@@ -23,7 +23,7 @@ from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
 # Four ranks import torch.distributed.tensor, which takes seconds.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("tensors_dropped")]
 
 
 def numbers(*shape: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from tests.tensor.test_sharded_operations import Place, addends, compare, placed
 
 PROCS = {"dp": 2, "tp": 2}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("tensors_dropped")]
 
 
 def grids_of(case: Case) -> Iterator[tuple[str, str]]:

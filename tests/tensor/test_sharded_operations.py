@@ -139,6 +139,7 @@ HEAD = """| function | Replicate | Shard(0) | Shard(1) | Shard(2) | Shard(3) | P
 
 @pytest.mark.parametrize("group", list(GROUPS))
 @pytest.mark.slow
+@pytest.mark.usefixtures("tensors_dropped")
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # some functions warn of their future
 def test_results_and_gradients_are_those_of_plain_tensors(procs: ProcMesh, group: str) -> None:
@@ -171,6 +172,7 @@ def test_the_least_samples_of_a_rank() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tensors_dropped")
 def test_an_image_model_trains_on_sharded_samples(procs: ProcMesh) -> None:
     def made() -> nn.Module:
         torch.manual_seed(0)
@@ -199,6 +201,7 @@ def test_an_image_model_trains_on_sharded_samples(procs: ProcMesh) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("tensors_dropped")
 def test_views_that_need_other_ranks_are_views_in_recorded_functions(procs: ProcMesh) -> None:
     def program(x: Any) -> Any:
         made = x * 1
