@@ -46,7 +46,6 @@ def accelerate_config(plan: Plan, model: Any) -> dict[str, Any]:
             "parallelism_config_dp_replicate_size": _size(plan, plan.copy_axes),
             "parallelism_config_dp_shard_size": _size(plan, plan.shard_axes),
         }
-        config["use_parallelism_config"] = True
     return config
 
 
@@ -61,13 +60,15 @@ def deepspeed_config(plan: Plan, batch: int | str = "auto") -> dict[str, Any]:
         PlanError: DeepSpeed has no such strategy.
     """
     _refuse_tensor_parallel(plan, "DeepSpeed")
-    zero: dict[str, Any] = {"stage": 3 if plan.strategy in ("fsdp", "hsdp") else 0}
     if plan.strategy == "hsdp":
-        zero["mics_shard_size"] = _size(plan, plan.shard_axes)
+        raise PlanError(
+            f"the plan shards along {', '.join(plan.shard_axes)} and copies along {', '.join(plan.copy_axes)}, and DeepSpeed "
+            'has removed its setting for that (MiCS): use parallelize, or the strategy "fsdp", which is ZeRO 3 over all ranks'
+        )
     return {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": "auto" if batch == "auto" else 1,
-        "zero_optimization": zero,
+        "zero_optimization": {"stage": 3 if plan.strategy == "fsdp" else 0},
         "bf16": {"enabled": plan.precision == "bfloat16"},
         "fp16": {"enabled": plan.precision == "float16"},
     }

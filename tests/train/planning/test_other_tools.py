@@ -46,7 +46,8 @@ def test_copies_of_shards_have_both_sizes() -> None:
         "parallelism_config_dp_replicate_size": 2,
         "parallelism_config_dp_shard_size": 4,
     }
-    assert deepspeed_config(found)["zero_optimization"] == {"stage": 3, "mics_shard_size": 4}
+    with pytest.raises(PlanError, match="the plan shards along gpus and copies along hosts, and DeepSpeed has removed"):
+        deepspeed_config(found)
 
 
 def test_deepspeed_gets_the_stage_of_zero_and_the_precision() -> None:
@@ -77,3 +78,15 @@ def test_accelerate_reads_the_configuration(strategy: str, tmp_path: Path) -> No
     read = reading.load_config_from_file(str(tmp_path / "config.json"))
     assert read.num_processes == 4
     assert read.distributed_type.value == config["distributed_type"]
+    assert read.parallelism_config == config.get("parallelism_config", {})
+
+
+@pytest.mark.slow  # it imports DeepSpeed
+@pytest.mark.parametrize(("strategy", "stage"), [("ddp", 0), ("fsdp", 3)])
+def test_deepspeed_reads_the_configuration(strategy: str, stage: int) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is in the environment of make test-field")
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    read = DeepSpeedConfig(deepspeed_config(plan(strategy, {"hosts": 2, "gpus": 2}, precision="bfloat16"), 8))
+    assert (read.zero_optimization_stage, read.bfloat16_config.enabled) == (stage, True)
+    assert read.train_micro_batch_size_per_gpu == 8
