@@ -17,7 +17,7 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command line when it is addressed, else the kernel; return the exit code."""
     if cli.is_addressed(sys.argv[1:]):
-        from monarch_kernel.notebook.clients.commands import add_mcp, add_mesh, run_mcp, run_mesh
+        from monarch_kernel.notebook.clients.command_line import add_mcp, add_mesh, run_mcp, run_mesh
 
         return cli.main(sys.argv[1:], {"mesh": cli.Command(add_mesh, run_mesh), "mcp": cli.Command(add_mcp, run_mcp)})
 

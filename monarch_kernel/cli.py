@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None, more: Mapping[str, Command] | None =
         return _guarded(further[options.command].run, options)
     if options.command == "record":
         return _guarded(_record, options)
-    return _doctor(options) if options.command == "doctor" else _install(options)
+    return _doctor(options) if options.command == "doctor" else _guarded(_install, options)
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -142,13 +142,15 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _guarded(run: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
-    """Run a command, and print our errors in one line."""
+    """Run a command, and print our errors, and that a package is missing, in one line."""
     from monarch_kernel.errors import MonarchError
 
     try:
         return run(options)
     except MonarchError as error:
         return _fail(str(error), 1)
+    except ModuleNotFoundError as error:
+        return _fail(f"{error}: {_prog()} doctor says what to install", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader has closed the pipe: write nothing at exit

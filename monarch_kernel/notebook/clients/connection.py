@@ -13,7 +13,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any
 
-from monarch_kernel.notebook.clients.kernels import ClientError, KernelFile, find_kernels
+from monarch_kernel.notebook.clients.kernels import ClientError, KernelFile, find_kernels, no_kernel
 from monarch_kernel.notebook.view.frames import TARGET, VERSION, unpack_states
 
 __all__ = ["Connection", "OtherKernel", "connect", "connect_all"]
@@ -298,7 +298,7 @@ def _choose(names: Mapping[Connection, Sequence[str]], mesh: str, problems: Sequ
     elif problems:
         missing = "no kernel answers" if len(problems) > 1 else ""
     else:
-        missing = "no kernel with meshes runs: start a notebook with the kernel Monarch"
+        missing = no_kernel()
     raise ClientError("; ".join([*([missing] if missing else []), *problems]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_kernel.errors import MonarchError
 
-__all__ = ["ClientError", "KernelFile", "find_kernels", "read_file"]
+__all__ = ["ClientError", "KernelFile", "find_kernels", "no_kernel", "read_file"]
 
 _CONNECT_S = 1.0
 _HOW = "python -m monarch_kernel mesh list names the kernels that run"
@@ -105,6 +105,16 @@ def find_kernels(name: str = "") -> list[KernelFile]:
     if name and not found:
         raise ClientError(f"the kernel {name} {'has ended' if files else 'is not known'}: {_HOW}")
     return found
+
+
+def no_kernel() -> str:
+    """Say that no kernel was found, and where kernels are looked for."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    return (
+        f"no kernel with meshes has a connection file in {jupyter_runtime_dir()}: start a notebook with the kernel Python "
+        "(Monarch), or give the connection file of a kernel that runs as --kernel"
+    )
 
 
 def _files() -> Iterator[KernelFile]:

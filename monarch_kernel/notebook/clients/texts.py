@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch_kernel.base.text import aligned, format_nbytes, format_ranks, format_seconds, one_line
+from monarch_kernel.notebook.clients.kernels import no_kernel
 
 __all__ = ["list_text", "mesh_text"]
 
@@ -19,7 +20,7 @@ def list_text(kernels: Sequence[Mapping[str, Any]]) -> str:
     """
     rows = [(kernel, mesh) for kernel in kernels for mesh in kernel["meshes"] or [{}]]
     if not rows:
-        return "no kernel with meshes runs: start a notebook with the kernel Monarch"
+        return no_kernel()
     return "\n".join(
         aligned(
             [

@@ -10,7 +10,7 @@ import pytest
 
 from monarch_kernel import cli
 from monarch_kernel.notebook.clients.actions import of_ranks, read_loop, whole_mesh
-from monarch_kernel.notebook.clients.commands import add_mesh, run_mesh
+from monarch_kernel.notebook.clients.command_line import add_mesh, run_mesh
 from monarch_kernel.notebook.clients.kernels import ClientError
 from monarch_kernel.notebook.clients.texts import mesh_text
 from monarch_kernel.notebook.view.frames import unpack_states

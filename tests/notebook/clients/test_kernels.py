@@ -63,6 +63,13 @@ def test_a_kernel_is_named_by_its_id_its_notebook_or_its_file(runtime: Path, lis
     assert [file.id for file in find_kernels(str(runtime / "kernel-bbb-2.json"))] == ["bbb-2"]
 
 
+def test_without_a_kernel_the_error_names_the_folder_and_the_option(runtime: Path) -> None:
+    with pytest.raises(
+        ClientError, match=rf"^no kernel with meshes has a connection file in {runtime}: .* as --kernel$"
+    ):
+        connect("", "t")
+
+
 def test_errors_tell_an_unknown_kernel_from_one_that_has_ended(runtime: Path) -> None:
     write(runtime, "aaa-1", free_port())
     with pytest.raises(ClientError, match="the kernel aaa has ended: python -m monarch_kernel mesh list"):

@@ -32,7 +32,7 @@ def test_a_list_names_the_kernel_of_each_mesh() -> None:
     ]
     lines = [line.split() for line in list_text(kernels).splitlines()]
     assert lines[1:] == [["t", "gpus=2", "1", "idle,", "1", "dead", "local", "aaa", "/n/a.ipynb"], ["-", "bbb"]]
-    assert "no kernel with meshes runs" in list_text([])
+    assert "start a notebook with the kernel Python (Monarch)" in list_text([])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 35])
