@@ -80,7 +80,7 @@ VARIABLES = {
 OUTSIDE: dict[str, set[str]] = {
     "files that commands make": {".venv", "knobs/", "speed/"},
     "examples": {"Counter", "Net"},
-    "Hugging Face": {"TrainingArguments", "notebook_launcher"},
+    "Hugging Face": {"Accelerator", "TrainingArguments", "notebook_launcher"},
     "JAX": {"shard_map"},
     "Jupyter, IPython": {"Out"},
     "Lightning": {

@@ -23,6 +23,7 @@ pytestmark = WITH_ENGINE
 PRELUDE = """
 import torch, torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
+from monarch_kernel import checkpoint
 from monarch_kernel.train.parallel import parallelize
 
 config = LlamaConfig(vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -57,10 +58,10 @@ def trainer(session: None) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def folder(trainer: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a tiny model."""
+    """The checkpoint of a tiny model, as ranks write one that they have sharded."""
     path = tmp_path_factory.mktemp("tiny")
-    trainer.run(f"if dist.get_rank() == 0: make(0).save_pretrained({str(path)!r})\ndist.barrier()\ntrain(0)")
-    return path
+    trainer.run(f"train(0)\ncheckpoint.save({str(path / 'llama')!r}, format='hf', model=model)")
+    return path / "llama"
 
 
 @pytest.fixture(scope="module")
