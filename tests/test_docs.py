@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from docs.site import blocks
 from docs.site.blocks import Example, examples, missing_line, missing_packages
 from docs.site.check import Links, broken_links
 from docs.site.conf import use_rubrics
-from docs.site.stage import SECTIONS, Message, anchor, errors_page, headings, messages, session, stage
+from docs.site.stage import SECTIONS, Message, anchor, errors_page, headings, messages, session, stage, symptoms
+from monarch_kernel import errors
 from monarch_kernel.notebook.syntax.options import COMMANDS
 from monarch_kernel.notebook.syntax.usage import command_help
 
@@ -112,6 +114,8 @@ RanksError: a
 |---|---|
 | `%mesh up t` | `%mesh up: no` |
 | `x` | something else |
+
+A call raises `TypeError: c`, and `KeyError: ...`.
 """
 
 
@@ -125,8 +129,39 @@ def test_messages_are_found_with_their_section() -> None:
         ("ValueError", "no `data`", "ab-and-more"),
         ("RanksError", "a", "twice-1"),
         ("ValueError", "b", "twice-1"),
+        ("TypeError", "c", "twice-1"),
         ("UsageError", "%mesh up: no", "twice-1"),
     ]
+
+
+def test_parts_of_messages_are_found_with_the_section_that_explains_them() -> None:
+    table = (
+        "| you see | section |\n|---|---|\n| *a*, *b 80 c* | [A b](#a-b) |\n| *d* | [E](../e.md#f) |\n| g | [H](#h) |\n"
+    )
+    assert list(symptoms("docs/p.md", table)) == [
+        Message("", "a", "docs/p.md", "a-b", "A b"),
+        Message("", "b 80 c", "docs/p.md", "a-b", "A b"),
+        Message("", "d", "e.md", "f", "E"),
+    ]
+
+
+# Those without a message of their own: the roots of the tree, and those that are shown under the name of another.
+NOT_SHOWN = {"MonarchError", "RanksError", "ActorDiedError", "BootstrapError", "AttachError"}
+
+
+def test_the_index_has_a_message_of_each_error_of_the_package(staged: Path) -> None:
+    text = (staged / "reference" / "errors.md").read_text()
+    shown = set(re.findall(r"^## (\w+)$", text, re.MULTILINE))
+    classes = {
+        name
+        for name in errors.__all__
+        if isinstance(kind := getattr(errors, name), type) and issubclass(kind, BaseException)
+    }
+    assert classes > NOT_SHOWN
+    assert classes - NOT_SHOWN <= shown
+    assert (
+        "- `did not come up`\n  - [A mesh does not come up](/docs/troubleshooting.md#a-mesh-does-not-come-up)" in text
+    )
 
 
 def test_the_index_has_each_message_once_by_class() -> None:
@@ -195,6 +230,27 @@ Some text.
 )
 def test_outputs_are_compared_without_what_varies(expected: str, actual: str, missing: str | None) -> None:
     assert missing_line(expected, actual) == missing
+
+
+class Stuck:
+    """A kernel whose cells do not end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, code: str) -> tuple[str, bool]:
+        raise TimeoutError
+
+    def end(self) -> None:
+        self.folder.rmdir()
+
+
+def test_an_example_that_does_not_end_fails_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "Kernel", Stuck)
+    n_run, (failure,) = blocks.run_page(ROOT / "docs" / "howto" / "from-torchrun.md", tmp_path)
+    assert n_run == 0
+    assert failure.startswith("docs/howto/from-torchrun.md:8: it does not end within")
+    assert not tmp_path.exists()
 
 
 def test_a_page_names_the_packages_that_it_needs() -> None:

@@ -14,6 +14,7 @@ A notebook is taken as it was executed by ``make demo``, if that was done; no no
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import shutil
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["SECTIONS", "Message", "anchor", "errors_page", "headings", "messages", "session", "stage"]
+__all__ = ["SECTIONS", "Message", "anchor", "errors_page", "headings", "messages", "session", "stage", "symptoms"]
 
 ROOT = Path(__file__).parents[2]
 EXECUTED = ROOT / "build" / "demo"
@@ -218,19 +219,28 @@ _TABLE = re.compile(r"^\| command[^|]*\| (?:answer|message) \|\n\|[-|]+\|\n(?P<r
 _ANSWER = re.compile(r"^\| .* \| `(?P<text>%\S.*?)` \|$", re.MULTILINE)
 
 
+_SPAN = re.compile(r"`(?P<error>[A-Z]\w*(?:Error|Interrupt|Failure)): (?P<text>[^`\n]+)`")
+
+
 def messages(page: str, text: str) -> Iterator[Message]:
-    """Find the messages of errors: in the blocks of a page that show output, and in its tables of commands and answers.
+    """Find the messages of errors: in the blocks of a page that show output, in its sentences, and in its tables of commands.
 
     Args:
         page: the path of the page.
         text: its Markdown.
     """
     places = [(0, "", ""), *headings(text)]
+    blocks = list(_FENCED.finditer(text))
     found = [
         (block.start(), match["error"], match["text"].strip())
-        for block in _FENCED.finditer(text)
+        for block in blocks
         if not block[1]
         for match in _MESSAGE.finditer(block[2])
+    ]
+    found += [
+        (span.start(), span["error"], span["text"].strip())
+        for span in _SPAN.finditer(text)
+        if span["text"] not in ("...", "…") and not any(block.start() <= span.start() < block.end() for block in blocks)
     ]
     found += [
         (table.start(), "UsageError", match["text"])
@@ -242,18 +252,36 @@ def messages(page: str, text: str) -> Iterator[Message]:
         yield Message(error, line, page, name, title)
 
 
+_SYMPTOM = re.compile(
+    r"^\| (?P<texts>\*.*\*) \| \[(?P<title>.*?)\]\((?P<page>[^)#]*)(?:#(?P<anchor>[^)]*))?\) \|$", re.MULTILINE
+)
+
+
+def symptoms(page: str, text: str) -> Iterator[Message]:
+    """Find the parts of messages in the table of symptoms of a page; the class of the error is empty.
+
+    Args:
+        page: the path of the page.
+        text: its Markdown.
+    """
+    for row in _SYMPTOM.finditer(text):
+        target = posixpath.normpath(PurePosixPath(page).parent / row["page"]) if row["page"] else page
+        for part in re.findall(r"\*([^*]+)\*", row["texts"]):
+            yield Message("", part, target, row["anchor"] or "", row["title"])
+
+
 def errors_page(found: Iterable[Message]) -> str:
     """Write the index of messages, by the class of the error; each message once, with the first page that shows it."""
     parts = [
         "# Error messages",
         "Search this page for a part of the text that you see. Numbers, names and paths differ. [Troubleshooting]"
-        "(/docs/troubleshooting.md) has the symptoms that are no errors.",
+        "(/docs/troubleshooting.md) says what to do without a message, and [Errors](/docs/actors.md#errors) lists the classes.",
     ]
     by_class: dict[str, dict[str, Message]] = {}
     for message in found:
         by_class.setdefault(message.error, {}).setdefault(message.text, message)
-    for error in sorted(by_class):
-        parts.append(f"## {error}")
+    for error in sorted(by_class, key=lambda name: (not name, name)):  # those without a class come last
+        parts.append(f"## {error or 'Parts of messages'}")
         rows = [
             f"* - {_code(message.text)}\n  - [{message.section or message.page}](/{message.page}"
             f"{'#' + message.anchor if message.anchor else ''})"
@@ -379,6 +407,7 @@ def stage(target: Path, executed: Path = EXECUTED) -> list[str]:
         if path.parent.name != "site":
             pages[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
     found = [message for name, text in pages.items() if name.startswith("docs/") for message in messages(name, text)]
+    found += symptoms("docs/troubleshooting.md", pages["docs/troubleshooting.md"])
     modules = public_modules(pages["ARCHITECTURE.md"])
     pages["reference/magics.md"] = magics_page()
     pages["reference/errors.md"] = errors_page(found)
