@@ -26,7 +26,8 @@ PIP_INSTALL = -m pip install --disable-pip-version-check --quiet -c constraints.
 # The first lines of a command that people type say what it will install and how long it takes; a sub-make says nothing.
 INSTALLS := torch, Jupyter and their dependencies into $(VENV) (2.3 GB on disk, two to three minutes)
 ENGINES_TOO := $(if $(filter no,$(ENGINES)),,; as root also sshd, Slurm and Chromium by apt-get (ENGINES=no leaves them out))
-NPM_TOO := $(if $(NPM),$(if $(wildcard labextension/node_modules),,; the packages of the JupyterLab extension by npm))
+NPM_TOO := $(if $(NPM),$(if $(wildcard labextension/node_modules),,; the packages of the JupyterLab extension by npm, and JupyterLab 4.2 into $(OLDEST_VENV) (0.8 GB)))
+SPHINX_TOO := $(if $(wildcard $(DOCS_VENV)/.stamp),,Sphinx into $(DOCS_VENV) (0.3 GB, a minute))
 ABOUT_demo = runs notebooks/$(NOTEBOOK).ipynb on this machine; about two minutes on two cores
 ABOUT_lab = opens the notebooks in JupyterLab, until Ctrl-C
 ABOUT_test = lint, types and the default tier of the tests; within ten minutes on two cores
@@ -35,6 +36,7 @@ ifeq ($(MAKELEVEL),0)
 $(foreach goal,$(filter demo lab test docs,$(MAKECMDGOALS)),$(info make $(goal): $(ABOUT_$(goal))))
 ifneq (,$(filter demo lab test docs,$(MAKECMDGOALS)))
 $(if $(wildcard $(VENV)/.stamp),,$(info First, once, it installs $(INSTALLS)$(if $(filter test,$(MAKECMDGOALS)),$(NPM_TOO)$(ENGINES_TOO))))
+$(if $(filter docs,$(MAKECMDGOALS)),$(if $(SPHINX_TOO),$(info Once, it installs $(SPHINX_TOO))))
 endif
 endif
 

@@ -78,6 +78,9 @@ def test_the_first_line_of_make_says_what_comes(tmp_path: Path) -> None:
     assert installs.startswith("First, once, it installs torch, Jupyter and their dependencies into")
     (tmp_path / ".stamp").touch()
     assert not any(line.startswith("First") for line in first_lines("demo", fresh))
+    about, installs = first_lines("docs", fresh, f"DOCS_VENV={tmp_path}/docs")
+    assert about.startswith("make docs: builds the documentation site")
+    assert installs == f"Once, it installs Sphinx into {tmp_path}/docs (0.3 GB, a minute)"
 
 
 def test_the_sdist_has_what_its_makefile_uses() -> None:
