@@ -16,10 +16,13 @@ import pytest
 from monarch_kernel.actor import (
     Actor,
     ActorError,
+    Channel,
+    Port,
     ProcMesh,
     SupervisionError,
     endpoint,
     this_host,
+    this_proc,
 )
 from tests.support.ranks import LIGHT_RANKS
 from tests.support.waiting import LONG_S, wait_until
@@ -161,6 +164,84 @@ def test_the_cleanup_runs_when_the_processes_are_stopped(
     mesh.stop(grace_s=LONG_S).get(LONG_S)
     wait_until(lambda: (tmp_path / "end").exists() and bool((tmp_path / "end").read_text()), "the cleanup")
     assert (tmp_path / "end").read_text() == "None\n"
+
+
+class Book(Actor):
+    """Holds lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @endpoint
+    def add(self, line: str) -> int:
+        self.lines.append(line)
+        return len(self.lines)
+
+    @endpoint
+    def all(self) -> list[str]:
+        return self.lines
+
+
+class Signs(Actor):
+    """Writes into a book at its end, and sends the answer to a port."""
+
+    def __init__(self, book: Book, port: Port[int]) -> None:
+        self.book = book
+        self.port = port
+
+    @endpoint
+    def rank(self) -> int:
+        return 1
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.port.send(self.book.add.call_one(f"{error!r}").get(LONG_S))
+
+
+class AsyncSigns(Signs):
+    """The same, asynchronous."""
+
+    @endpoint
+    async def rank(self) -> int:
+        return 1
+
+    async def __cleanup__(self, error: BaseException | None) -> None:  # type: ignore[override]
+        self.port.send(await self.book.add.call_one(f"{error!r}"))
+
+
+@pytest.mark.parametrize("kind", [Signs, AsyncSigns])
+@pytest.mark.parametrize("place", ["program", "rank"])
+def test_the_cleanup_of_a_stopped_process_may_call_actors(kind: type[Signs], place: str, procs: ProcMesh) -> None:
+    book = (this_proc() if place == "program" else procs.slice(r=0)).spawn("book", Book)
+    port, receiver = Channel[int].open()
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    mesh.spawn("signs", kind, book, port).rank.call().get(LONG_S)  # type: ignore[attr-defined]
+    mesh.stop(grace_s=LONG_S).get(LONG_S)
+    assert receiver.recv().get(LONG_S) == 1
+    assert book.all.call_one().get(LONG_S) == ["None"]
+    book.stop().get(LONG_S)  # type: ignore[attr-defined]
+
+
+class Owner(Actor):
+    """Spawns two actors, one of them on processes that it has spawned, too."""
+
+    def __init__(self, procs: ProcMesh, book: Book, port: Port[int]) -> None:
+        own = this_host().spawn_procs(device="cpu")
+        self.spawned: list[Any] = [place.spawn("signs", Signs, book, port) for place in (procs, own)]
+
+    @endpoint
+    def check(self) -> None:
+        for each in self.spawned:
+            each.rank.call().get(LONG_S)
+
+
+def test_all_that_a_stopped_actor_owns_cleans_up(procs: ProcMesh) -> None:
+    book = procs.slice(r=0).spawn("book", Book)
+    port, receiver = Channel[int].open()
+    owner = procs.slice(r=1).spawn("owner", Owner, procs.slice(r=1), book, port)
+    owner.check.call_one().get(LONG_S)
+    owner.stop().get(LONG_S)  # type: ignore[attr-defined]
+    assert sorted(receiver.recv().get(LONG_S) for _ in range(2)) == [1, 2]
+    assert book.all.call_one().get(LONG_S) == ["None"] * 2
 
 
 IGNORES = """

@@ -143,6 +143,11 @@ class RankRecord(Recipient):
         self.names, self.watchers, self.open_requests, self.out_of_band = {}, {}, {}, set()
 
     @property
+    def is_retiring(self) -> bool:
+        """Whether the program has stopped it, and it may still run the cleanups of its actors."""
+        return self.stopping and self.up and not self.has_ended
+
+    @property
     def state(self) -> RankState:
         """Its state in one word."""
         if self.death is not None:

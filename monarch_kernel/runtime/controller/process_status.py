@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.transport.base import Peer, host_peer
+from monarch_kernel.net.transport.base import Peer, host_peer, is_rank, proc_of
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import ProcessStatus
 from monarch_kernel.runtime.controller.effects import Effect
@@ -36,24 +36,38 @@ class Introductions:
         if record is None:
             unknown = Failure("lost", "NoSuchRank", f"this session has no process {proc}")
             return [Send(peer, pack(ProcessStatus(proc, 0, "", unknown)))]
-        if peer not in self._connected:  # the rank has ended meanwhile
+        asking = self._asking(peer)
+        if asking is None:  # it has ended meanwhile
             return []
         record.watchers[peer] = None
-        return self._news(peer, record) if record.up or record.death is not None else []
+        return self._news(peer, asking, record) if record.up or record.death is not None else []
 
     def announce(self, record: RankRecord) -> list[Effect]:
         """Send news of a process to the ranks that want it."""
-        for peer in [peer for peer in record.watchers if peer not in self._connected]:
-            del record.watchers[peer]
-        return [effect for peer in record.watchers for effect in self._news(peer, record)]
+        effects: list[Effect] = []
+        for peer in list(record.watchers):
+            asking = self._asking(peer)
+            if asking is None:
+                del record.watchers[peer]
+            else:
+                effects += self._news(peer, asking, record)
+        return effects
 
-    def _news(self, peer: Peer, record: RankRecord) -> list[Effect]:
-        spec, asking = record.spec, self._connected[peer].host
+    def _asking(self, peer: Peer) -> RankRecord | None:
+        """Return the rank that asks; None if it has ended. The cleanups of a rank that was stopped may call other ranks."""
+        connected = self._connected.get(peer)
+        if connected is not None or not is_rank(peer):
+            return connected
+        record = self._ranks.get(proc_of(peer))
+        return record if record is not None and record.peer == peer and record.is_retiring else None
+
+    def _news(self, peer: Peer, asking: RankRecord, record: RankRecord) -> list[Effect]:
+        spec = record.spec
         effects: list[Effect] = []
         address = record.address
-        if asking != record.host and record.death is None:
+        if asking.host != record.host and record.death is None:
             address = ""
-            for host, reach in self._hosts.introduce(asking, record.host, record.peer):
+            for host, reach in self._hosts.introduce(asking.host, record.host, record.peer):
                 effects.append(Send(host_peer(host), pack(reach)))
         news = ProcessStatus(
             spec.proc, spec.incarnation, address, record.death, record.is_replaced, spec.mesh, spec.rank

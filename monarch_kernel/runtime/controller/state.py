@@ -204,7 +204,9 @@ class State:
     def answer_to(self, proc: int, packed: Packed) -> list[Effect]:
         """Answer a request that a rank has sent to an actor here."""
         record = self.ranks.get(proc)
-        return [] if record is None or record.death is not None else [Send(record.peer, packed)]
+        if record is None or (record.death is not None and not record.is_retiring):
+            return []
+        return [Send(record.peer, packed)]
 
     def request(
         self,

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from monarch_kernel.errors import Failure
-from monarch_kernel.net.transport.base import rank_peer
+from monarch_kernel.net.transport.base import host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
-from monarch_kernel.net.wire.messages import GetStacks, Interrupt, Payload, Result, Run
+from monarch_kernel.net.wire.messages import (
+    GetStacks,
+    Interrupt,
+    Lost,
+    Payload,
+    ProcessStatus,
+    Result,
+    Run,
+    WatchProcess,
+)
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
-from tests.runtime.controller.states import state_of_three
+from tests.runtime.controller.states import sends, state_of_three
 
 LOOK = pack(GetStacks(7))
 
@@ -58,3 +67,19 @@ def test_an_abort_goes_to_the_ranks_that_have_not_answered() -> None:
     state.handle(Result(5, Payload(b"x")), (), rank_peer(2), 1.0)
     assert state.requests.interrupt(5, abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
     assert state.interrupt_ranks([1, 2], abort=True) == [Send(rank_peer(1), pack(Interrupt(5, True)))]
+
+
+def test_a_rank_that_was_stopped_reaches_others_until_it_has_ended() -> None:
+    state = state_of_three(1, 2)
+    state.processes.stop((1,), "mesh stopped", 2.0, 1.0)
+    answer = pack(Result(9, Payload(b"of an actor here")))
+
+    def reached() -> list[tuple[int, bool]]:
+        news = state.handle(WatchProcess(2), (), rank_peer(1), 1.1)
+        return [(status.proc, status.death is None) for _, status in sends(news, ProcessStatus)]  # type: ignore[attr-defined]
+
+    assert (reached(), state.answer_to(1, answer)) == ([(2, True)], [Send(rank_peer(1), answer)])
+    (news,) = sends(state.processes.stop((2,), "it, too", 2.0, 1.2), ProcessStatus)
+    assert news[0] == rank_peer(1)
+    state.handle(Lost(1, 0, 15, "", (), 0), (), host_peer(1), 1.3)
+    assert (reached(), state.answer_to(1, answer)) == ([], [])
