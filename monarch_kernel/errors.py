@@ -369,7 +369,7 @@ class RemoteInterrupt(KeyboardInterrupt):
         return [f"{type(self).__name__}: {self}"]
 
 
-class LaunchError(MonarchError):
+class LaunchError(MonarchError, RuntimeError):
     """A host, or ranks on it, did not come up; the text names the stage and shows the log's last lines."""
 
 

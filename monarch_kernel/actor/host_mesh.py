@@ -79,6 +79,7 @@ class HostMesh(Handle, Shaped):
         region: the hosts that the mesh includes.
         hosts: numbers of all hosts. A negative number stands for the host of that process, which only the program knows.
         python: the interpreter of processes; empty for that of their host.
+        view: which of several views of the same hosts this is (`view_of`); 0 for the hosts as they were allocated.
     """
 
     is_fake_in_process = False
@@ -87,8 +88,9 @@ class HostMesh(Handle, Shaped):
     stream_logs = True
     """Whether output of processes reaches the program; it always does."""
 
-    def __init__(self, client: Client, region: Region, hosts: Sequence[int], python: str = "") -> None:
+    def __init__(self, client: Client, region: Region, hosts: Sequence[int], python: str = "", view: int = 0) -> None:
         self._python = python
+        self._view = view
         self._client = client
         self._region = region
         self._hosts = hosts
@@ -97,10 +99,10 @@ class HostMesh(Handle, Shaped):
         return f"<HostMesh {self.extent}>"
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._client, region, self._hosts, self._python)
+        return HostMesh(self._client, region, self._hosts, self._python, self._view)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_hosts, (self._region, tuple(self._hosts), self._python)
+        return _open_hosts, (self._region, tuple(self._hosts), self._python, self._view)
 
     @property
     def region(self) -> Region:
@@ -113,7 +115,7 @@ class HostMesh(Handle, Shaped):
         The interpreter must have this package, in this version.
         """
         check_type("python_executable", python_executable, str)
-        return HostMesh(self._client, self._region, self._hosts, python_executable)
+        return HostMesh(self._client, self._region, self._hosts, python_executable, self._view)
 
     def sync_workspace(self, workspace: Any = None, conda: bool = False, auto_reload: bool = False) -> DoneAwaitable:
         """Do nothing: processes on this machine use the files of this program. Hosts elsewhere need a shared file system.
@@ -281,6 +283,8 @@ class HostMesh(Handle, Shaped):
             if is_here:  # a remote host fills in the device, the threads and the GPUs itself
                 specs = [_complete_here(spec, gpus) for spec in specs]
             runtime.start_ranks(number, specs)
+        if self._view:
+            runtime.host_pool.note_view(self._view, procs)
         if policy.restart != "never":
             runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
         mesh = ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
@@ -340,10 +344,11 @@ class HostMesh(Handle, Shaped):
     def stop(self, reason: str = "stopped by client", *, grace_s: float = 2.0) -> Future[None]:
         """End all processes on these hosts, and with them their actors. The hosts stay, and can start other processes.
 
-        The arguments, the result and the errors are those of `ProcMesh.stop`.
+        Processes that were spawned through another view of the hosts (`view_of`) go on. The arguments, the result and the
+        errors are those of `ProcMesh.stop`.
         """
         runtime = self._session.runtime
-        procs = runtime.host_pool.procs_on(self._numbers)
+        procs = runtime.host_pool.procs_on(self._numbers, self._view)
         if not procs:
             return Future.resolved(None)
         finish = gather(
@@ -477,12 +482,18 @@ def _rethrow(future: Future[Any]) -> Any:
         raise error.exception from None
 
 
-def _open_hosts(region: Region, hosts: Sequence[int], python: str = "") -> HostMesh:
+def view_of(hosts: HostMesh) -> HostMesh:
+    """Return another view of the same hosts. `HostMesh.stop` of a view ends only the processes that were spawned through it."""
+    session = hosts._session
+    return HostMesh(hosts._client, hosts._region, hosts._hosts, hosts._python, session.runtime.host_pool.new_view())
+
+
+def _open_hosts(region: Region, hosts: Sequence[int], python: str = "", view: int = 0) -> HostMesh:
     """Make the mesh of hosts that this process received as an argument or a result."""
     client = client_for_unpickling()
     if isinstance(client, Runtime):
         hosts = [host if host > 0 else client.session.host_of(-host) for host in hosts]
-    return HostMesh(client, region, hosts, python)
+    return HostMesh(client, region, hosts, python, view)
 
 
 def this_host() -> HostMesh:

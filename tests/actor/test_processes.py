@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from monarch_kernel.actor import (
     this_host,
     this_proc,
 )
+from monarch_kernel.actor.host_mesh import view_of
 from monarch_kernel.errors import PayloadError
 from tests.support.actors import Worker
 from tests.support.timing import Bar
@@ -281,6 +283,21 @@ def test_spawn_procs_refuses_a_bootstrap_that_cannot_run(procs: ProcMesh) -> Non
 
 
 # -- hosts
+
+
+def test_a_stop_of_one_view_of_hosts_leaves_the_processes_of_the_other(procs: ProcMesh) -> None:
+    one, other = view_of(this_host()), view_of(this_host())
+    theirs, others = (hosts.spawn_procs({"r": 1}, device="cpu") for hosts in (pickle.loads(pickle.dumps(one)), other))
+    assert one.initialized.get(LONG_S) is theirs.initialized.get(LONG_S) is others.initialized.get(LONG_S) is True
+    one.stop("over and out", grace_s=0).get(LONG_S)
+    with pytest.raises(SupervisionError, match="over and out"):
+        theirs.initialized.get(LONG_S)
+    for mesh in (others, procs):
+        assert set(mesh.run("'here'").get(LONG_S).values()) == {"here"}
+    other.slice().stop(grace_s=0).get(LONG_S)
+    with pytest.raises(SupervisionError):
+        others.initialized.get(LONG_S)
+    assert set(procs.run("'here'").get(LONG_S).values()) == {"here"}
 
 
 def test_hosts_say_when_they_are_up_and_stop_their_processes_but_not_the_agent(procs: ProcMesh) -> None:

@@ -164,7 +164,7 @@ class InvalidOptionError(ValueError, TypeError):
 
 
 def configure(**options: Any) -> None:
-    """Check options and keep them, for `get_global_config`; they have no effect.
+    """Check options and keep them, for `get_global_config`. Of them, ``mesh_attach_config_timeout`` has an effect.
 
     Raises:
         TypeError: a value is of another type than the option, or is no duration; then none is kept.
@@ -278,8 +278,12 @@ def _checked(name: str, value: Any) -> Any:
     return float(value) if wanted is float else value
 
 
-def _duration(name: str, text: str) -> str:
-    """Return a duration in the largest units, such as ``1m 30s`` for ``90s``."""
+def seconds_of(name: str) -> float:
+    """Return the value of an option that is a duration, in seconds."""
+    return _nanoseconds(name, get_global_config()[name]) / 1e9
+
+
+def _nanoseconds(name: str, text: str) -> int:
     total_ns, at = 0, 0
     while at < len(text) or not text:
         part = _PART.match(text, at)
@@ -288,7 +292,12 @@ def _duration(name: str, text: str) -> str:
             raise TypeError(f"Invalid duration format: {name} must be a text such as '30s' or '1m 30s', not {text!r}")
         total_ns += int(part[1]) * _UNITS_NS[unit]
         at = part.end()
-    words = []
+    return total_ns
+
+
+def _duration(name: str, text: str) -> str:
+    """Return a duration in the largest units, such as ``1m 30s`` for ``90s``."""
+    total_ns, words = _nanoseconds(name, text), []
     for unit, size_ns in reversed(_UNITS_NS.items()):
         count, total_ns = divmod(total_ns, size_ns)
         if count:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor import HostMesh, allocate, this_host
+from monarch_kernel.actor.host_mesh import view_of
 from monarch_kernel.launch.base import Launcher
 from monarch_kernel.launch.local import LocalLauncher
 
@@ -116,8 +117,8 @@ class JobTrait:
             raise
 
     def _state(self) -> JobState:
-        """Return the meshes that `_create` has requested."""
-        return self._held or JobState({})
+        """Return views of the hosts that `_create` has requested."""
+        return JobState({name: view_of(hosts) for name, hosts in vars(self._held or JobState({}))["_hosts"].items()})
 
     def _kill(self) -> None:
         """Give the hosts back."""
@@ -145,6 +146,8 @@ class JobTrait:
 
     def state(self, cached_path: str | None = None) -> JobState:
         """Return the hosts; the first call requests them, and they may still come up.
+
+        Each call gives other meshes of the same hosts: their ``stop()`` ends the processes that were spawned through them.
 
         Args:
             cached_path: accepted for code of Monarch, without an effect.

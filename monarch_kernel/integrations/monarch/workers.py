@@ -26,6 +26,7 @@ from monarch_kernel.actor import Future, HostMesh, allocate
 from monarch_kernel.base.peer_users import is_trusted, user_of_peer
 from monarch_kernel.base.text import plural, were
 from monarch_kernel.integrations.monarch.awaited import future_of
+from monarch_kernel.integrations.monarch.config import seconds_of
 from monarch_kernel.launch.base import agent_command
 from monarch_kernel.net.wire.config import LOOPBACK, AgentConfig
 from monarch_kernel.runtime.host.processes import die_with_parent
@@ -50,6 +51,9 @@ _READ_S = 5.0
 
 _MOST_NBYTES = 64 << 20
 """The largest configuration: it has the environment of the program."""
+
+_START_S = 600.0
+"""How long the agent of a worker may take to come up, in seconds."""
 
 _END_S = 12.0
 """How long an agent may take to end after its program has, in seconds; it waits ten seconds for a silent one."""
@@ -312,19 +316,26 @@ def place_of(address: str) -> tuple[socket.AddressFamily, Any]:
 
 
 def attach_to_workers(
-    ca: str = _TRUST, workers: Sequence[Any] = (), name: str | None = None, timeout_s: float = 600.0, **unused: Any
+    ca: str = _TRUST,
+    workers: Sequence[Any] = (),
+    name: str | None = None,
+    timeout_s: float | None = None,
+    **unused: Any,
 ) -> HostMesh:
     """Return workers as a mesh of hosts along the axis ``hosts``. Returns at once; workers may still start.
+
+    If a worker does not listen in time, then `HostMesh.initialized` and all that needs it raise an error that names the worker.
 
     Args:
         ca: as for `run_worker_loop_forever`.
         workers: the addresses of the workers, or futures of them.
         name: the name of the mesh; it has no effect.
-        timeout_s: how long workers may take to come up, in seconds.
+        timeout_s: how long workers may take to listen, in seconds. By default the option ``mesh_attach_config_timeout`` of
+            `configure`, which is a minute.
         unused: further options of Monarch, which have no effect.
 
     Raises:
-        ValueError: an address is not valid, or there are none.
+        ValueError: an address is not valid, or there are none; ``timeout_s`` is not more than 0.
     """
     _check_ca(ca)
     addresses = [each if isinstance(each, str) else each.get() for each in workers]
@@ -332,16 +343,25 @@ def attach_to_workers(
         place_of(address)
     if not addresses:
         raise ValueError("attach_to_workers() needs the addresses of workers")
-    return allocate(WorkerLauncher(addresses), len(addresses), timeout_s=timeout_s)
+    if timeout_s is not None and not timeout_s > 0:
+        raise ValueError(f"timeout_s must be more than 0, not {timeout_s}")
+    reach_s = seconds_of("mesh_attach_config_timeout") if timeout_s is None else timeout_s
+    return allocate(WorkerLauncher(addresses, reach_s), len(addresses), timeout_s=reach_s + _START_S)
 
 
 class WorkerLauncher:
-    """Starts agents through workers that wait at these addresses, one for each."""
+    """Starts agents through workers that wait at these addresses, one for each.
+
+    Args:
+        addresses: the addresses.
+        reach_s: how long a worker may take to listen, in seconds.
+    """
 
     name = "workers"
     listens_at = LOOPBACK
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], reach_s: float) -> None:
+        self._reach_s = reach_s
         self._addresses = list(addresses)
         self._hosts: list[WorkerHost] = []
 
@@ -349,7 +369,7 @@ class WorkerLauncher:
         """Send a configuration to a worker that is not in use."""
         used = {host.worker for host in self._hosts if host.poll() is None}
         free = [address for address in self._addresses if address not in used]
-        hosts = [WorkerHost(address, config) for address, config in zip(free, configs)]
+        hosts = [WorkerHost(address, config, self._reach_s) for address, config in zip(free, configs)]
         if len(hosts) < len(configs):
             from monarch_kernel.errors import LaunchError
 
@@ -385,8 +405,9 @@ class WorkerHost:
     address = ""
     node = ""
 
-    def __init__(self, worker: str, config: AgentConfig) -> None:
+    def __init__(self, worker: str, config: AgentConfig, reach_s: float) -> None:
         self.worker = worker
+        self._reach_s = reach_s
         self.is_waiting = True
         self._socket: socket.socket | None = None
         self._ended = ""
@@ -399,7 +420,7 @@ class WorkerHost:
 
     def _connect(self, config: bytes) -> None:
         family, place = place_of(self.worker)
-        pause_s = _LEAST_RETRY_S
+        pause_s, deadline = _LEAST_RETRY_S, time.monotonic() + self._reach_s
         while not self._closed.is_set():
             connection = socket.socket(family, socket.SOCK_STREAM)
             try:
@@ -416,9 +437,17 @@ class WorkerHost:
                 if uid is None:
                     raise ConnectionError("the worker has ended")
                 connection.sendall(os.getpid().to_bytes(4, "big") + len(config).to_bytes(4, "big") + config)
-            except OSError:  # the worker is not up yet
+            except OSError as error:  # the worker is not up yet
                 connection.close()
-                self._closed.wait(pause_s)
+                if time.monotonic() >= deadline:
+                    with self._lock:
+                        self._ended = (
+                            f"worker {self.worker}: it could not be reached within {self._reach_s:g} s ({error}); start it, or "
+                            "wait for longer with attach_to_workers(timeout_s=)"
+                        )
+                        self.is_waiting = False
+                    return
+                self._closed.wait(min(pause_s, max(0.0, deadline - time.monotonic())))
                 pause_s = min(_MOST_RETRY_S, 2 * pause_s)
                 continue
             with self._lock:

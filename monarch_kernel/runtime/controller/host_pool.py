@@ -90,6 +90,8 @@ class HostPool:
         self._dialled: set[int] = set()
         self._closing: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._new_views = itertools.count(1)
+        self._views: dict[int, int] = {}  # process -> the view of hosts through which it was spawned, unless that is 0
 
     # -- for any thread
 
@@ -224,10 +226,19 @@ class HostPool:
         """The host of each of these processes."""
         return tuple(self.now(self.host_of(proc)) for proc in procs)
 
-    def procs_on(self, hosts: Sequence[int]) -> tuple[int, ...]:
-        """The processes of these hosts that have not ended, even if they are ending."""
+    def procs_on(self, hosts: Sequence[int], view: int = 0) -> tuple[int, ...]:
+        """The processes of these hosts that were spawned through a view of them and have not ended, even if they are ending."""
         ranks = list(self._state.ranks.items())
-        return tuple(proc for proc, record in ranks if record.host in hosts and not record.has_ended)
+        there = (proc for proc, record in ranks if record.host in hosts and not record.has_ended)
+        return tuple(proc for proc in there if self._views.get(proc, 0) == view)
+
+    def new_view(self) -> int:
+        """Return the number of another view of hosts."""
+        return next(self._new_views)
+
+    def note_view(self, view: int, procs: Sequence[int]) -> None:
+        """Note that processes were spawned through a view of hosts."""
+        self._views.update(dict.fromkeys(procs, view))
 
     def can_end(self, host: int) -> bool:
         """Whether no process on a host is alive, or could be replaced there."""

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[3]
 COMMON = """
 import asyncio, os, socket, subprocess, sys
 from monarch.actor import Actor, ActorError, attach_to_workers, current_rank, endpoint, shutdown_context, this_host
+from monarch.config import configured
 from monarch.job import LocalJob, ProcessJob
 from monarch.spmd import SPMDActor
 
@@ -29,6 +30,10 @@ class Rank(Actor):
 """
 WORKERS = """
 addresses = sys.argv[1].split(",")
+with configured(mesh_attach_config_timeout="10ms"):
+    nobody = attach_to_workers(ca="trust_all_connections", workers=[addresses[0] + "x"])
+try: nobody.initialized.get(timeout=60)
+except RuntimeError as error: print("could not be reached within 0.01 s" in str(error))
 code = "from monarch.actor import run_worker_loop_forever; run_worker_loop_forever(address={!r}, ca='trust_all_connections')"
 workers = [subprocess.Popen([sys.executable, "-c", code.format(address)]) for address in addresses]
 try:
@@ -73,7 +78,9 @@ JOBS = """
 job = ProcessJob({"trainers": 2, "others": 1})
 hosts = job.state(cached_path=None)
 print(hosts.trainers.spawn_procs({"gpus": 1}).spawn("rank", Rank).rank.call().get(timeout=60).values(), hosts.others.extent)
+kept = job.state().others.spawn_procs({"gpus": 1}).spawn("rank", Rank)
 hosts.others.stop().get()
+print(kept.rank.call_one().get(timeout=60))
 async def use():
     async with hosts.others as others:
         await others.spawn_procs({"gpus": 1}).spawn("rank", Rank).rank.call_one()
@@ -125,7 +132,7 @@ def run(code: str, *arguments: str) -> list[str]:
 
 def test_a_program_attaches_to_workers_again_and_again(short_path: Path) -> None:
     addresses = ",".join(f"ipc://{short_path}/w{i}" for i in range(2))
-    assert run(WORKERS, addresses) == ["{hosts: 2} (0, 1, 2, 3)"] * 2
+    assert run(WORKERS, addresses) == ["True", *["{hosts: 2} (0, 1, 2, 3)"] * 2]
 
 
 def test_a_worker_ends_with_the_program_that_has_started_it(short_path: Path) -> None:
@@ -140,6 +147,7 @@ def test_a_worker_can_serve_one_program_or_run_on_a_thread(short_path: Path) -> 
 def test_jobs_give_hosts_by_name() -> None:
     assert run(JOBS) == [
         "(0, 1) {hosts: 1}",
+        "0",
         "SupervisionError",
         "the job has no mesh 'third'; it has trainers, others",
         "False 0",

@@ -185,6 +185,7 @@ def test_a_job_fits_one_with_the_same_meshes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_hosts_of_a_configuration_are_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "allocate", lambda launcher, count, **_: (type(launcher), count))
+    monkeypatch.setattr(jobs, "view_of", lambda hosts: hosts)
     assert hosts_from_config("MONARCH_HOSTS") == (LocalLauncher, 2)
 
 

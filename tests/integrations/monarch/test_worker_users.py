@@ -92,11 +92,19 @@ def test_a_worker_goes_on_after_noise(address: str, worker: subprocess.Popen[str
     assert psutil.Process(worker.pid).children() == []
 
 
+def test_a_worker_that_does_not_listen_in_time_is_lost(address: str) -> None:
+    host = WorkerHost(address, CONFIG, 0.01)
+    wait_until(lambda: host.poll() is not None, "the program to give up")
+    assert str(host.poll()).startswith(f"worker {address}: it could not be reached within 0.01 s (")
+    assert not host.is_waiting
+    host.close(LONG_S)
+
+
 def test_a_program_sends_nothing_to_another_user(address: str) -> None:
     with started_as_nobody(PRETEND, address) as stranger:
         assert stranger.stdout
         assert stranger.stdout.readline() == "listens\n"
-        host = WorkerHost(address, CONFIG)
+        host = WorkerHost(address, CONFIG, LONG_S)
         assert stranger.stdout.readline() == "b''\n"
         wait_until(lambda: host.poll() is not None, "the program to refuse the worker")
         assert host.poll() == f"worker {address}: it belongs to another user (uid {NOBODY}), and was sent nothing"
