@@ -294,8 +294,10 @@ def test_the_secrets_of_marks_are_not_in_arguments_or_environment(procs: ProcMes
         "folder = __import__('tempfile').TemporaryDirectory(); path = folder.name + '/fifo'; os.mkfifo(path)\n"
         "number = os.open(path, os.O_RDWR)",
         "number = 99_999",
+        # A terminal can be watched like a pipe.
+        "import pty; end, number = pty.openpty(); _ = os.write(end, b'from a terminal\\n')",
     ],
-    ids=["device", "file", "socket", "fifo", "none"],
+    ids=["device", "file", "socket", "fifo", "none", "terminal"],
 )
 def test_the_agent_survives_a_mark_that_names_no_pipe(procs: ProcMesh, written: list[OutputEvent], opens: str) -> None:
     pids, agent = pids_of(procs), agent_pid()
@@ -303,6 +305,8 @@ def test_the_agent_survives_a_mark_that_names_no_pipe(procs: ProcMesh, written: 
     one.run(TAKES_MARKS + opens).get(LONG_S)
     one.run("_ = os.write(1, mark_bytes(marks._secret, switch_mark(0, number))); print('shown')").get(LONG_S)
     wait_until(lambda: "shown\n" in text_of(written), "the text after the mark")
+    one.run("print('later')").get(LONG_S)
+    assert "from a terminal" not in text_of(written)
     assert (pids_of(procs), agent_pid()) == (pids, agent)
 
 
