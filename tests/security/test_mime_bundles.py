@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch_kernel.actor import ProcMesh
 from monarch_kernel.notebook.output.mime import checked, embedded, nbytes
 from monarch_kernel.notebook.output.rate_limit import FoldedItem
 from monarch_kernel.notebook.output.rich import OUR_METADATA, RichFolder, RichOutput, RichSlots, compose
+from tests.support.waiting import LONG_S
 
 SCRIPT = '"><script>alert(1)</script>'
 BINARY = (
@@ -226,6 +228,32 @@ def test_generated_ids_are_bounded() -> None:
 def test_values_that_are_no_texts_count_with_their_size() -> None:
     assert nbytes("abc") == 3
     assert nbytes({"a": ["x" * 1000] * 1000}) > 1_000_000
+
+
+ODD_KEYS = """
+from IPython.display import publish_display_data
+class Odd:
+    def _repr_mimebundle_(self, **_): return {5: 5, "application/x+json": {("a",): 1}}
+for i in range(100):
+    publish_display_data({5: 5}, {("a",): 1})
+    print(i)
+Odd()
+"""
+
+
+def test_keys_that_are_no_texts_lose_no_other_message(procs: ProcMesh) -> None:
+    """A message that the controller can't read would be dropped, with the answer of the cell in the same batch."""
+    results = procs.run_cell(ODD_KEYS, cell=1).get(LONG_S)
+    for result in results.values():
+        assert set(result.bundle) == {"5", "application/x+json", "text/plain"}
+        assert checked(result.bundle, {})[0]["application/x+json"] == {"('a',)": 1}
+
+
+def test_keys_that_are_no_texts_are_made_texts_in_the_page() -> None:
+    """Otherwise jupyter_client prints a warning into the cell."""
+    data = {"application/x+json": {("a",): {1: math.nan}, None: b"x"}}
+    assert checked(data, {1: math.inf})[0]["application/x+json"] == {"('a',)": {"1": None}, "null": "eA=="}
+    assert checked(data, {1: math.inf})[1] == {"1": None}
 
 
 def cyclic() -> list[Any]:

@@ -171,15 +171,22 @@ def replace(message: MessageT, **fields: Any) -> MessageT:
     return msgspec.structs.replace(message, **fields)
 
 
-def salvage_ids(parts: Sequence[Frame]) -> list[int]:
-    """Return the ids of the requests in a multipart message that `split` rejects, as far as they can be read."""
+def salvage_ids(parts: Sequence[Frame], *kinds: type[Message]) -> list[int]:
+    """Return the ids of the requests in a multipart message that `split` rejects, as far as they can be read.
+
+    Args:
+        parts: the message.
+        kinds: only ids in messages of these kinds; if there are none, in all.
+    """
     try:
         headers = msgspec.msgpack.decode(parts[0])
     except (msgspec.DecodeError, IndexError, UnicodeDecodeError, RecursionError):
         return []
     if not isinstance(headers, list):
         return []
-    return [one[1] for one in headers if isinstance(one, list) and len(one) > 1 and type(one[1]) is int and one[1] > 0]
+    ids = [one for one in headers if isinstance(one, list) and len(one) > 1 and type(one[1]) is int and one[1] > 0]
+    tags = [kind.__struct_config__.tag for kind in kinds]
+    return [id for tag, id, *_ in ids if not kinds or tag in tags]
 
 
 def _as_plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -86,7 +87,7 @@ def checked(data: Bundle, metadata: Bundle) -> tuple[dict[str, Any], dict[str, A
 
 
 def _without_nan(value: Any) -> Any:
-    """Replace NaN and infinite numbers, which JSON lacks, by null, as JavaScript does.
+    """Replace NaN and infinite numbers, which JSON lacks, by null, as JavaScript does, and other keys than texts by texts.
 
     Otherwise jupyter_client prints a warning into the cell and sends the texts ``nan`` and ``inf``, which charts take for
     categories.
@@ -99,11 +100,26 @@ def _without_nan(value: Any) -> Any:
         return value
     try:
         json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.loads(json.dumps(value), parse_constant=lambda _: None)
-    except TypeError:  # a value that jupyter_client converts, such as a date
-        pass
+    except (ValueError, TypeError):  # TypeError: a key, or a value that jupyter_client converts, such as a date
+        value = _as_json(value)
+        json.dumps(value, allow_nan=False, default=str)
     return value
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else _key(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    return value
+
+
+def _key(key: object) -> str:
+    return json.dumps(key) if key is None or isinstance(key, bool) else str(key)
 
 
 def _problem(mime: object, value: object) -> str:

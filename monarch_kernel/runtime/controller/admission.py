@@ -59,6 +59,10 @@ class Admission:
         self.refused += 1
         return False
 
+    def has_admitted(self, peer: Peer) -> bool:
+        """Whether a peer has presented the token before."""
+        return peer in self._known
+
     def admits_for_actors(self, peer: Peer, message: Any) -> bool:
         """Whether a message about an actor comes from a process with actors, which made an actor of this session."""
         maker = origin_of(getattr(message, "actor", CONTROLLER_PROC))

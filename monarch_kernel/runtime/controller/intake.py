@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from monarch_kernel.net.transport.base import Peer, Senders
-from monarch_kernel.net.wire.codec import Frame, WireError, split
+from monarch_kernel.net.wire.codec import Frame, WireError, replace, salvage_ids, split
 from monarch_kernel.net.wire.messages import ClockRead, Failed, HostHello, Message, Result
 from monarch_kernel.runtime.controller.admission import Admission
 from monarch_kernel.runtime.controller.clocks import note_clock, read_clock
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.local_actors import FOR_ACTORS, LocalActorServer
 from monarch_kernel.runtime.controller.state import State
+from monarch_kernel.runtime.diagnostics.failures import describe
 
 __all__ = ["Intake"]
 
@@ -57,8 +58,13 @@ class Intake:
                 case batch:
                     for peer in senders:
                         self._take(peer, batch, now)
-        except WireError:
+        except WireError as error:
             self.n_bad += 1
+            bad = Failed(0, describe(error))
+            for id in salvage_ids(parts, Result, Failed):  # a call that waits must not wait forever
+                for peer in senders if isinstance(senders, tuple) else (senders,):
+                    if self.admission.has_admitted(peer):
+                        self._perform(self._state.handle(replace(bad, id=id), (), peer, now))
 
     def _take(self, peer: Peer, batch: Iterable[tuple[Message, Sequence[Frame]]], now: float) -> None:
         admission = self.admission

@@ -44,7 +44,7 @@ from IPython.utils.text import LSString, SList
 from traitlets import Instance, Type, default
 from traitlets.config import Config
 
-from monarch_kernel.runtime.diagnostics.mime import encoded
+from monarch_kernel.runtime.diagnostics.mime import encoded, encoded_metadata
 
 __all__ = ["Publish", "RankShell", "current_shell", "flush", "no_getpass", "no_input", "prepare"]
 
@@ -125,12 +125,13 @@ class _RankPublisher(DisplayPublisher):
         **kwargs: Any,
     ) -> None:
         self._validate_data(data, metadata)  # type: ignore[no-untyped-call]
-        metadata = dict(metadata or {})
+        bundle = encoded(data)
+        about = encoded_metadata(metadata or {}, bundle)
         display_id = (transient or {}).get("display_id")
         if display_id is not None:
-            metadata["monarch_kernel"] = {"display_id": display_id, "update": update}
+            about["monarch_kernel"] = {"display_id": str(display_id), "update": bool(update)}
         flush()
-        self.shell.emit(encoded(data), metadata)
+        self.shell.emit(bundle, about)
 
     def clear_output(self, wait: bool = False) -> None:
         flush()
@@ -221,7 +222,8 @@ class RankShell(InteractiveShell):
             for error in self.shown[before:]:
                 traceback.print_exception(type(error), error, error.__traceback__)
             del self.shown[before:]
-        return encoded(data), metadata
+        bundle = encoded(data)
+        return bundle, encoded_metadata(metadata, bundle)
 
     def take_pages(self) -> dict[str, Any]:
         """Return pages for a pager (``x?`` and the like), which a rank does not have, as the representation of a value."""

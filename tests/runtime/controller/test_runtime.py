@@ -27,6 +27,7 @@ from monarch_kernel.net.wire.messages import (
     Ping,
     Push,
     Result,
+    Rich,
     Run,
 )
 from monarch_kernel.runtime.controller.effects import LostEvent
@@ -103,6 +104,22 @@ def lab() -> Iterator[Lab]:
 
 
 # -- futures
+
+
+def test_an_answer_that_cannot_be_read_fails_the_call(lab: Lab) -> None:
+    """Otherwise the caller would wait for ever. Displays of the request do not fail it."""
+    future = lab.ask(code="x")
+    one, two = lab.ranks.values()
+    two.answer(future.id, 5)
+    one._wait_for(future.id)
+    for bad in (Rich(future.id, {5: 5}, {}), Result(future.id, Payload(), {5: 5})):  # type: ignore[dict-item]
+        assert not future.done()
+        one.send(bad)
+    until(future.done)
+    first, second = future.get(LONG_S)
+    assert "not a message" in first
+    assert second == 5
+    assert lab.runtime.refused == 2
 
 
 def test_a_request_and_its_answers(lab: Lab) -> None:
