@@ -20,6 +20,7 @@ from monarch_kernel.features.widgets.captures import capture_in_this_process
 from monarch_kernel.features.widgets.messages import CommReceived, CommSent
 from monarch_kernel.features.widgets.outbox import Outbox
 from monarch_kernel.net.wire.codec import Frame, pack
+from monarch_kernel.runtime.diagnostics.mime import structure_problem, with_text_keys
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
 
@@ -55,10 +56,12 @@ class Comms:
         with self._lock:
             for each in self._outbox.put(message, time.monotonic()):
                 self._submit(each)
-            if self._outbox.is_empty or self._is_flushing:
-                return
-            self._is_flushing = True
-        threading.Thread(target=self._flush, name="monarch-widgets", daemon=True).start()
+            must_start = not (self._outbox.is_empty or self._is_flushing)
+            self._is_flushing |= must_start
+        if must_start:
+            threading.Thread(target=self._flush, name="monarch-widgets", daemon=True).start()
+        with contextlib.suppress(ForkedError):
+            self._rank.displays.wait()
 
     def _make(self, *args: Any, **options: Any) -> BaseComm:
         return RankComm(self, *args, **options)
@@ -76,7 +79,7 @@ class Comms:
     def _submit(self, message: CommSent) -> None:
         if not self._rank.is_detached():
             with contextlib.suppress(ForkedError):
-                self._rank.driver.submit(pack(message))
+                self._rank.displays.send(pack(message))
 
     def _received(self, message: CommReceived, _: Sequence[Frame]) -> None:
         """Deliver a message of the page; an error of a callback is printed, as in a kernel."""
@@ -149,7 +152,11 @@ class RankComm(BaseComm):
 
         Raises:
             RuntimeError: the rank has too many open comms.
+            ValueError: the data is too large, too deep, or contains itself.
         """
+        for part in (data, metadata):
+            if problem := structure_problem(part or {}):
+                raise ValueError(f"a message of a widget can't be sent to the page: {problem}")
         if msg_type == "comm_open" and len(comm.get_comm_manager().comms) > MAX_COMMS:
             raise RuntimeError(
                 f"this rank has {MAX_COMMS:,} open widget models: close widgets that are not used any more, "
@@ -159,8 +166,8 @@ class RankComm(BaseComm):
             CommSent(
                 msg_type,
                 self.comm_id,
-                dict(data or {}),
-                dict(metadata or {}),
+                dict(with_text_keys(data or {})),
+                dict(with_text_keys(metadata or {})),
                 tuple(bytes(buffer) for buffer in buffers or ()),
                 target_name,
             )

@@ -419,6 +419,11 @@ class ZmqRank(Wakeable):
             self._gateway.send([name])
             self._poller.register(self._gateway.fd, select.POLLIN)
 
+    @property
+    def unsent_nbytes(self) -> int:
+        """Size of what waits until the controller or the host agent reads; without what ZeroMQ holds."""
+        return sum(end.unsent_nbytes for end in (self._line, self._gateway) if end is not None)
+
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that this one will call; without an address it is on another host, behind the gateway."""
         if address:

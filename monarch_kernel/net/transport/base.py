@@ -167,6 +167,11 @@ class PeerTransport(Transport, Protocol):
         """Return the next message and its sender, or None if none has arrived."""
         ...
 
+    @property
+    def unsent_nbytes(self) -> int:
+        """Size of what waits until the controller or the host agent reads."""
+        ...
+
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to a rank that this one will call; messages to it go that way from now on."""
         ...

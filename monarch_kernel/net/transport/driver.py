@@ -242,6 +242,11 @@ class Driver(Generic[T]):
         """Whether this is a copy in a fork of the process that owns the transport."""
         return self._forks != _forks
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called: waits end at once."""
+        return self._closed
+
     def start(self) -> None:
         """Start the background thread."""
         self._background.start()

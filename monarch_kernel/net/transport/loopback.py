@@ -87,6 +87,7 @@ class MemoryTransport:
         self.closed = False
         self.meters = Meters(place_of(name))
         self.shares = False
+        self.unsent_nbytes = 0
         self._hub = hub
         self._name = name
         self._arrived: deque[tuple[Peer, list[Frame]]] = deque()

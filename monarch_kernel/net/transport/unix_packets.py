@@ -48,6 +48,7 @@ class PacketSocket:
         fd: its descriptor, for polling.
         is_over: whether the other end has closed it, and everything is read.
         heads: how many frames of a message `recv` returns as bytes; the others are writable.
+        unsent_nbytes: the size of what waits until the other end has read.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -55,6 +56,7 @@ class PacketSocket:
         self.fd = sock.fileno()
         self.is_over = False
         self.heads = 2
+        self.unsent_nbytes = 0
         self._was_reset = False
         self._unsent: deque[Sequence[Frame]] = deque()
         self._long = bytearray()  # a cut message, and the number of its bytes that have arrived
@@ -90,6 +92,7 @@ class PacketSocket:
             packets = packets[1:]
         if packets:
             self._unsent.extend(packets)
+            self.unsent_nbytes += sum(_nbytes(packet) for packet in packets)
             self.flush()
 
     def flush(self) -> None:
@@ -98,7 +101,7 @@ class PacketSocket:
         for _ in range(FLUSHED_AT_ONCE):
             if not unsent or not self._send(unsent[0]):
                 return
-            unsent.popleft()
+            self.unsent_nbytes -= _nbytes(unsent.popleft())
 
     def recv(self) -> list[Frame] | None:
         """Read a packet, if any, and return the message that it completes: `heads` frames as bytes, the others writable.
@@ -129,6 +132,7 @@ class PacketSocket:
         while self._unsent and poller.poll(1e3 * linger_s):
             self.flush()
         self._unsent.clear()
+        self.unsent_nbytes = 0
         self._socket.close()
 
     def _send(self, packet: Sequence[Frame]) -> bool:
@@ -179,6 +183,10 @@ class PacketSocket:
 
 
 _PAUSE_S = 0.02
+
+
+def _nbytes(packet: Sequence[Frame]) -> int:
+    return sum(map(len, packet))
 
 
 class PacketListener:

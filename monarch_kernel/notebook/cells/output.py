@@ -14,13 +14,37 @@ from monarch_kernel.base.frontend import shows_all_output
 from monarch_kernel.notebook.cells.display import Sink
 from monarch_kernel.notebook.output.bars import BarBlock
 from monarch_kernel.notebook.output.folding import FoldedItem, FoldedLine, OutputFolder, render
+from monarch_kernel.notebook.output.mime import nbytes
 from monarch_kernel.notebook.output.rate_limit import UNLIMITED
-from monarch_kernel.notebook.output.rich import Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
+from monarch_kernel.notebook.output.rich import OUR_METADATA, Bundle, Clear, RichFolder, RichOutput, RichSlots, compose
 from monarch_kernel.runtime.controller.effects import RichEvent
 
 __all__ = ["CellOutput"]
 
 _QUIET_S = 0.2
+_MAX_WAITING_NBYTES = 64 << 20
+"""Size of the displays of a cell that wait to be looked at; above it the oldest are left out."""
+
+_LEFT_OUT = "… a display left out here: displays arrive faster than they can be shown"
+
+
+class _Waiting:
+    """An event that waits to be looked at."""
+
+    __slots__ = ("event", "nbytes")
+
+    def __init__(self, event: OutputEvent | RichEvent) -> None:
+        self.event = event
+        self.nbytes = 0
+
+    def leave_out(self) -> None:
+        """Keep of a display only that there was one, and to which display it belongs."""
+        assert isinstance(self.event, RichEvent)
+        about = self.event.metadata.get(OUR_METADATA)
+        is_shown = bool(self.event.data)  # else it clears the output
+        self.event = self.event._replace(
+            data={"text/plain": _LEFT_OUT} if is_shown else {}, metadata={} if about is None else {OUR_METADATA: about}
+        )
 
 
 class CellOutput:
@@ -38,7 +62,10 @@ class CellOutput:
         self.sink = sink
         self._stream = stream
         self._held: list[FoldedLine | FoldedItem] = []
-        self._events: deque[OutputEvent | RichEvent] = deque()
+        self._events: deque[_Waiting] = deque()
+        self._displays: deque[_Waiting] = deque()  # those of the events that are displays
+        self._waiting_nbytes = 0
+        self._lock = threading.Lock()  # for the three attributes above
         limits: dict[str, Any] = {"burst_lines": UNLIMITED, "burst_nbytes": UNLIMITED} if shows_all_output() else {}
         self._folder = OutputFolder(mesh.ranks, raw=raw, more=f"%mesh logs {mesh.name}", **limits)
         self._id = uuid.uuid4().hex
@@ -51,7 +78,17 @@ class CellOutput:
 
     def handle(self, event: OutputEvent | RichEvent) -> None:
         """Queue an event; called on the thread that leads the runtime's loop."""
-        self._events.append(event)
+        with self._lock:
+            waiting = _Waiting(event)
+            self._events.append(waiting)
+            if isinstance(event, RichEvent):
+                waiting.nbytes = nbytes(event.data) + nbytes(event.metadata)
+                self._displays.append(waiting)
+                self._waiting_nbytes += waiting.nbytes
+                while self._waiting_nbytes > _MAX_WAITING_NBYTES and len(self._displays) > 1:
+                    oldest = self._displays.popleft()
+                    self._waiting_nbytes -= oldest.nbytes
+                    oldest.leave_out()
         if self._on_late is not None:
             self._on_late()
 
@@ -106,9 +143,12 @@ class CellOutput:
             self.finish(now, goes_on=True)
 
     def _take(self, now: float) -> None:
-        events: list[OutputEvent | RichEvent] = []
-        while self._events:
-            events.append(self._events.popleft())
+        with self._lock:
+            events = [waiting.event for waiting in self._events]
+            self._events.clear()
+            self._displays.clear()
+            self._waiting_nbytes = 0
+        if events:
             self._received_at, self._is_open = now, True
         for event in sorted(events, key=lambda event: event.rank):  # output of one turn is shown in the order of ranks
             if isinstance(event, OutputEvent):

@@ -227,24 +227,17 @@ class RichFolder:
         """Return the outputs that may be shown now; with ``everything``, all that wait, within the size bound."""
         self._refill(now)
         shown: list[RichOutput | Clear] = []
-        room = BURST_NBYTES
+        if everything:
+            self._keep_last()
         while self._waiting and (everything or (self._tokens >= 1 and self._nbytes > 0)):
             unit = self._waiting.popleft()
             if self._left_out and not isinstance(next(iter(unit.outputs), None), Clear):
                 shown.append(_note(self._left_out))
                 self._left_out = 0
             outputs = unit.outputs or (self._draw(unit.slot, now) if unit.slot else ())
-            nbytes = sum(map(_nbytes, outputs))
-            room -= nbytes
-            if everything and room < 0:
-                self._left_out += 1
-                continue
             self._tokens -= 1
-            self._nbytes -= nbytes
+            self._nbytes -= sum(map(_nbytes, outputs))
             shown += outputs
-        if everything and self._left_out:
-            shown.append(_note(self._left_out))
-            self._left_out = 0
         for name, slot in list(self._dirty.items()):
             if everything or (now >= slot.at + UPDATE_EVERY_S and self._nbytes > 0):
                 del self._dirty[name]
@@ -252,6 +245,19 @@ class RichFolder:
                 self._nbytes -= sum(map(_nbytes, drawn))
                 shown += drawn
         return shown
+
+    def _keep_last(self) -> None:
+        """Leave out the oldest of the outputs that wait, so that the others have the bounded size."""
+        room, kept = BURST_NBYTES, deque[_Unit]()
+        while self._waiting:
+            unit = self._waiting.pop()
+            is_clear = isinstance(next(iter(unit.outputs), None), Clear)
+            room -= 0 if unit.slot is None else sum(map(nbytes, (data for _, data, _ in _groups(unit.slot.bundles))))
+            if is_clear or room >= 0 or not kept:
+                kept.appendleft(unit)
+            else:
+                self._left_out += 1
+        self._waiting = kept
 
     def _draw(self, slot: _Slot, now: float) -> list[RichOutput]:
         """Draw the outputs of a slot: one, or one for each rank if they can't be combined."""

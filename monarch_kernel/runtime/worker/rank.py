@@ -93,6 +93,7 @@ from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
 from monarch_kernel.runtime.worker.actor_server import ActorServer, later
 from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
 from monarch_kernel.runtime.worker.collective_aborts import CollectiveAborts, Group
+from monarch_kernel.runtime.worker.displays import Displays
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.function_calls import Applier, run_bootstrap
 from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_importing
@@ -143,6 +144,7 @@ class Rank(ActorServer):
         address: Where the rank listens for other ranks.
 
     Attributes:
+        displays: Sends displays and messages of widgets.
         at_new_controller: Functions that a new controller makes the rank call, with the ids of the open requests.
         rewind: The snapshot to which a loop in the current cell returns.
         termination: Handles SIGTERM.
@@ -154,6 +156,7 @@ class Rank(ActorServer):
         self.spec = spec
         self.driver: Driver[RankItem] = Driver(transport, self._on_message, self._on_item, name="monarch-rank-io")
         self.hello = Hello(token, spec.proc, os.getpid(), spec.device, address=address, shares=transport.shares)
+        self.displays = Displays(self.driver, lambda: transport.unsent_nbytes)
         self.peers = WorkerClient(spec, self.driver, transport, self.hello)
         super().__init__(spec.proc, self.driver, self.peers)
         self.peers.slow_wait_hook = self.on_slow_wait
@@ -353,7 +356,8 @@ class Rank(ActorServer):
     def _publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         packed = pack(Rich(self.main.current, data, metadata, self._output_marks.set(display=True)))
         if self._replay_log is None or not self._replay_log.displayed(packed):
-            self.driver.submit(packed)
+            self.displays.send(packed)
+            self.displays.wait()
 
     # -- handlers of the main executor
 

@@ -84,7 +84,9 @@ def test_a_sender_does_not_wait_for_the_reader_and_order_is_kept(pair: tuple[Pac
     for parts in sent:
         a.send(parts)
     assert a.has_unsent
+    assert 0 < a.unsent_nbytes < sum(len(part) + 100 for parts in sent for part in parts)
     assert [next_of(b, a) for _ in sent] == sent
+    assert a.unsent_nbytes == 0
     assert b.recv() is None
     assert not b.is_over
 
