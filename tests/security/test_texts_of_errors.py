@@ -8,7 +8,7 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.errors import RemoteError
 from monarch_kernel.notebook.view.errors import error_block
 from monarch_kernel.runtime.diagnostics.failures import describe
-from monarch_kernel.runtime.diagnostics.masking import Mask, mask_forms, secrets_near
+from monarch_kernel.runtime.diagnostics.masking import Mask, _variables, mask_forms, secrets_near
 from tests.security.test_values_in_errors import TOKENS, WORDS
 from tests.support.waiting import LONG_S
 
@@ -33,6 +33,12 @@ VALUE = "hunter2-hunter2"
         ("invalid hf_" + "x" * 34, "invalid …"),
         ("HTTP 401: token abcdef0123456789abcdef is invalid", "HTTP 401: token … is invalid"),
         ("AccountName=x;AccountKey=Ab12Cd34==;EndpointSuffix=y", "AccountName=x;AccountKey=…;EndpointSuffix=y"),
+        ("Command '['git', '--password', 'swordfish']' returned 1", "Command '['git', '--password', '…']' returned 1"),
+        ("Command 'x --api-key hunter2 -v' returned 1", "Command 'x --api-key … -v' returned 1"),
+        ("Command 'curl -u me:swordfish https://x' returned 1", "Command 'curl -u me:… https://x' returned 1"),
+        ("[('x-api-key', 'swordfish'), ('a', 'b')]", "[('x-api-key', '…'), ('a', 'b')]"),
+        ('{"smtp": {"pass": "swordfish"}}', '{"smtp": {"pass": "…"}}'),
+        ("{'auth': 'swordfish', 'pin': b'1234'}", "{'auth': '…', 'pin': b'…'}"),
         *((f"401 with {token}: expired", "401 with …: expired") for token in TOKENS),
         *((f"{{'x': '{token}'}}", "{'x': '…'}") for token in TOKENS),
         ("bad -----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nhere", None),
@@ -58,6 +64,13 @@ def test_a_secret_is_hidden_and_the_rest_of_the_text_stays(text: str, shown: str
         "no such file: https://example.org:8080/a/b@c",
         "KeyError: 'layers.0.weight'",
         "account key: must be a string",
+        "argument --token: expected one argument",
+        "unrecognized arguments: --max-tokens 5 --password",
+        "the option --password is required",
+        "docker run -u 1000:1000 image",
+        "expected ('tokens', 'labels'), got ('secret', )",
+        "{'pass': 3, 'auth': None}",
+        "bypass 'pass' or 'fail'",
         *(f"no such value: {word}" for word in WORDS),
     ],
 )
@@ -66,7 +79,25 @@ def test_a_text_without_a_secret_stays(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["a-", "a.", "x", "://", "a://b", "token", "token ", "bearer ", "a=b&", "key: '", "sk-", "eyJ", "SG.a"]
+    "part",
+    [
+        "a-",
+        "a.",
+        "x",
+        "://",
+        "a://b",
+        "token",
+        "token ",
+        "bearer ",
+        "a=b&",
+        "key: '",
+        "sk-",
+        "eyJ",
+        "SG.a",
+        "--token ",
+        "-u a",
+        "'pass' ",
+    ],
 )
 def test_a_long_text_ends(part: str) -> None:
     assert mask_forms(part * 2_000) == part * 2_000
@@ -116,6 +147,38 @@ def test_values_of_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -
         "a0b1c2d3e4f5a6b7c8d9",
     }
     assert describe(ValueError("swordfish, ctrl-alt-1: false")).message == "…, ctrl-alt-1: false"
+
+
+class Client:
+    __slots__ = ("__dict__", "config")
+
+    def __init__(self) -> None:
+        self.token = "a0b1c2d3e4f5a6b7c8d9"
+        self.config = {"password": "swordfish", "lr": "constant", "key": "layers.0.weight"}
+
+    @property
+    def password(self) -> str:
+        raise AssertionError("it was asked")
+
+    def connect(self) -> None:
+        config = self.config
+        raise ConnectionError(f"{self.token}: {config['password']} {config['lr']} {config['key']}")
+
+
+def test_values_of_attributes_and_of_keys_with_the_names_of_secrets_are_hidden() -> None:
+    with pytest.raises(ConnectionError) as caught:
+        Client().connect()
+    failure = describe(caught.value)
+    assert failure.message == "…: … constant layers.0.weight"
+    assert "swordfish" not in repr((failure.traceback, failure.frames))
+
+
+def test_many_objects_are_searched_soon() -> None:
+    many = [dict.fromkeys(map(str, range(10_000)), "x") for _ in range(100)]
+    names = {f"part{i}": each for i, each in enumerate(many)}
+    with pytest.raises(ValueError, match="x") as caught:
+        exec("raise ValueError('x')", {}, names)
+    assert len(list(_variables(caught.value))) < 30_000
 
 
 class Deprecated:

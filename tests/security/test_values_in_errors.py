@@ -199,6 +199,8 @@ WORDS = [
         (f"webhook: https://example.org/{VALUE}", "'webhook: …'"),
         (f"aws_secret_access_key={VALUE}", "'aws_secret_access_key=…'"),
         (f"accessKey: {VALUE}", "'accessKey: …'"),
+        (f'{{"smtp": {{"pass": "{VALUE}"}}}}', """'{"smtp": {"pass": "…"}}'"""),
+        (f"curl -u me:{VALUE} https://x", "'curl -u me:… https://x'"),
     ],
 )
 def test_what_looks_like_a_secret_is_hidden_under_any_name(value: object, shown: str) -> None:

@@ -18,11 +18,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.reprs import HIDDEN, speaks_of_secret
-from monarch_kernel.runtime.diagnostics.token_forms import SIGNS, TOKENS
+from monarch_kernel.runtime.diagnostics.token_forms import NAMED, SIGNS, TOKENS
 
 __all__ = ["Mask", "mask_forms", "secrets_near"]
 
@@ -37,12 +37,18 @@ _FORMS = re.compile(
     | (?P<name> \b [\w-]{0,24} (?P<what> token | passw (?: or )? d | passphrase | pwd | secret | signature
       | (?: api | access | account | private ) [_-]? key )
       [\w-]{0,24} (?P<gap> ["']? \s{0,3} [=:] \s{0,3} ["']? ) ) (?P<value> [^\s&;,"']+ )
+    | """
+    + NAMED
+    + r"""
     | (?P<pem> -----BEGIN[ ][A-Z ]{0,40}PRIVATE[ ]KEY----- ) (?: (?! -----END ) [\s\S] )+ (?: -----END [A-Z ]{0,40}----- )?
     | """
     + TOKENS,
     re.IGNORECASE | re.VERBOSE,
 )
 """Matches secrets in prose. Stricter than that of values: a value is data, and the text of an error explains something."""
+
+_KEPT = ("head", "user", "scheme", "cookie", "basic", "name", "option", "spoken", "login", "pair", "field", "pem")
+"""Groups with what says where a secret is."""
 
 _SIGNS = (
     *(
@@ -87,6 +93,9 @@ _LEAST_LENGTH = 6
 _MOST_LENGTH = 20_000
 _MAX_FRAMES = 20  # at each end of a traceback
 _MAX_NAMES = 5_000  # in a namespace
+_MAX_WITHIN = 200  # in a dictionary or an object
+_MAX_PARTS = 20_000  # in all of them
+_PLAIN_KINDS = frozenset((str, bytes, int, float, bool, type(None), list, tuple, set, type, FunctionType, ModuleType))
 _MAX_SECRETS = 200
 _MAX_ERRORS = 20
 
@@ -104,8 +113,7 @@ def _hidden(found: re.Match[str]) -> str:
         is_vague = found["what"].lower() in ("token", "signature")
         if _PLAIN.fullmatch(value) or ((is_prose or is_vague) and not _ODD_WORD.fullmatch(value)):
             return found[0]
-    kept = (found[group] for group in ("head", "user", "scheme", "cookie", "basic", "name", "pem"))
-    return next((text for text in kept if text), "") + HIDDEN
+    return next((found[group] for group in _KEPT if found[group]), "") + HIDDEN
 
 
 class Mask:
@@ -151,12 +159,36 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_CERTAIN.search(name) or _RANDOM.fullmatch(value))
 
 
+def _within(value: object) -> Iterator[tuple[str, object]]:
+    """Yield the items of a dictionary, or the attributes that are set on an object, without running code of its class.
+
+    They are those of one level: ``self.token``, ``config["password"]``.
+    """
+    kind = type(value)
+    if kind is not dict:
+        if kind in _PLAIN_KINDS or isinstance(kind.__dict__.get("__dict__"), property):
+            return
+        try:
+            value = object.__getattribute__(value, "__dict__")
+        except (AttributeError, TypeError):  # it has no such attributes
+            return
+        if type(value) is not dict:  # a class or a module, or an attribute of that name
+            return
+    yield from ((name, part) for name, part in _copied(value) if type(name) is str)
+
+
 def _variables(error: BaseException) -> Iterator[tuple[str, object]]:
     yield from list(os.environ.items())
     frames = list(_frames(error))
     spaces = {id(frame.f_globals): frame.f_globals for frame in frames}
+    left = _MAX_PARTS
     for names in (*(frame.f_locals for frame in frames if frame.f_locals is not frame.f_globals), *spaces.values()):
-        yield from ((name, value) for name, value in islice(_copied(names), _MAX_NAMES) if type(name) is str)
+        for name, value in islice(_copied(names), _MAX_NAMES):
+            if type(name) is str:
+                yield name, value
+                parts = list(islice(_within(value), min(_MAX_WITHIN, left)))
+                left -= len(parts)
+                yield from parts
 
 
 def _copied(names: Mapping[str, object]) -> Iterator[tuple[str, object]]:

@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from monarch_kernel.runtime.diagnostics.token_forms import TOKENS
+from monarch_kernel.runtime.diagnostics.token_forms import NAMED, TOKENS
 
 __all__ = ["HIDDEN", "SWITCH", "describe_value", "describe_variable", "is_tensor", "speaks_of_secret"]
 
@@ -38,6 +38,8 @@ _SECRET_IN_TEXT = re.compile(
       ["']? \s* [=:] \s* ["']? ) [^\s&;,"']+  # a part of a query, of a data source name, of a configuration
     | (?P<pem> -----BEGIN[ ][A-Z ]*PRIVATE[ ]KEY----- ) .*
     | """
+    + NAMED
+    + "|"
     + TOKENS,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )

@@ -6,7 +6,7 @@ are words. So each prefix has its case, and what must follow it.
 
 from __future__ import annotations
 
-__all__ = ["SIGNS", "TOKENS"]
+__all__ = ["NAMED", "SIGNS", "TOKENS"]
 
 TOKENS = r"""
     (?-i: (?<![A-Za-z0-9])
@@ -27,6 +27,21 @@ TOKENS = r"""
 """
 """Part of a verbose regular expression without groups: matches a token."""
 
+_OPTION = r"--? [\w-]{0,24} (?: token | passw (?: or )? d | passphrase | secret | api -? key ) [\w-]{0,24}"
+_HEADER = (
+    r"(?: x - )? (?: authorization | cookie | set - cookie | api - key | auth -? token | passw (?: or )? d | secret )"
+)
+_FIELD = r"(?: pass | pw | pin | otp | jwt | dsn | credentials | auth | x - api - key | csrf -? token )"
+
+NAMED = rf"""
+      (?P<option> (?<! [\w-] ) {_OPTION} ["'] , \s{{0,3}} b? ["'] ) [^"']+  # in the list of the parts of a command
+    | (?P<spoken> (?<! [\w-] ) {_OPTION} \s{{1,3}} ) (?= [^\s0-9"']{{0,100}} \d ) [^\s"']{{7,}}  # in a command
+    | (?P<login> (?<! \S ) (?: -u | --user | --proxy-user ) \s{{1,3}} [^\s:"']{{1,100}} : ) (?! \d+ (?! [^\s"'] ) ) [^\s"']+
+    | (?P<pair> \( b? ["'] {_HEADER} ["'] , \s{{0,3}} b? ["'] ) [^"']+ (?= ["'] \) )  # name and value of a header
+    | (?P<field> ["'] {_FIELD} ["'] \s{{0,3}} : \s{{0,3}} b? ["'] ) [^"']+  # in a dictionary, or in JSON
+"""
+"""Part of a verbose regular expression: matches a secret after its name. The groups match what says where the secret is."""
+
 SIGNS = (
     *("sk-", "k_live_", "k_test_", "hf_", "api_org_", "gho_", "ghp_", "ghr_", "ghs_", "ghu_", "github_pat_", "glpat-"),
     *(
@@ -45,5 +60,7 @@ SIGNS = (
         "sg.",
     ),
     *(":aa", "eyj", "sig="),
+    *("'pass'", "'pw'", "'pin'", "'otp'", "'jwt'", "'dsn'", "'auth'", "credentials", "-u ", "--user "),
+    *('"pass"', '"pw"', '"pin"', '"otp"', '"jwt"', '"dsn"', '"auth"', "--proxy-user "),
 )
-"""In small letters: a text with none of these has no such token."""
+"""In small letters: a text with none of these has no such token, nor a secret after a name that no other expression knows."""
