@@ -13,7 +13,7 @@ function golden(name: string): Frame {
 type Kinds<T> = Record<keyof T, 'string' | 'number' | 'boolean' | 'object'>;
 
 // The compiler asks for every field of our types here, and the tests for every field of the files.
-const FRAME: Kinds<Frame> = { at: 'number', meshes: 'object', seq: 'number', version: 'number' };
+const FRAME: Kinds<Frame> = { at: 'number', meshes: 'object', seq: 'number', version: 'number', coming: 'string' };
 const MESH: Kinds<MeshFrame> = {
   name: 'string',
   axes: 'object',
@@ -101,7 +101,7 @@ function frame(...meshes: MeshFrame[]): Frame {
 }
 
 describe('the protocol', () => {
-  it.each(['empty', 'small', 'large', 'loops', 'waits'])('of %s.json is that of our types', name => {
+  it.each(['empty', 'coming', 'small', 'large', 'loops', 'waits'])('of %s.json is that of our types', name => {
     const found = golden(name);
     check(found, FRAME);
     for (const each of found.meshes ?? []) {

@@ -56,6 +56,28 @@ def test_the_panel_says_what_it_waits_for_and_leaves_other_kernels_alone(lab: La
     assert not lab.page.locator(".monarch-run-on").is_visible()
 
 
+def test_the_panel_says_what_a_mesh_that_comes_up_waits_for(lab: Lab, server: Server) -> None:
+    lab.load(server.write("a.ipynb", UP))
+    lab.show_panel()
+    expect(lab.panel).to_contain_text("No mesh")
+    lab.page.evaluate(
+        """() => {
+            window.said = [];
+            const panel = document.getElementById('monarch-mesh-panel');
+            const note = () => window.said.push(panel.querySelector('.mk-empty:not([hidden])')?.textContent ?? '');
+            const what = { subtree: true, childList: true, characterData: true, attributes: true };
+            new MutationObserver(note).observe(panel, what);
+        }"""
+    )
+    lab.run(0)
+    expect(cards(lab, "idle")).to_have_count(2)
+    said = list(dict.fromkeys(lab.page.evaluate("window.said")))
+    assert said[0] in ("No mesh. Run %mesh up NAME -n 4 in a cell.", "t is coming up")
+    assert "t is coming up" in said
+    after = said[said.index("t is coming up") + 1 :]
+    assert all(text == "" or text.startswith("t: waiting for ranks to start (") for text in after)
+
+
 @pytest.mark.timeout(300)
 @OLDEST_TOO
 def test_each_place_names_the_mesh_and_the_notebook_that_it_speaks_of(lab: Lab, server: Server) -> None:

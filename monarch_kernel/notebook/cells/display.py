@@ -116,12 +116,20 @@ class LiveView:
     Args:
         complete: adds to a view what only a table that is drawn needs, such as the points of curves.
         is_brief: whether a frontend without HTML, such as a terminal, at first shows a line instead of the table.
+        on_text: called with each line of text that is shown in place of the table.
     """
 
     EVERY_S = 0.2
 
-    def __init__(self, complete: Callable[[MeshView], MeshView] = lambda view: view, *, is_brief: bool = False) -> None:
+    def __init__(
+        self,
+        complete: Callable[[MeshView], MeshView] = lambda view: view,
+        *,
+        is_brief: bool = False,
+        on_text: Callable[[str], object] = lambda text: None,
+    ) -> None:
         self.complete = complete
+        self._on_text = on_text
         self._is_brief = is_brief
         self._id = uuid.uuid4().hex
         self._last: tuple[str, str] | None = None
@@ -163,6 +171,7 @@ class LiveView:
 
     def show_text(self, text: str, *, first: bool = False) -> None:
         """Show a line of text in place of the table."""
+        self._on_text(text)
         if self._last != (text, text) and (first or self._is_live):
             self._last = (text, text)
             self._display({"text/plain": text}, update=not first)

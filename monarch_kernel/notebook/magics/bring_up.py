@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch_kernel.actor.host_mesh import HostMesh, this_host
@@ -39,16 +39,22 @@ class BringUp:
         detached: the meshes that outlive the kernel, to which this one may belong.
         store: forms the process groups of its cells.
         interrupts: the interrupts that come meanwhile.
+        on_progress: called with a line about what the mesh waits for.
     """
 
     def __init__(
-        self, options: UpOptions, detached: DetachedMeshes, store: GroupStore, interrupts: HeldInterrupts
+        self,
+        options: UpOptions,
+        detached: DetachedMeshes,
+        store: GroupStore,
+        interrupts: HeldInterrupts,
+        on_progress: Callable[[str], object],
     ) -> None:
         self._options = options
         self._detached = detached
         self._store = store
         self._interrupts = interrupts
-        self._view = LiveView(is_brief=True)
+        self._view = LiveView(is_brief=True, on_text=on_progress)
 
     def run(self) -> MeshEntry:
         """Start the ranks, and return the mesh when all of them are up.

@@ -148,13 +148,16 @@ class Meshes:
         self.detached.check_free(options.name, detach=options.detach)
         store = self._group_store()
         with HeldInterrupts(self.interrupt_others) as interrupts:
-            entry = BringUp(options, self.detached, store, interrupts).run()
-            # The widget comes before the table: a page would show the table until there is a widget, which hides it.
-            text = (
-                "" if entry.view.is_new else mesh_line(entry.mesh.view())
-            )  # a terminal can't replace the progress by the table
-            entry.widget = self.viewers.widget(entry.options.name, text)
-            self._add(entry)  # an interrupt from here on has no effect
+            self.viewers.show_coming(f"{options.name} is coming up")
+            try:
+                entry = BringUp(options, self.detached, store, interrupts, self.viewers.show_coming).run()
+                # The widget comes before the table: a page would show the table until there is a widget, which hides it.
+                # A terminal can't replace the progress by the table.
+                text = "" if entry.view.is_new else mesh_line(entry.mesh.view())
+                entry.widget = self.viewers.widget(entry.options.name, text)
+                self._add(entry)  # an interrupt from here on has no effect
+            finally:
+                self.viewers.show_coming("")
         self.attend_to_stops(entry)
         print_notes(entry.mesh, options)
         entry.draw()

@@ -124,7 +124,7 @@ class Viewer:
         self.looks_until = 0.0
         self._viewers = viewers
         self._send = send
-        self._shown: tuple[MeshFrame, ...] | None = None
+        self._shown: tuple[tuple[MeshFrame, ...], str] | None = None
         self._curves: dict[str, dict[str, Any]] | None = None  # by mesh, as last sent
         self._trajectories: dict[str, dict[str, Any]] = {}  # likewise
 
@@ -150,9 +150,10 @@ class Viewer:
     def show(self, frame: ViewState) -> None:
         """Send a frame if it differs from the last one, or if bytes flow, as the viewer draws their rate."""
         meshes = tuple(mesh for mesh in frame.meshes if self.mesh in ("", mesh.name))
-        if meshes != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
-            self._shown = meshes
-            self.send({"kind": "frame", **to_json(ViewState(frame.at, meshes, frame.seq))})
+        shown = meshes, "" if self.mesh else frame.coming
+        if shown != self._shown or any(mesh.in_rate or mesh.out_rate for mesh in meshes):
+            self._shown = shown
+            self.send({"kind": "frame", **to_json(ViewState(frame.at, meshes, frame.seq, coming=shown[1]))})
 
     def show_curves(self, messages: Mapping[str, dict[str, Any]]) -> None:
         """Send the curves of loops, by mesh, that differ from those sent last; those of earlier loops seldom do."""
@@ -207,6 +208,7 @@ class Viewers:
         self._doing: dict[str, _DoingNow] = {}
         self._trajectories: dict[str, dict[str, Any]] = {}  # of the last frame, by mesh
         self._seq = 0
+        self._coming = ""
         self._sent_at = self._curves_at = 0.0
         self._lock = threading.Lock()
         self._runs = RunList()
@@ -284,6 +286,11 @@ class Viewers:
                     viewer.show_curves(curves)
                     viewer.show_trajectories(self._trajectories)
 
+    def show_coming(self, text: str) -> None:
+        """Show in panels what a mesh that comes up waits for; an empty text when none does any more."""
+        self._coming = text
+        self.publish(force=True)
+
     def history(self, mesh: str = "") -> dict[str, list[tuple[int, int]]]:
         """Return how many bytes went to and from the ranks of meshes in each of the last seconds."""
         return {
@@ -307,7 +314,7 @@ class Viewers:
         self._last = {frame.name: frame for frame in found}
         self._doing = {name: doing for name, doing in self._doing.items() if name in self._last}
         self._seq += 1
-        return ViewState(at, tuple(found), self._seq)
+        return ViewState(at, tuple(found), self._seq, coming=self._coming)
 
     def _curves(self, frame: ViewState) -> dict[str, dict[str, Any]]:
         """Return the messages with the curves of the loops in a frame, by mesh."""

@@ -296,12 +296,14 @@ class ViewState:
         meshes: the meshes, in the order in which they came up.
         seq: counts frames.
         version: version of the protocol.
+        coming: what a mesh that comes up waits for; empty if none comes up.
     """
 
     at: float
     meshes: tuple[MeshFrame, ...] = ()
     seq: int = 0
     version: int = VERSION
+    coming: str = ""
 
 
 def mesh_frame(

@@ -86,3 +86,17 @@ def test_a_page_gets_trajectories_once_and_again_when_there_are_new_ones(
     assert sent[-1]["samples"] == [[0, 2, 0.5, "p", "c2"], [0, 1, 0.5, "p", "c1"]]
     viewer.handle({"kind": "hello"})
     assert counts() == [1, 2, 2]
+
+
+def test_a_panel_says_what_a_mesh_that_comes_up_waits_for_and_a_widget_of_another_one_does_not() -> None:
+    shown = Viewers(list, lambda command: "")
+    sent: dict[str, list[str]] = {"": [], "x": []}
+    for mesh, said in sent.items():
+        viewer = shown.connect(
+            lambda message, said=said: said.append(message.get("coming", "")) if message["kind"] == "frame" else None,
+            mesh,
+        )
+        viewer.handle({"kind": "hello"})
+    shown.show_coming("t is coming up")
+    shown.show_coming("")
+    assert sent == {"": ["", "t is coming up", ""], "x": [""]}

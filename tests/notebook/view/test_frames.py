@@ -123,6 +123,7 @@ def hung() -> MeshView:
 
 FRAMES = {
     "empty": ViewState(AT),
+    "coming": ViewState(AT, (), 16, coming="t: waiting for ranks to start (1 of 4 are up, 1.2 s)"),
     "small": ViewState(
         AT,
         (mesh_frame(trainers(), AT, doing={0: ("cell [5], line 3", "all_reduce")}), mesh_frame(generators(), AT)),

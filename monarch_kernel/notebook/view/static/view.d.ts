@@ -100,6 +100,8 @@ export interface Frame {
   meshes?: MeshFrame[];
   seq?: number;
   version?: number;
+  /** What a mesh that comes up waits for. */
+  coming?: string;
 }
 
 export interface FrameMessage extends Frame {

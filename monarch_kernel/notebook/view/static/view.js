@@ -2295,6 +2295,7 @@ class Page {
     /** @type {Frame | null} */
     this.pending = null;
     this.drawnAt = 0;
+    this.coming = "";
     this.isFit = true;
     this.isLate = false;
     this.asked = 0;
@@ -2399,6 +2400,7 @@ class Page {
     if (!this.isFit) return;
     this.setClock(frame.at);
     this.drawnAt = frame.at;
+    this.coming = frame.coming ?? "";
     const frames = (frame.meshes ?? []).filter((each) => !this.options.mesh || each.name === this.options.mesh);
     for (const [name, mesh] of this.meshes) {
       if (frames.some((each) => each.name === name)) continue;
@@ -2441,7 +2443,8 @@ class Page {
     show(this.empty, this.isFit && this.meshes.size === 0 && this.link !== "closed");
     this.empty.classList.toggle("mk-soon", this.link === "waiting" && !when && !this.isLate);
     if (this.link === "waiting" && !when) write(this.empty, this.isLate ? LATE : "Waiting for the kernel …");
-    else write(this.empty, this.options.mesh ? `The mesh ${this.options.mesh} is not up.` : EMPTY);
+    else if (this.options.mesh) write(this.empty, `The mesh ${this.options.mesh} is not up.`);
+    else write(this.empty, this.coming ? plain(this.coming) : EMPTY);
   }
 
   /** @param {string} text */
