@@ -539,7 +539,8 @@ class Rank(ActorServer):
         self.termination.insist()
         if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
             return
-        if is_importing(callers_of(frame)) and self._insisted != main.current:  # for the same reason
+        at = frame or sys._getframe(1)  # an interrupt that a wait has deferred has no frame
+        if is_importing(callers_of(at)) and self._insisted != main.current:  # for the same reason
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.delivered:
             main.delivered = main.current

@@ -409,7 +409,11 @@ def library(procs: ProcMesh, tmp_path: Path) -> Iterator[ProcMesh]:
     )
 
 
-def test_an_interrupt_waits_for_the_end_of_an_import(library: ProcMesh, tmp_path: Path) -> None:
+@pytest.mark.parametrize("waits", ["time.sleep(0.01)", "importlib.util.find_spec('no_such_library')"])
+def test_an_interrupt_waits_for_the_end_of_an_import(library: ProcMesh, tmp_path: Path, waits: str) -> None:
+    """The import hook of ranks asks the controller for a module that no finder has, in a wait that defers interrupts."""
+    file = tmp_path / "site-packages" / "slow_library" / "__init__.py"
+    file.write_text(f"import importlib.util\n{file.read_text().replace('time.sleep(0.01)', waits)}")
     cell = library.run("import slow_library, time\nwhile True: time.sleep(0.01)")
     wait_until((tmp_path / "started").exists, "the import to run")
     cell.interrupt()
