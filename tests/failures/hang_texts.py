@@ -21,8 +21,8 @@ _IN = re.compile(rf"{_RANKS} (?:wait(?:s|ed)? )?in (?P<call>.*?)(?:, {_PLACE})?(
 _AT_SAME = re.compile(rf"{_RANKS} at {_PLACE}")
 _NOT_STARTED = re.compile(rf"{_RANKS} (?:has|have|had) not started it: {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
 _IS_AT = re.compile(rf"{_RANKS} (?:is|are|was|were) at {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
-_FINISHED = re.compile(rf"{_RANKS} (?:has|have|had) finished (?:the cell|it|the call)(?: (?:after|with) .*)?")
-_NO_CODE = re.compile(rf"{_RANKS} (?:has|have|had) not started it: no code of (?:the cell|it) (?:runs|ran) there")
+_FINISHED = re.compile(rf"{_RANKS} (?:has|have|had) finished (?:the cell|the call)(?: (?:after|with) .*)?")
+_NO_CODE = re.compile(rf"{_RANKS} (?:has|have|had) not started it: no code of the cell (?:runs|ran) there")
 _ALL = "all ranks of the group have started it"
 
 

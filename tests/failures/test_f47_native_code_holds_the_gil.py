@@ -42,7 +42,7 @@ def test_the_rank_that_does_not_answer_is_named() -> None:
     view = MeshView("t", (("gpus", 2),), tuple(RankView(i, (("gpus", i),), "running") for i in range(2)))
     waits = Doing((), (Collective("all_reduce", 3, "", (0, 1), "4", 12.0),), {"": 3})
     (stall,) = stalls(view, {0: waits, 1: Failure("interrupted", "CancelledError", "")}, (), 10.0)
-    assert "[1] has not answered: what it does is not known" in stall.text
+    assert "[1] has not answered: what runs there is not known" in stall.text
 
 
 def test_the_way_out_is_named() -> None:

@@ -122,7 +122,7 @@ class InterruptProgress:
         if before is None:
             return []
         answers = _read(before, ANSWER_S - self.waited_s(), None)
-        found = stalls(self.mesh.view(), answers, finished, LEAST_WAIT_S, what="it", is_over=True)
+        found = stalls(self.mesh.view(), answers, finished, LEAST_WAIT_S, is_over=True)
         return [stall.text for stall in found if not set(ranks).isdisjoint(stall.ranks)][:_MAX_WAITS]
 
     def describe(self, outcome: InterruptOutcome, ranks: Sequence[int]) -> None:

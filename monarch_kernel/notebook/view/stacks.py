@@ -14,7 +14,7 @@ from monarch_kernel.base.text import format_seconds, one_line, plain, plural
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
-from monarch_kernel.runtime.diagnostics.waits import collective_text, differs, no_answer
+from monarch_kernel.runtime.diagnostics.waits import calls_text, collective_text, differs, no_answer
 
 __all__ = ["doing_lines", "stacks_text", "works"]
 
@@ -58,8 +58,7 @@ def doing_lines(view: MeshView, answers: Answers, ranks: Sequence[int]) -> list[
     shown = list(blocks.values())
     for block_ranks, lines, waits in shown[:_MAX_BLOCKS]:
         found += [f"{format_ranks(block_ranks)} {lines[0]}", *(f"    {line}" for line in lines[1:])]
-        for wait in {_identity(each): each for each in sorted(waits, key=lambda each: each.age_s)}.values():
-            found += [f"    {one_line(line)}" for line in _wait_lines(wait, view, answers)]
+        found += [f"    {one_line(line)}" for line in _lines_of_waits(waits, view, answers)]
     if hidden := shown[_MAX_BLOCKS:]:
         others = format_ranks(rank for block_ranks, _, _ in hidden for rank in block_ranks)
         found.append(f"and {plural(len(hidden), 'more place')}, on {others}")
@@ -78,8 +77,8 @@ def _blocks(rank: RankView, answer: Doing | Failure | None) -> Iterator[tuple[li
     elif rank.state == "starting":
         yield ["its process is not up yet"], []
     elif no_answer(answer):
-        what = f", while it runs {rank.activity}" if rank.activity else ""
-        yield [f"has not answered{what}: what it does is not known"], []
+        what = f", while {rank.activity} runs there: its line" if rank.activity else ": what runs there"
+        yield [f"no answer{what} is not known"], []
     elif isinstance(answer, Doing) and answer.halted:
         what = f", while it runs {rank.activity}" if rank.activity else ""
         yield [f"is {answer.halted}{what}"], []
@@ -124,9 +123,21 @@ def _activity_lines(activity: Activity, rank: RankView, *, waits: bool) -> list[
     return lines
 
 
-def _wait_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[str]:
-    """Describe a collective that ranks wait in, and the ranks it waits for."""
-    yield f"waits in {collective_text(wait, with_group=True)} for {format_seconds(wait.age_s)}"
+def _lines_of_waits(waits: Sequence[Collective], view: MeshView, answers: Answers) -> Iterator[str]:
+    """Describe the collectives that ranks wait in; those of one group that wait for the same ranks are described together."""
+    together: dict[object, list[Collective]] = {}
+    for wait in {_identity(each): each for each in sorted(waits, key=lambda each: each.age_s)}.values():
+        missing = tuple(_missing_lines(wait, view, answers))
+        key = (wait.group, wait.members, missing) if wait.number else _identity(wait)
+        together.setdefault(key, []).append(wait)
+    for some in together.values():
+        some.sort(key=lambda each: each.number)
+        yield f"waits in {calls_text(some)} for {format_seconds(max(each.age_s for each in some))}"
+        yield from _missing_lines(some[0], view, answers)
+
+
+def _missing_lines(wait: Collective, view: MeshView, answers: Answers) -> Iterator[str]:
+    """Describe the ranks that a collective waits for."""
     if not wait.number:  # its calls on other ranks can't be matched with it
         return
     missing: dict[str, list[int]] = {}

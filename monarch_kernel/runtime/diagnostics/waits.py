@@ -19,6 +19,7 @@ __all__ = [
     "LEAST_WAIT_S",
     "NOT_ANSWERED",
     "Stall",
+    "calls_text",
     "collective_text",
     "differs",
     "full_place",
@@ -30,7 +31,7 @@ __all__ = [
 LEAST_WAIT_S = 1.0
 """The least age of a wait that the report of an interrupt describes, in seconds."""
 
-NOT_ANSWERED = "not answered: what it does is not known"
+NOT_ANSWERED = "not answered: what runs there is not known"
 """Of a live rank that has not reported what it does. It may be slow, stopped, or in native code that holds the GIL."""
 
 _MAX_PLACES = 4
@@ -135,7 +136,7 @@ def stalls(
         if wait.is_message:
             found.append(describer.messages(common, [each for _, message in some for each in message.calls.items()]))
             continue
-        calls = _calls_text([each.first for _, each in some])
+        calls = calls_text([each.first for _, each in some])
         age_s = max(each.first.age_s for _, each in some)
         ranks = tuple(sorted(wait.calls))
         missing = tuple(sorted(rank for each in describer.missing(wait).values() for rank in each))
@@ -143,7 +144,7 @@ def stalls(
     return sorted(found, key=lambda stall: -stall.age_s)
 
 
-def _calls_text(calls: Sequence[Collective]) -> str:
+def calls_text(calls: Sequence[Collective]) -> str:
     """Format collectives that the same ranks have started at one line, such as those of DDP's backward pass."""
     first, *others = [collective_text(call, with_group=True) for call in calls]
     if not others:

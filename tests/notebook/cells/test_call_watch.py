@@ -145,7 +145,7 @@ def test_a_call_that_waits_for_a_stopped_process_is_shown() -> None:
         (
             Failure("interrupted", "CancelledError", ""),
             "running",
-            "[2] has not answered: what it does is not known",
+            "[2] has not answered: what runs there is not known",
         ),
         (Failure("lost", "RankDied", ""), "dead", "[2] is dead"),
         (Failure("lost", "RankDied", ""), "starting", "[2] is not up"),

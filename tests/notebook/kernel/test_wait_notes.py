@@ -49,4 +49,4 @@ def test_an_interrupt_says_what_the_ranks_waited_for(notebook: Notebook) -> None
     assert first == "interrupted on [1]; its state is kept; [0] had finished"
     assert second.startswith("  [1] waited for 1.")
     assert " in all_reduce #" in second
-    assert second.endswith("line 3; [0] had finished it")
+    assert second.endswith("line 3; [0] had finished the cell")

@@ -117,6 +117,20 @@ def test_the_users_frames_and_the_innermost_call() -> None:
     )
 
 
+def test_many_collectives_of_one_group_are_one_line() -> None:
+    many = tuple(waits("all_reduce", number, 2.0, n=2) for number in (3, 2, *range(4, 501)))
+    answers = {
+        0: Doing((REDUCES,), (*many, waits("barrier", 7, 1.0, "g", n=2)), {"": 500}),
+        1: Doing((REDUCES,), (), {}),
+    }
+    assert text(view("running", "running"), answers).splitlines()[1:5] == [
+        "    waits in barrier #7 of group g [0-1] (shape 4x8) for 1.0 s",
+        "    [1] has not started it",
+        "    waits in all_reduce #2 (shape 4x8) and 498 more up to all_reduce #500 (shape 4x8) for 2.0 s",
+        "    [1] has not started it",
+    ]
+
+
 def test_cells_and_actors_of_one_rank() -> None:
     actor = Activity(8, "actor trainer", (Frame("/home/me/model.py", 9, "step", ("self.go()",), 9, True),), "", 2)
     both = Doing((at(frame(1, "x")), actor), (waits("barrier", 1, n=1),), {"": 1})
@@ -136,9 +150,11 @@ def test_a_class_of_the_notebook() -> None:
 
 def test_a_rank_that_does_not_answer() -> None:
     gone = Failure("interrupted", "CancelledError", "cancelled by the caller")
-    said = "[0] has not answered, while it runs cell [5]: what it does is not known"
+    said = "[0] no answer, while cell [5] runs there: its line is not known"
     assert text(view("running"), {0: gone}) == said
     assert text(view("running"), {}) == said
+    assert text(view("running", activity=""), {}) == "[0] no answer: what runs there is not known"
+    assert text(view("running", "running"), {}) == said.replace("[0]", "[0-1]")
 
 
 def test_code_without_a_user_frame_shows_the_activity_that_the_controller_knows() -> None:

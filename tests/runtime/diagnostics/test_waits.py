@@ -60,7 +60,7 @@ def test_missing_ranks_that_have_finished_died_or_are_silent() -> None:
     mesh = view("running", "idle", "dead", "running")
     assert text({0: waits(12), 1: Doing(), 2: Failure("lost", "RankDied", ""), 3: SILENT}, (1,), mesh) == (
         "[0] waits for 12 s in all_reduce #17 (shape 4), cell [5], line 12; [1] has finished the cell; [2] is dead; "
-        "[3] has not answered: what it does is not known"
+        "[3] has not answered: what runs there is not known"
     )
 
 
