@@ -56,6 +56,7 @@ from monarch_kernel.train.process_group.call_reading import (
     METHODS,
     Method,
     caller_of,
+    check_memory,
     given_to_function,
     given_to_message,
     given_to_method,
@@ -456,6 +457,8 @@ class CallCheck:
         page = known.page
         if page.is_refused:
             raise self._refused(known, page.refusal)
+        if signature is None:
+            check_memory(method, args)
         number: int = known.number(group) - known.ignored + 1
         known.seen += 1
         is_compared = known.budget.spend(now) or not known.seen % _EVERY

@@ -6,21 +6,23 @@ functional collectives, which call C++ without these methods. Values of tensors 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from types import FrameType
 from typing import Any, NamedTuple
 
+from monarch_kernel.errors import CollectiveError
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
 from monarch_kernel.runtime.diagnostics.source_names import is_of_notebook, short_cell
-from monarch_kernel.train.process_group.collective_calls import Arguments, Tensor
+from monarch_kernel.train.process_group.collective_calls import Arguments, Tensor, is_dense
 
 __all__ = [
     "FUNCTIONS",
     "METHODS",
     "Method",
     "caller_of",
+    "check_memory",
     "given_to_function",
     "given_to_message",
     "given_to_method",
@@ -33,20 +35,27 @@ _REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class Method(NamedTuple):
-    """A method, and which positional arguments are its tensors and numbers of rows; -1 if it has none."""
+    """A method, and which positional arguments are its tensors and numbers of rows; -1 if it has none.
+
+    Attributes:
+        memory: what gloo takes of a tensor. ``elements``: it copies tensors that are not contiguous. ``dense``: as much of the
+            memory as the tensor has elements, so that all ranks must have equal strides. ``dense inputs``: the same, but it
+            copies inputs that have gaps. ``contiguous``: the same as ``dense``, but in the order of other tensors of the call.
+    """
 
     operation: str
     outputs: int = -1
     inputs: int = -1
     received: int = -1
     sent: int = -1
+    memory: str = "elements"
 
 
 METHODS = {
-    "allreduce": Method("all_reduce", inputs=0),
+    "allreduce": Method("all_reduce", inputs=0, memory="dense"),
     "allreduce_coalesced": Method("all_reduce", inputs=0),
-    "broadcast": Method("broadcast", inputs=0),
-    "reduce": Method("reduce", inputs=0),
+    "broadcast": Method("broadcast", inputs=0, memory="dense"),
+    "reduce": Method("reduce", inputs=0, memory="dense"),
     "allgather": Method("all_gather", 0, 1),
     "_allgather_base": Method("all_gather", 0, 1),
     "all_gather_single": Method("all_gather", 0, 1),
@@ -54,10 +63,10 @@ METHODS = {
     "allgather_coalesced": Method("all_gather", -1, 1),
     "allgather_into_tensor_coalesced": Method("all_gather", 0, 1),
     "gather": Method("gather", 0, 1),
-    "scatter": Method("scatter", 0, 1),
-    "reduce_scatter": Method("reduce_scatter", 0, 1),
-    "_reduce_scatter_base": Method("reduce_scatter", 0, 1),
-    "reduce_scatter_single": Method("reduce_scatter", 0, 1),
+    "scatter": Method("scatter", 0, 1, memory="contiguous"),
+    "reduce_scatter": Method("reduce_scatter", 0, 1, memory="contiguous"),
+    "_reduce_scatter_base": Method("reduce_scatter", 0, 1, memory="dense inputs"),
+    "reduce_scatter_single": Method("reduce_scatter", 0, 1, memory="dense inputs"),
     "reduce_scatter_single_coalesced": Method("reduce_scatter", 0, 1),
     "reduce_scatter_tensor_coalesced": Method("reduce_scatter", 0, 1),
     "alltoall": Method("all_to_all", 0, 1),
@@ -106,11 +115,52 @@ def _reader(kind: type) -> Callable[[Any], Any] | None:
     import torch
 
     if issubclass(kind, torch.Tensor):
-        return attrgetter("dtype", "shape", "layout")
+        return lambda tensor: (tensor.dtype, tensor.shape, tensor.layout, _strides(tensor))
     if kind.__name__ == "ReduceOp":
         return attrgetter("op")
     names = [name for name in ("reduceOp.op", "rootRank") if hasattr(kind, name.partition(".")[0])]
     return attrgetter(*names) if names else None
+
+
+def check_memory(method: Method, args: Sequence[Any]) -> None:
+    """Refuse tensors of which gloo would take other elements than theirs.
+
+    Raises:
+        CollectiveError: there is one.
+    """
+    if method.memory not in ("dense", "contiguous"):
+        return
+    for at in (method.inputs,) if method.memory == "dense" else (method.outputs, method.inputs):
+        for tensor in _each_tensor(args[at]):
+            strides = _strides(tensor)
+            if strides and not (method.memory == "dense" and is_dense(tensor.shape, strides)):
+                raise CollectiveError(
+                    f"{method.operation} of {_tensors(tensor)[0]}, which is not contiguous: gloo would take other elements of "
+                    "its memory, so it was refused; use a contiguous copy, x = x.contiguous()"
+                )
+
+
+@cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def _strides(tensor: Any) -> tuple[int, ...]:
+    """The strides of a tensor; empty if it is contiguous, or sparse."""
+    if tensor.layout is not _strided() or tensor.is_contiguous():
+        return ()
+    return tuple(map(int, tensor.stride()))
+
+
+def _each_tensor(value: Any) -> Iterator[Any]:
+    """The tensors in nested lists."""
+    if isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _each_tensor(each)
+    elif hasattr(value, "layout"):
+        yield value
 
 
 def given_to_method(method: Method, args: Sequence[Any], kwargs: dict[str, Any]) -> Arguments:
@@ -123,8 +173,12 @@ def given_to_method(method: Method, args: Sequence[Any], kwargs: dict[str, Any])
             root = int(each.rootRank)
         if method.operation in _REDUCING:
             op = _reduction(each) or op
-    outputs = _tensors(args[method.outputs]) if method.outputs >= 0 else ()
+    outputs = _without_strides(_tensors(args[method.outputs])) if method.outputs >= 0 else ()
     inputs = _tensors(args[method.inputs]) if method.inputs >= 0 else ()
+    if method.memory == "dense inputs":
+        inputs = tuple(each if is_dense(each.shape, each.strides) else each._replace(strides=()) for each in inputs)
+    elif method.memory != "dense":
+        inputs = _without_strides(inputs)
     received, sent = (tuple(args[at]) if 0 <= at < len(args) else () for at in (method.received, method.sent))
     return Arguments(inputs, outputs, op, root, sent, received)
 
@@ -134,12 +188,12 @@ def given_to_function(method: Method, given: Mapping[str, Any]) -> Arguments:
     first = next(iter(given.values()))
     op = str(given.get("reduceOp", "")).lower()
     rows = [tuple(given.get(name) or ()) for name in ("input_split_sizes", "output_split_sizes")]
-    return Arguments(_tensors(first), (), op, int(given.get("src", -1)), *rows)
+    return Arguments(_without_strides(_tensors(first)), (), op, int(given.get("src", -1)), *rows)
 
 
 def given_to_message(tensors: Any) -> Arguments:
     """The arguments of a message between two ranks that matter to both."""
-    return Arguments(_tensors(tensors))
+    return Arguments(_without_strides(_tensors(tensors)))
 
 
 def _reduction(value: Any) -> str:
@@ -154,7 +208,11 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(tensor for each in value for tensor in _tensors(each))
     layout = str(value.layout).removeprefix("torch.").removeprefix("strided")
-    return (Tensor(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)), layout),)
+    return (Tensor(str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)), layout, _strides(value)),)
+
+
+def _without_strides(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(each._replace(strides=()) for each in tensors)
 
 
 _is_user: dict[str, bool] = {}

@@ -1,8 +1,9 @@
 """Calls of collectives as data: what one rank passes to a collective, and how the calls of two ranks differ. Pure.
 
 Two calls fit if gloo gives the result that the user means. Shapes may differ where the elements and their order agree: by
-dimensions of size 1, and by a flat view on one rank. What each rank sends to each other rank may differ, as in an uneven
-all_gather or all_to_all, if the receiver expects the same number of elements. The two calls of a message fit by the same rules.
+dimensions of size 1, and by a flat view on one rank. Strides must agree where gloo takes the memory of a tensor as it is. What
+each rank sends to each other rank may differ, as in an uneven all_gather or all_to_all, if the receiver expects the same number
+of elements. The two calls of a message fit by the same rules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from typing import Any, NamedTuple
 from monarch_kernel.base.text import plural
 from monarch_kernel.errors import format_ranks
 
-__all__ = ["Arguments", "Call", "Tensor", "describe", "difference", "message_mismatch_text", "mismatch_text"]
+__all__ = [
+    "Arguments",
+    "Call",
+    "Tensor",
+    "describe",
+    "difference",
+    "is_dense",
+    "message_mismatch_text",
+    "mismatch_text",
+]
 
 _MAX_TENSORS = 6
 """Tensors of one call that are described one by one; of the others only their number and their elements."""
@@ -28,11 +38,19 @@ _REAL = {"complex32": "float16", "complex64": "float32", "complex128": "float64"
 
 
 class Tensor(NamedTuple):
-    """What collectives need to know of a tensor. The dtype is without ``torch.``; the layout is empty for a dense tensor."""
+    """What collectives need to know of a tensor.
+
+    Attributes:
+        dtype: without ``torch.``.
+        shape: its sizes.
+        layout: empty for a tensor that is not sparse.
+        strides: where the collective takes its memory as it is; empty if it is contiguous.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     layout: str = ""
+    strides: tuple[int, ...] = ()
 
     @property
     def numel(self) -> int:
@@ -42,10 +60,19 @@ class Tensor(NamedTuple):
     def as_real(self) -> Tensor:
         """The same memory without complex numbers, as torch.distributed passes it to most collectives."""
         real = _REAL.get(self.dtype)
-        return self if real is None else Tensor(real, (*self.shape, 2), self.layout)
+        if real is None:
+            return self
+        strides = (*(2 * each for each in self.strides), 1) if self.strides else ()
+        return Tensor(real, (*self.shape, 2), self.layout, strides)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The strides of the dimensions that have any."""
+        return tuple(stride for size, stride in zip(self.shape, self.strides) if size != 1)
 
     def __str__(self) -> str:
-        return f"{self.layout} {self.dtype} ({', '.join(map(str, self.shape))})".lstrip()
+        strides = f" with strides ({', '.join(map(str, self.strides))})" if self.strides else ""
+        return f"{self.layout} {self.dtype} ({', '.join(map(str, self.shape))}){strides}".lstrip()
 
 
 class Arguments(NamedTuple):
@@ -105,7 +132,7 @@ class Call:
     def decode(cls, data: bytes) -> Call:
         """Make a call of its bytes."""
         operation, tensors, more, numel, op, root, sent, received = json.loads(data)
-        shaped = tuple(Tensor(dtype, tuple(shape), layout) for dtype, shape, layout in tensors)
+        shaped = tuple(Tensor(dtype, tuple(shape), layout, tuple(strides)) for dtype, shape, layout, strides in tensors)
         return cls(operation, shaped, more, numel, op, root, _counts(sent), _counts(received))
 
     @property
@@ -197,8 +224,20 @@ def difference(one: Call, rank: int, other: Call, other_rank: int) -> str:
         uneven = one.numel != other.numel or any(a.numel != b.numel for a, b in zip(one.tensors, other.tensors))
     if uneven:
         return "sizes"
-    both = zip(one.tensors, other.tensors)
-    return "shapes" if any(a.numel == b.numel and not _same_order(a, b) for a, b in both) else ""
+    both = [(a, b) for a, b in zip(one.tensors, other.tensors) if a.numel == b.numel]
+    if not all(_same_order(a, b) for a, b in both):
+        return "shapes"
+    return "strides" if any(a.order != b.order and a.numel for a, b in both) else ""
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of a tensor fill its memory, in any order of the dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size != 1):
+        if size and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def mismatch_text(

@@ -16,6 +16,7 @@ from monarch_kernel.train.process_group.collective_calls import (
     Tensor,
     describe,
     difference,
+    is_dense,
     message_mismatch_text,
     mismatch_text,
 )
@@ -31,6 +32,7 @@ def given(*inputs: Tensor, to: tuple[Tensor, ...] = (), **rest: object) -> Argum
 
 F4, I4, D4 = tensor(4), tensor(4, dtype="int32"), tensor(4, dtype="float64")
 SPARSE = Tensor("float32", (4,), "sparse_coo")
+TURNED = Tensor("float32", (3, 2), "", (1, 3))
 
 DIFFERENT = [
     ("all_reduce", given(F4, op="sum"), given(I4, op="sum"), "dtypes"),
@@ -41,6 +43,7 @@ DIFFERENT = [
     ("all_reduce", given(F4, I4, op="sum"), given(I4, F4, op="sum"), "dtypes"),
     ("all_reduce", given(*[F4] * 20, op="sum"), given(*[F4] * 21, op="sum"), "numbers of tensors"),
     ("all_reduce", given(F4, op="sum"), given(SPARSE, op="sum"), "layouts"),
+    ("all_reduce", given(tensor(3, 2), op="sum"), given(TURNED, op="sum"), "strides"),
     ("message", given(F4), given(I4), "dtypes"),
     ("message", given(F4), given(tensor(8)), "sizes"),
     ("message", given(tensor(2, 6)), given(tensor(3, 4)), "shapes"),
@@ -67,6 +70,8 @@ FITTING = [
     ("all_reduce", given(tensor(2, 6), op="sum"), given(tensor(12), op="sum")),
     ("all_reduce", given(tensor(0), op="sum"), given(tensor(0, 3, dtype="int32"), op="sum")),
     ("all_reduce", given(SPARSE, op="sum"), given(SPARSE, op="sum")),
+    ("all_reduce", given(TURNED, op="sum"), given(TURNED, op="sum")),
+    ("all_reduce", given(TURNED, op="sum"), given(Tensor("float32", (3, 1, 2), "", (1, 1, 3)), op="sum")),
     ("message", given(tensor(2, 6)), given(tensor(12))),
     ("message", given(tensor(0)), given(tensor(0, dtype="int32"))),
     ("broadcast", given(tensor(2, dtype="complex64"), root=0), given(tensor(2, 2), root=0)),
@@ -103,6 +108,21 @@ def test_calls_that_differ_are_found_by_both_ranks(
 def test_calls_that_fit_are_not_refused(operation: str, first: Arguments, second: Arguments) -> None:
     one, other = calls(operation, first, second)
     assert difference(one, 0, other, 1) == difference(other, 1, one, 0) == ""
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dense"),
+    [
+        ((3, 2), (1, 3), True),
+        ((2, 3, 4), (1, 8, 2), True),
+        ((3, 1, 2), (1, 99, 3), True),
+        ((4,), (2,), False),
+        ((3, 2), (4, 1), False),
+        ((3, 2), (0, 1), False),
+    ],
+)
+def test_a_dense_tensor_has_no_gaps(shape: tuple[int, ...], strides: tuple[int, ...], dense: bool) -> None:
+    assert is_dense(shape, strides) is dense
 
 
 def test_every_two_collectives_differ() -> None:
