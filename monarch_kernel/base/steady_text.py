@@ -16,6 +16,9 @@ _PID = re.compile(r"\b(pids?(?:\(s\))?[ =:]{1,2}\(?|[Pp]rocess )\d{3,}(?:, ?\d+)
 _MEMORY = re.compile(r"\b\d+(?:\.\d+)? ?(?:bytes|[KMGT]i?B)\b|\b(?:GPU |cuda:)\d+\b")
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory", re.IGNORECASE)
 _GLOO_WAIT = re.compile(r"\[\S{0,300}\.cc:\d{1,6}\] (Timed out waiting \d+ms for) (?:send|recv) operation")
+_DURATION = re.compile(
+    r"\b((?:after|elapsed|ran for|took|waited(?: for)?)[ :=]{1,2})\d+(?:\.\d+)?(?= ?(?:[mµu]?s|secs?|(?:milli)?seconds?)\b)"
+)  # as measured, unlike the limit in "waiting 2000ms for"
 _LIBRARY_TIME = re.compile(r"\b[EWIF]\d{4} \d\d:\d\d:\d\d(?:\.\d+)?(?: \d+)?")  # of c10's log
 
 
@@ -34,6 +37,7 @@ def steady_message(text: str, rank: int | None, pid: int = 0) -> str:
     text = _GLOO_WAIT.sub(r"\1 …", text)  # whether a rank sends or receives in a collective depends on its place there
     text = _LIBRARY_TIME.sub("…", text)
     text = _TIME.sub("…", text)
+    text = _DURATION.sub(r"\1…", text)
     text = _PID.sub(r"\1…", text)
     if pid > 99:
         text = re.sub(rf"\b{pid}\b", "…", text)

@@ -316,7 +316,8 @@ class _Describer:
         if state in ("dead", "stopped"):
             return "is", "dead"
         if rank in self.finished:
-            return "has", f"finished {self.what}{self._after_steps(answer)}"
+            did = f"failed in {self.what}" if state == "failed" else f"finished {self.what}"
+            return "has", f"{did}{self._after_steps(answer)}"
         if state == "starting":
             return "is", "not up"
         if self.view is None and answer is None:

@@ -64,6 +64,13 @@ def test_missing_ranks_that_have_finished_died_or_are_silent() -> None:
     )
 
 
+def test_a_rank_that_has_failed_is_not_said_to_have_finished() -> None:
+    mesh = view("running", "failed", "running", "running")
+    assert text({0: waits(12), 1: Doing(), 2: waits(12), 3: waits(12)}, (1,), mesh).endswith(
+        "; [1] has failed in the cell"
+    )
+
+
 def test_a_rank_whose_collectives_are_not_known_is_not_said_to_be_late() -> None:
     dumped = Doing((at(15, "solve(a)"),), unknown="KeyError: 'entries'")
     assert text({0: waits(12), 1: waits(12), 2: dumped, 3: Doing(unknown="KeyError: 'entries'")}) == (
