@@ -213,8 +213,8 @@ test-field: bytecode $(FIELD_VENV)/.stamp ## Run the tests with libraries that p
 	JUPYTER_PATH=$(CURDIR)/$(VENV)/share/jupyter \
 		PATH="$(CURDIR)/$(FIELD_VENV)/bin:$$PATH" $(FIELD_VENV)/bin/python -m pytest $(FIELD_TESTS) $(ARGS)
 
-docs-check: installed ## Check the links of the built site, and open its pages in Chromium
-	$(BIN)/python -m docs.site.check $(SITE)/html
+docs-check: installed ## Check the links of the built site, and open its pages in Chromium; ARGS="docs/magics.html" for some
+	$(BIN)/python -m docs.site.check $(SITE)/html $(ARGS)
 
 # For a bare machine with a GPU, a Python that has torch and pytest, and no network.
 GPU_PYTHON ?= python3

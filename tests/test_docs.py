@@ -145,7 +145,7 @@ def test_parts_of_messages_are_found_with_the_section_that_explains_them() -> No
     ]
 
 
-# Those without a message of their own: the roots of the tree, and those that are shown under the name of another.
+# The roots of the tree, and classes whose errors are shown under the name of another class.
 NOT_SHOWN = {"MonarchError", "RanksError", "ActorDiedError", "BootstrapError", "AttachError"}
 
 

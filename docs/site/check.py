@@ -1,4 +1,4 @@
-"""Check the built site: ``python -m docs.site.check build/docs/html`` (``make docs-check``).
+"""Check the built site: ``python -m docs.site.check build/docs/html [PAGE]...`` (``make docs-check``).
 
 Links are checked in the files: each leads to a page, and to a place in it. Then Chromium opens all pages from the disk, light
 and dark: no page may load anything from elsewhere, log an error, or have a violation that axe-core finds; and the search must
@@ -11,12 +11,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import BrowserContext, Page
 
 __all__ = ["Links", "broken_links"]
 
@@ -73,17 +74,12 @@ def _in_browser(site: Path, pages: list[Path]) -> Iterator[str]:
             context.add_init_script(
                 f"localStorage.setItem('mode', '{scheme}'); localStorage.setItem('theme', '{scheme}')"
             )
-            page = context.new_page()
-            seen: list[str] = []
-            page.on("console", lambda message, seen=seen: message.type == "error" and seen.append(message.text))  # type: ignore[misc]
-            page.on("pageerror", lambda error, seen=seen: seen.append(str(error)))  # type: ignore[misc]
-            page.on("request", lambda request, seen=seen: request.url.startswith("http") and seen.append(request.url))  # type: ignore[misc]
             for path in pages:
-                seen.clear()
-                page.goto(path.as_uri())
-                if AXE.is_file():
-                    seen += _violations(page)
-                yield from (f"{path.relative_to(site)} ({scheme}): {text}" for text in dict.fromkeys(seen))
+                found = _tried(context, path)
+                if found is None:  # a page may crash where memory is short
+                    found = _tried(context, path)
+                crashed = ["the page crashed twice"] if found is None else found
+                yield from (f"{path.relative_to(site)} ({scheme}): {text}" for text in dict.fromkeys(crashed))
             context.close()
         page = browser.new_page()
         page.goto(f"{(site / 'search.html').as_uri()}?q=rollback")
@@ -92,6 +88,26 @@ def _in_browser(site: Path, pages: list[Path]) -> Iterator[str]:
         except Exception as error:
             yield f"search.html: it finds nothing for 'rollback': {error}"
         browser.close()
+
+
+def _tried(context: BrowserContext, path: Path) -> list[str] | None:
+    """Open a page, and return what is wrong with it; None if it has crashed."""
+    from playwright.sync_api import Error
+
+    page = context.new_page()
+    seen: list[str] = []
+    page.on("console", lambda message: message.type == "error" and seen.append(message.text))
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("request", lambda request: request.url.startswith("http") and seen.append(request.url))
+    try:
+        page.goto(path.as_uri())
+        return [*seen, *(_violations(page) if AXE.is_file() else ())]
+    except Error as error:
+        if "crashed" not in str(error):
+            raise
+        return None
+    finally:
+        page.close()
 
 
 def _violations(page: Page) -> list[str]:
@@ -105,13 +121,14 @@ def _violations(page: Page) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command line."""
+    """Run the command line: the folder of the site, and the pages to open if not all."""
     site = Path(arguments[0]).resolve()
     paths = sorted(path for path in site.rglob("*.html") if "_static" not in path.relative_to(site).parts)
     pages = {path: Links(path.read_text(encoding="utf-8")) for path in paths}
-    found = [*broken_links(site, pages), *_in_browser(site, paths)]
-    for line in found:
-        print(line, file=sys.stderr)
+    found = []
+    for line in chain(broken_links(site, pages), _in_browser(site, [site / name for name in arguments[1:]] or paths)):
+        found.append(line)
+        print(line, file=sys.stderr, flush=True)
     axe = "" if AXE.is_file() else "; without axe-core (npm ci in labextension/)"
     n_links = sum(len(page.links) for page in pages.values())
     print(f"{len(pages)} pages, {n_links} links, light and dark{axe}: {len(found)} findings")
