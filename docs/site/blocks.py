@@ -132,7 +132,10 @@ class Kernel:
         from jupyter_client.manager import start_new_kernel
 
         self._manager, self._client = start_new_kernel(
-            kernel_name="monarch", cwd=str(folder), env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+            startup_timeout=LIMIT_S,
+            kernel_name="monarch",
+            cwd=str(folder),
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
         )
 
     def run(self, code: str) -> tuple[str, bool]:
