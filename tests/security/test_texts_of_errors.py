@@ -173,6 +173,30 @@ def test_values_of_attributes_and_of_keys_with_the_names_of_secrets_are_hidden()
     assert "swordfish" not in repr((failure.traceback, failure.frames))
 
 
+class Asks(type):
+    def __getattribute__(cls, name: str) -> object:
+        raise AssertionError("it was asked")
+
+    def __hash__(cls) -> int:
+        raise AssertionError("it was asked")
+
+
+class Odd(metaclass=Asks):
+    @property
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+        raise AssertionError("it was asked")
+
+
+def test_no_code_of_an_object_runs_when_its_attributes_are_searched() -> None:
+    def fails(odd: object, kind: object) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no") as caught:
+        fails(Odd(), Odd)
+    names = {name for name, _ in _variables(caught.value)}
+    assert {"odd", "kind"} <= names
+
+
 def test_many_objects_are_searched_soon() -> None:
     many = [dict.fromkeys(map(str, range(10_000)), "x") for _ in range(100)]
     names = {f"part{i}": each for i, each in enumerate(many)}

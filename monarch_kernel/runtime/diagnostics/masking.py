@@ -18,7 +18,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from types import FrameType, FunctionType, ModuleType, TracebackType
+from types import FrameType, FunctionType, GetSetDescriptorType, ModuleType, TracebackType
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.reprs import HIDDEN, speaks_of_secret
@@ -95,7 +95,7 @@ _MAX_FRAMES = 20  # at each end of a traceback
 _MAX_NAMES = 5_000  # in a namespace
 _MAX_WITHIN = 200  # in a dictionary or an object
 _MAX_PARTS = 20_000  # in all of them
-_PLAIN_KINDS = frozenset((str, bytes, int, float, bool, type(None), list, tuple, set, type, FunctionType, ModuleType))
+_PLAIN_KINDS = (str, bytes, int, float, bool, type(None), list, tuple, set, type, FunctionType, ModuleType)
 _MAX_SECRETS = 200
 _MAX_ERRORS = 20
 
@@ -159,20 +159,21 @@ def _is_secret(name: str, value: str) -> bool:
     return bool(_CERTAIN.search(name) or _RANDOM.fullmatch(value))
 
 
-def _within(value: object) -> Iterator[tuple[str, object]]:
+def _within(value: Any) -> Iterator[tuple[str, object]]:
     """Yield the items of a dictionary, or the attributes that are set on an object, without running code of its class.
 
     They are those of one level: ``self.token``, ``config["password"]``.
     """
     kind = type(value)
     if kind is not dict:
-        if kind in _PLAIN_KINDS or isinstance(kind.__dict__.get("__dict__"), property):
+        if any(kind is plain for plain in _PLAIN_KINDS):
             return
-        try:
-            value = object.__getattribute__(value, "__dict__")
-        except (AttributeError, TypeError):  # it has no such attributes
+        bases = (type.__getattribute__(base, "__dict__") for base in type.__getattribute__(kind, "__mro__"))
+        slot = next((names["__dict__"] for names in bases if "__dict__" in names), None)
+        if type(slot) is not GetSetDescriptorType:  # it has no such attributes, or a property of the user's
             return
-        if type(value) is not dict:  # a class or a module, or an attribute of that name
+        value = slot.__get__(value)
+        if type(value) is not dict:  # a class or a module
             return
     yield from ((name, part) for name, part in _copied(value) if type(name) is str)
 
