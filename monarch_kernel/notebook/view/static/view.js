@@ -98,6 +98,9 @@ function moment(at, now) {
 /** Keeps a figure and its unit in one line. @param {string} text */
 const whole = (text) => text.replaceAll(" ", "\u00a0");
 
+/** Separates figures, so that no line begins with it. */
+const DOT = "\u00a0· ";
+
 /** @param {number} count @param {string} noun */
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 
@@ -1910,8 +1913,8 @@ class Loop {
     if (mfu !== undefined) rates.push(`MFU ${(100 * mfu).toFixed(1)} %`);
     if (loader) rates.push(loader);
     if (step_s) rates.unshift(`${stepTime(step_s)} a step`, `${speed(1 / step_s)} steps/s`);
-    write(this.facts, ` · ${whole(`step ${step.toLocaleString("en")}${of}`)}`);
-    write(this.speed, rates.map((rate) => (rate === loader ? rate : whole(rate))).join(" · "));
+    write(this.facts, `${DOT}${whole(`step ${step.toLocaleString("en")}${of}`)}`);
+    write(this.speed, rates.map((rate) => (rate === loader ? rate : whole(rate))).join(DOT));
     this.frame = frame;
     write(this.pause, this.isHalted ? "Resume" : "Pause");
     show(this.tools, frame.state !== "over");
@@ -1931,8 +1934,8 @@ class Loop {
   /** @param {number} at */
   tick(at) {
     const { since, took, left_s } = this.frame;
-    const left = left_s === undefined ? "" : ` · ${whole(`${span(left_s)} left`)}`;
-    write(this.time, ` · ${whole(`${span(took || at - since)} elapsed`)}${left}`);
+    const left = left_s === undefined ? "" : `${DOT}${whole(`${span(left_s)} left`)}`;
+    write(this.time, `${DOT}${whole(`${span(took || at - since)} elapsed`)}${left}`);
   }
 
   /** @param {Record<string, import("./view.js").Points>} curves @param {import("./view.js").EarlierLoop[]} earlier */
