@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from monarch_kernel.actor import (
     Port,
     ProcMesh,
     SupervisionError,
+    context,
     endpoint,
     this_host,
     this_proc,
@@ -242,6 +244,43 @@ def test_all_that_a_stopped_actor_owns_cleans_up(procs: ProcMesh) -> None:
     owner.stop().get(LONG_S)  # type: ignore[attr-defined]
     assert sorted(receiver.recv().get(LONG_S) for _ in range(2)) == [1, 2]
     assert book.all.call_one().get(LONG_S) == ["None"] * 2
+
+
+class Late(Actor):
+    """Cleans up until its process ends, and sends whether that has gone on without it."""
+
+    def __init__(self, exits: str, port: Port[str]) -> None:
+        self.exits = exits
+        self.port = port
+        atexit.register(Path(exits).touch)
+
+    @endpoint
+    def rank(self) -> int:
+        return 1
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.port.send("cleans up")
+        server = actor_server_here()
+        while not server.is_retiring and not Path(self.exits).exists():
+            time.sleep(0.001)
+        self.port.send("exited" if Path(self.exits).exists() else "in time")
+
+
+def actor_server_here() -> Any:
+    """Return the actor server of this process."""
+    return context().actor_instance._host.actor_server  # type: ignore[union-attr]
+
+
+def test_a_process_that_stops_waits_for_a_cleanup_that_has_begun(procs: ProcMesh, tmp_path: Path) -> None:
+    port, receiver = Channel[str].open()
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    late: Any = mesh.spawn("late", Late, str(tmp_path / "exits"), port)
+    late.rank.call().get(LONG_S)
+    stopping = late.stop()
+    assert receiver.recv().get(LONG_S) == "cleans up"
+    mesh.stop(grace_s=LONG_S).get(LONG_S)
+    assert receiver.recv().get(LONG_S) == "in time"
+    assert stopping.done()
 
 
 IGNORES = """

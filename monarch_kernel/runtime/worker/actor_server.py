@@ -132,7 +132,7 @@ class ActorServer(ABC):
 
     def executors(self) -> list[Executor]:
         """Return all executors, including those that must stop and have not finished."""
-        self._stopping = [each for each in self._stopping if each.current or not each.over]
+        self._stopping = [each for each in self._stopping if each.is_busy or not each.over]
         return [*self.actors.values(), *self._stopping]
 
     @abstractmethod
@@ -364,7 +364,7 @@ class ActorServer(ABC):
             collected.set()
 
         self._buffer_server.close()
-        if self.actors:
+        if self.actors or self._stopping:  # an actor that was stopped may still clean up
             submit(collect)
             collected.wait(timeout_s)
         for thread in threads:
