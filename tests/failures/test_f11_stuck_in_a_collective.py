@@ -27,6 +27,13 @@ def test_an_abort_frees_a_collective_and_keeps_the_state(cells: Cells) -> None:
     assert cells.ok("x = torch.ones(1); dist.all_reduce(x); (kept, x.item())") == ((1, 2.0), (8, 2.0))
 
 
+def test_an_interrupt_reads_few_collectives_of_the_past(cells: Cells) -> None:
+    """A read holds the GIL, and takes longer on a busy machine the more collectives torch has kept."""
+    cells.ok("from monarch_kernel.train.process_group.flight_recorder import FlightRecorder")
+    cells.ok("x = torch.ones(1)\nfor _ in range(600): dist.all_reduce(x)")
+    assert cells.ok("len(FlightRecorder().entries())") == (500, 500)
+
+
 def test_a_rank_that_does_not_stop_is_named_with_its_stack_and_what_to_do() -> None:
     doing = ["[1] cell [5], line 2: np.linalg.svd(a)", "    in gufunc(a) (numpy/linalg/_linalg.py, line 1841)"]
     text = interrupt_text(InterruptOutcome("t", stopped=[0], stuck=[1], n_ranks=2, waited_s=1.8, doing=doing))

@@ -3,8 +3,9 @@
 Theory of operation
 ===================
 
-The recorder keeps 2,000 collectives of gloo, and returns all of them at once: for gloo it can't tell those that have ended. So
-a read takes milliseconds, in which no other thread runs Python. As JSON it takes five times as long as pickled without stacks.
+The recorder keeps 500 collectives on ranks (torch's default is 2,000), and returns all of them at once: for gloo it can't tell
+those that have ended. So a read takes some 6 ms, in which no other thread runs Python. As JSON it takes five times as long as
+pickled without stacks.
 
 Looks at a running rank, which views and cells repeat every second or so, therefore first compare the numbers of collectives
 that torch has counted in each group with those of the last look (`FlightRecorder.may_pend`). A group whose number has grown is
@@ -12,9 +13,9 @@ in use: the rank has not waited in it since the last look. In a group whose numb
 pended, nothing pends now. The recorder is read only for other groups, and once in a while, because several threads may use one
 group.
 
-A read allocates 11 MiB for a moment. glibc keeps freed memory in the arena of the thread that had it, and makes up to eight
-arenas for each core. Looks and aborts happen on threads that come and go, in any of these arenas. So one thread reads for all
-of them: else each interrupt could make the process larger by 11 MiB, up to 176 MiB with two cores.
+A read of 2,000 allocates 11 MiB for a moment. glibc keeps freed memory in the arena of the thread that had it, and makes up to
+eight arenas for each core. Looks and aborts happen on threads that come and go, in any of these arenas. So one thread reads for
+all of them: else each interrupt could make the process larger by 11 MiB, up to 176 MiB with two cores.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ axes = (("ranks", 1),)
 env = {"TZ": "Asia/Tokyo", "TMPDIR": os.getcwd(), "OMP_NUM_THREADS": "3"}
 settle(RankSpec(1, 0, 1, 0, 1, axes, "m", "cpu", 1, env, os.getcwd(), (), unset=("GONE", "OMP_NUM_THREADS", "NEVER")))
 print("GONE" in os.environ, os.environ["OMP_NUM_THREADS"], tempfile.gettempdir() == os.getcwd(), time.strftime("%Z"))
+print(os.environ.get("TORCH_FR_BUFFER_SIZE"))
 """
 
 
@@ -109,7 +110,18 @@ def test_a_rank_uses_changed_variables_and_not_removed_ones(tmp_path: Path) -> N
     done = subprocess.run(
         [sys.executable, "-c", CHANGED], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["False", "3", "True", "JST"]
+    assert done.stdout.split() == ["False", "3", "True", "JST", "500"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TORCH_FR_BUFFER_SIZE", "2000"), ("TORCH_NCCL_TRACE_BUFFER_SIZE", "None")]
+)
+def test_the_users_size_of_the_flight_recorder_is_kept(tmp_path: Path, name: str, value: str) -> None:
+    environment = environment_with_this_package(**{name: "2000"})
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-1] == value
 
 
 ARGUMENTS = """
