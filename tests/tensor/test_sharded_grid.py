@@ -69,6 +69,22 @@ def sharded_place(procs: ProcMesh, case: Case, grid: tuple[str, str]) -> Place:
     return place
 
 
+def test_negative_dimensions_shifts_and_ranks_without_elements(procs: ProcMesh) -> None:
+    """Where torch's rules are wrong, or fail on one rank alone."""
+    functions: list[tuple[Any, tuple[int, ...], str]] = [
+        *((lambda x, n=name: getattr(torch, n)(x, -1), (5, 3), "f") for name in ("cumsum", "cumprod", "logcumsumexp")),
+        (lambda x: x.cumsum(dim=-2), (5, 3), "f"),
+        (lambda x: x.argmax(-1), (5, 3), "f"),
+        (lambda x: (x << 1, x >> 1, x & 3), (5, 3), "i9"),
+        *((lambda x, n=name: getattr(torch, n)(x), (3, 1), "f") for name in ("amax", "min", "argmax")),
+        (lambda x: x.amin(dim=0), (3, 1), "f"),
+    ]
+    for number, (function, shape, kind) in enumerate(functions):
+        case = Case(f"function {number}", function, (shape,), (kind,), (0,))
+        for grid in grids_of(case):
+            compare(run(case, plain_place(case, grid)), run(case, sharded_place(procs, case, grid)))
+
+
 @pytest.mark.parametrize("group", list(GROUPS))
 @pytest.mark.filterwarnings("ignore")  # some functions warn of their future
 def test_results_and_gradients_along_two_axes_are_those_of_plain_tensors(procs: ProcMesh, group: str) -> None:

@@ -57,6 +57,15 @@ _BY_MASK = frozenset(("embedding", "embedding_dense_backward", "gather"))
 """Operations that look up indexes. Torch's rule masks those of other ranks once, so it is wrong where two axes shard the same
 dimension."""
 
+_SIGNED = frozenset(("argmax", "argmin", "cumprod", "cumprod_", "cumsum", "cumsum_", "logcumsumexp"))
+"""Operations whose rule of torch takes a negative dimension for one that is not sharded."""
+
+_DUNDER = frozenset(("__and__", "__lshift__", "__or__", "__rshift__", "__xor__"))
+"""Operations that torch takes for ones in place, because of their names; then they return their argument."""
+
+_NEED_ELEMENTS = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "max", "min"))
+"""Reductions that fail without elements. If some rank has none, it would fail alone, and the others would wait for it."""
+
 _FILLS = frozenset(("new_ones", "new_full", "ones_like", "full_like"))
 """Operations whose results torch's rule makes partial as the argument is, sometimes; then the ones of all ranks add up."""
 
@@ -114,7 +123,8 @@ _REDUCTIONS = frozenset(("sum", "nansum", "mean", "amax", "amin", "std", "var", 
 
 def _chosen(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     """Decide how to do an operation for arguments that are placed so."""
-    is_reduction = op._schema.name.partition("::")[2] in _REDUCTIONS and is_sharded(args[0]) and args[0].dim()
+    base = op._schema.name.partition("::")[2]
+    is_reduction = base in _REDUCTIONS and is_sharded(args[0]) and args[0].dim()
     if is_reduction and any(each == [] for each in (*args[1:], kwargs.get("dim"))):
         # Torch's rule takes the list as it is, and keeps the parts of ranks apart.
         dims = list(range(args[0].dim()))
@@ -125,11 +135,16 @@ def _chosen(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
             {**kwargs, **({} if place > 0 else {"dim": dims})},
         )
         return functools.partial(_with_dims, do, place, dims)
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if base in _SIGNED and is_sharded(args[0]) and args[0].dim() and type(dim) is int and dim < 0:
+        place, dim = 1 if len(args) > 1 else -1, dim + args[0].dim()
+        there = _with_dims(lambda *args, **kwargs: (args, kwargs), place, dim, *args, **kwargs)
+        return functools.partial(_with_dims, _choice(op, *there), place, dim)
     return _choice(op, args, kwargs)
 
 
-def _with_dims(do: Do, place: int, dims: list[int], *args: Any, **kwargs: Any) -> Any:
-    """Do a reduction with its dimensions in the place of an empty list."""
+def _with_dims(do: Do, place: int, dims: Any, *args: Any, **kwargs: Any) -> Any:
+    """Do an operation with other dimensions in a place of its arguments; at -1, by name."""
     if place < 0:
         return do(*args, **{**kwargs, "dim": dims})
     return do(*args[:place], dims, *args[place + 1 :], **kwargs)
@@ -139,7 +154,8 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     base = op._schema.name.partition("::")[2]
     given = [each for each in _leaves(args, kwargs) if is_sharded(each)]
     do: Do
-    if any(type(each) is complex for each in _leaves(args, kwargs)):  # torch's cache of rules can't have them
+    # Torch's cache of rules can't have complex numbers.
+    if base in _DUNDER or any(type(each) is complex for each in _leaves(args, kwargs)):
         do = functools.partial(on_whole, op)
     elif _is_replicated(given):
         do = _by_rule(op, args, kwargs)
@@ -153,6 +169,7 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
         do = functools.partial(_by_sample, op, _BY_SAMPLE[base])
     elif (
         base in _WHOLE
+        or (base in _NEED_ELEMENTS and any(_is_somewhere_empty(each) for each in given))
         or (base in _FILLS and _is_partial(given[0]))
         or (base in _BY_MASK and any(_is_split_twice(each) for each in given))
         or (base not in _LINEAR_WRITES and any(_is_partial(each) for each in _written(op, args, kwargs)))
@@ -213,6 +230,15 @@ def _is_split_twice(tensor: Any) -> bool:
     """Whether two axes of the mesh shard the same dimension."""
     dims = [each.dim for each in tensor.placements if each.is_shard()]
     return len(dims) > len(set(dims))
+
+
+def _is_somewhere_empty(tensor: Any) -> bool:
+    """Whether some rank has no element of a tensor that has some."""
+    sizes: dict[int, list[int]] = {}
+    for axis, each in enumerate(tensor.placements):
+        if each.is_shard():
+            sizes.setdefault(each.dim, []).append(tensor.device_mesh.size(axis))
+    return bool(tensor.numel()) and any(not least_samples(tensor.shape[dim], found) for dim, found in sizes.items())
 
 
 def _whole_or_error(op: Any, whole: Do, *args: Any, **kwargs: Any) -> Any:
