@@ -239,6 +239,45 @@ class DistributedTensor(torch.Tensor):
             )
         self._part = value.detach()._part  # type: ignore[attr-defined]
 
+    def backward(
+        self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:  # fmt: skip
+        """Compute gradients; see `torch.Tensor.backward`.
+
+        Raises:
+            TensorError: ``gradient`` is on another mesh, or in this process.
+        """
+        if isinstance(gradient, torch.Tensor) and not isinstance(gradient, DistributedTensor) and not gradient.dim():
+            gradient = torch.full_like(self.detach(), gradient.item(), dtype=gradient.dtype)  # a number
+        self._check_gradient(gradient, "x.backward(y)")
+        super().backward(gradient, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, on the same mesh; see `torch.Tensor.grad`."""
+        found: torch.Tensor | None = _GRAD.__get__(self)
+        return found
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        self._check_gradient(value, "x.grad = y")
+        _GRAD.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        _GRAD.__delete__(self)
+
+    def _check_gradient(self, value: object, what: str) -> None:
+        if not isinstance(value, torch.Tensor):  # None, or what torch refuses
+            return
+        if not isinstance(value, DistributedTensor):
+            raise TensorError(f"{what} of a distributed tensor can't take {_kind_of(value)}: {_MOVE}")
+        here, there = self._part.device, value._part.device
+        if there is not here and not (here.blocked or there.blocked):
+            names = " and ".join(f"{each.mesh.name} {dict(each.mesh.extent)}" for each in (here, there))
+            raise TensorError(f"{what} needs tensors of one mesh and one stream, not of {names}")
+
     # -- what needs the values, or memory, in this process
 
     def numpy(self, *, force: bool = False) -> NoReturn:
@@ -342,6 +381,8 @@ class DistributedTensor(torch.Tensor):
             f"{what} needs the values of a distributed tensor here: use fetch_shard(x).result(), a plain tensor"
         )
 
+
+_GRAD: Any = torch.Tensor.grad
 
 _MOVE = "it is in this process; move it to the ranks: mesh.put(x)"
 

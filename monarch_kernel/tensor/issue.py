@@ -45,6 +45,7 @@ from monarch_kernel.tensor.propagation import (
     Outcome,
     Result,
     changed_by,
+    check,
     info_of,
     learned_outcome,
 )
@@ -150,10 +151,11 @@ def learn(
     """Do an operation on sharded tensors for the first time: the ranks say what its result is.
 
     They have the sharded tensors of torch, whose rules say what is redistributed and how results are placed. The rules are not
-    applied here: it would cost more than to wait for the ranks once.
+    applied here: it would cost more than to wait for the ranks once. But what shapes and dtypes decide is an error before that.
     """
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
+    check(info, args, kwargs)
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
         device.seed_draws(torch.initial_seed() + device.target.number)  # a mesh that was healed goes on with others

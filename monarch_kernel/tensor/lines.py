@@ -11,16 +11,20 @@ import itertools
 import linecache
 import re
 import sys
+import warnings
 from types import CodeType, FrameType
 from typing import Any
 
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
 from monarch_kernel.runtime.diagnostics.source_names import short_file
 
-__all__ = ["SIZE", "Lines", "Place", "describe_place", "user_place"]
+__all__ = ["MAX_WAITS", "SIZE", "Lines", "Place", "describe_place", "user_place"]
 
 SIZE = 1 << 16
 """Number of operations whose lines are known."""
+
+MAX_WAITS = 100
+"""Number of waits of one line for values, after which the program gets a hint."""
 
 _MAX_DEPTH = 60
 _MAX_KNOWN = 20_000
@@ -60,6 +64,7 @@ class Lines:
     def __init__(self) -> None:
         self.ring: list[tuple[int, str, CodeType | None, int] | None] = [None] * SIZE
         self._kept: dict[int, tuple[int, str, CodeType | None, int]] = {}
+        self._waits: dict[Place, int] = {}
 
     def keep(self, op: int) -> None:
         """Keep the line of an operation that ranks repeat."""
@@ -70,6 +75,19 @@ class Lines:
     def _known(self, op: int) -> tuple[int, str, CodeType | None, int] | None:
         known = self.ring[op & (SIZE - 1)] if op >= 0 else None
         return known if known is not None and known[0] == op else self._kept.get(op)
+
+    def note_wait(self, title: str, place: Place) -> None:
+        """Count a wait for values, and warn once about a line that waits often."""
+        if len(self._waits) >= _MAX_KNOWN:
+            self._waits.clear()
+        count = self._waits[place] = self._waits.get(place, 0) + 1
+        if count == MAX_WAITS:
+            warnings.warn(
+                f"{title} has waited {count} times for the ranks in {describe_place(place) or 'a line'}\n"
+                "  the ranks are idle after each wait: keep such values as distributed tensors, such as a sum of them, and "
+                "read them once after the loop, or use fetch_shard(x), which returns a future",
+                stacklevel=2,
+            )
 
     def name_of(self, op: int) -> str:
         """The name of an operation; empty if it is too long ago."""

@@ -39,6 +39,7 @@ __all__ = [
     "Outcome",
     "Result",
     "changed_by",
+    "check",
     "info_of",
     "is_literal",
     "learned_outcome",
@@ -228,6 +229,14 @@ NOTHING = Outcome(())
 """The outcome of an operation that returns nothing."""
 
 _FAKE = FakeTensorMode()
+_ONLY_RANKS_KNOW = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    NotImplementedError,
+    UnsupportedOperatorException,
+)
+"""Errors that say nothing about the arguments."""
+
 _LOCK = threading.Lock()  # one thread at a time can be in a mode
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -273,6 +282,25 @@ def _propagate(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     returned = returned if len(returned) == len(flat) else [None] * len(flat)
     parts = tuple(_result(info, part, argument) for part, argument in zip(flat, returned))
     return Outcome(parts, tree, relaid=relaid)
+
+
+def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise the error that shapes and dtypes decide, for an operation on sharded tensors: fake tensors stand for the wholes.
+
+    Raises:
+        TensorError: The operation is wrong for these arguments.
+    """
+    fakes = _Fakes()
+    with _LOCK:
+        fake_args, fake_kwargs = pytree.tree_map(fakes.of, (tuple(args), dict(kwargs)))
+        try:
+            with _fake():
+                info.op(*fake_args, **fake_kwargs)
+        except _ONLY_RANKS_KNOW:
+            return
+        except Exception as error:
+            if "size and stride" not in str(error):  # the parts of ranks may have strides that suit
+                raise _error_of_user(error, fakes.tensors) from None
 
 
 def propagate_by(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
@@ -435,9 +463,14 @@ _KEPT = (IndexError, NotImplementedError, ValueError)
 def _error_of_user(error: Exception, tensors: Sequence[torch.Tensor]) -> Exception:
     """Make the error that a plain tensor would have raised, with the shapes of the tensors."""
     text = str(error).strip() or type(error).__name__
-    shapes = ", ".join(describe(each) for each in tensors)
+    shapes = ", ".join(_described(each) for each in tensors)
     text += f"\n  of {shapes}" if shapes else ""
     return type(error)(text) if type(error) in _KEPT else TensorError(text)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    placed = tensor._part.device.describe_placements(tensor) if isinstance(tensor, DistributedTensor) else ""
+    return describe(tensor) + (f" {placed}" if placed else "")
 
 
 # Arguments as plain data.

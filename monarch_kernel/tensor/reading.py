@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -23,7 +24,7 @@ from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
 from monarch_kernel.tensor.inventory import holdings_of
-from monarch_kernel.tensor.lines import Lines
+from monarch_kernel.tensor.lines import Lines, user_place
 
 __all__ = [
     "agreed_layouts",
@@ -187,6 +188,7 @@ def agreed_value(source: Source, id: int, title: str) -> Any:
     Raises:
         TensorError: They differ, or an operation has failed.
     """
+    source.lines.note_wait(title, user_place(sys._getframe(1)))
     found = _request(source, source.mesh, FetchTensors, (id,), f"waiting for {title}", _first).get()
     return _agreed(source, found, title, "returns another value on other ranks", _with_equal_nan)
 
@@ -201,6 +203,7 @@ def agreed_layouts(source: Source, ids: Iterable[int], title: str) -> list[tuple
     Raises:
         TensorError: They differ, or an operation has failed.
     """
+    source.lines.note_wait(title, user_place(sys._getframe(1)))
     found = _request(
         source, source.mesh, DescribeTensors, tuple(ids), f"waiting for {title}", lambda found: found
     ).get()

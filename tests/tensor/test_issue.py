@@ -7,6 +7,9 @@ import gc
 import io
 import math
 import pickle
+import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from monarch_kernel.features.tensors.stream import MAX_OPS
 from monarch_kernel.net.wire.codec import dump, load
 from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, inspect, no_mesh, show
 from monarch_kernel.tensor import device as device_module
+from monarch_kernel.tensor.lines import MAX_WAITS
 from monarch_kernel.tensor.on_mesh import activated, get_active_mesh
 from tests.tensor.in_process import InProcess
 
@@ -318,6 +322,66 @@ def test_tensors_of_two_meshes_are_refused(one: InProcess) -> None:
         y = torch.ones(2)
     with pytest.raises(TensorError, match=r"t \{'r': 1\} and t \{'r': 2\}: take the part on the smaller mesh"):
         x + y
+
+
+def test_every_place_of_a_second_tensor_refuses_another_mesh(one: InProcess) -> None:
+    other = InProcess(2)
+    with activated(one.device):
+        x = torch.ones(2, requires_grad=True)
+    with activated(other.device):
+        y, index, mask = torch.ones(2), torch.zeros(2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    detached = x.detach()
+    uses: list[Callable[[], object]] = [
+        lambda: (x * 2).backward(y),
+        lambda: setattr(x, "grad", y),
+        lambda: setattr(x, "data", y),
+        lambda: torch.add(detached, 1, out=y),
+        lambda: detached.add_(y),
+        lambda: detached.copy_(y),
+        lambda: detached[index],
+        lambda: detached[mask],
+        lambda: detached.__setitem__(0, y[0]),
+        lambda: torch.where(mask, detached, 0.0),
+        lambda: torch.cat([detached, y]),
+        lambda: torch.stack([detached, y]),
+        lambda: torch._foreach_add([detached, detached], [y, y]),
+        lambda: detached.clamp(max=y),
+    ]
+    for use in uses:
+        with pytest.raises(TensorError, match="two meshes|of one mesh"):
+            use()
+    assert x.grad is None
+
+
+def test_a_gradient_of_this_process_is_a_number_or_refused(active: InProcess) -> None:
+    x = torch.ones(2, requires_grad=True)
+    with no_mesh.activate():
+        number, plain = torch.tensor(3.0), torch.ones(2)
+    (x * 2).sum().backward(number)
+    assert isinstance(x.grad, DistributedTensor)
+    assert inspect(x.grad).tolist() == [6, 6]
+    for use in (lambda: (x * 2).backward(plain), lambda: setattr(x, "grad", plain)):
+        with pytest.raises(TensorError, match=r"can't take a plain tensor: .*mesh\.put\(x\)"):
+            use()
+    x.grad = None
+    assert x.grad is None
+    x.grad = x.detach() + 4
+    del x.grad
+    assert x.grad is None
+
+
+def test_a_line_that_waits_very_often_gets_a_hint_once(active: InProcess) -> None:
+    x = torch.ones(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2 * MAX_WAITS):
+            x.sum().item()
+        for _ in range(MAX_WAITS - 1):
+            x.sum().item()
+    (hint,) = caught
+    assert re.search(
+        rf"item\(\) has waited {MAX_WAITS} times for the ranks in .*test_issue.py, line \d+", str(hint.message)
+    )
 
 
 def test_what_needs_memory_here_is_refused_with_the_way_out(active: InProcess) -> None:

@@ -353,9 +353,26 @@ def test_sharded_tensors_are_dtensors_in_cells(procs: ProcMesh) -> None:
 
 def test_wrong_use_is_an_error_at_its_line(procs: ProcMesh) -> None:
     x = procs.shard(numbers(4, 2), dp=Shard(0))
-    with pytest.raises(TensorError, match=r"(?s)torch.mm failed on .*\[4, 2\] X \[4, 2\]") as caught:
-        x @ x
-    assert "propagation" not in str(caught.value)
+    device: Any = x._part.device
+    before = device.stream.next_op
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (
+            lambda: x @ x,
+            TensorError,
+            r"\[4, 2\] X \[4, 2\](?s:.*)of \(4, 2\) float32 dp=Shard\(0\), tp=Replicate\(\), \(4",
+        ),
+        (lambda: x + procs.ones(3), TensorError, "broadcast a dimension of length 3"),
+        (lambda: torch.cat([x, x[0]]), TensorError, "Number of dimensions"),
+        (lambda: x.sum(7), IndexError, "Dimension out of range"),
+        (lambda: x.view(3, 3), TensorError, "shape '\\[3, 3\\]' is invalid"),
+        (lambda: x.add_(procs.ones(5, 4, 2)), TensorError, "output|broadcast"),
+        (lambda: torch.nn.functional.embedding(x, x), TensorError, "scalar type"),
+    ]
+    for use, kind, text in wrong:
+        with pytest.raises(kind, match=text) as caught:
+            use()
+        assert "failed on rank" not in str(caught.value)
+    assert device.stream.next_op == before + 3  # what made the other tensors
     with pytest.raises(KeyError, match="pp"):
         procs.shard(numbers(2), pp=Shard(0))
     with pytest.raises(TensorError, match=r"dp=Shard\(2\) is not possible: the tensor has 2 dimensions"):
