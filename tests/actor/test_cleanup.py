@@ -271,7 +271,7 @@ def actor_server_here() -> Any:
     return context().actor_instance._host.actor_server  # type: ignore[union-attr]
 
 
-def test_a_process_that_stops_waits_for_a_cleanup_that_has_begun(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_process_that_stops_waits_for_a_cleanup_that_has_started(procs: ProcMesh, tmp_path: Path) -> None:
     port, receiver = Channel[str].open()
     mesh = this_host().spawn_procs({"r": 1}, device="cpu")
     late: Any = mesh.spawn("late", Late, str(tmp_path / "exits"), port)
