@@ -123,8 +123,7 @@ class CollectiveMeter:
 
     def install(self, dist: Any) -> None:
         """Wrap the methods through which collectives of Python go, and prepare for those of C++."""
-        unbox = dist.Work.unbox
-        self._work_in = lambda result: unbox(result[-1] if isinstance(result, (list, tuple)) else result)
+        self._work_in = partial(_work_in, dist.Work)
         self._durations.install(dist.Work.wait)
         self.operators.install(dist)
         for name, method in METHODS.items():
@@ -158,10 +157,6 @@ class CollectiveMeter:
             unread += max(0, number_in(group) - self._seen.get(group.group_name, 0))
         return unread
 
-    def watch_cpp(self, dist: Any) -> None:
-        """Count the collectives that C++ starts from now on; functional collectives are counted anyway."""
-        self.operators.activate(dist)
-
     def aborted(self, read: Callable[[], tuple[Sequence[Collective], object]], dead: int | None) -> None:
         """Take collectives that C++ has started out of the counts, because they are aborted now.
 
@@ -192,7 +187,7 @@ class CollectiveMeter:
 
         Args:
             noted: what its call has told.
-            result: what its operator has returned.
+            result: what its operator or method has returned.
         """
         self.operators.due_at = noted.started + _COUNT_EVERY_S
         if noted.is_on_cpu and self._durations.is_due(noted.started):
@@ -338,6 +333,12 @@ class CollectiveMeter:
 
     def _forget(self) -> None:
         self._started = {key: known for key, known in self._started.items() if known[0]() is not None}
+
+
+def _work_in(kind: Any, result: Any) -> Any:
+    """What a method of a process group has returned, or an operator, which returns it as an object of TorchScript."""
+    last = result[-1] if isinstance(result, (list, tuple)) else result
+    return last if isinstance(last, kind) else kind.unbox(last)
 
 
 def _check_peer(group: Any, peer: int | None) -> None:

@@ -31,8 +31,8 @@ class Purposes:
     def __init__(self) -> None:
         self._models: WeakSet[Any] = WeakSet()
 
-    def install(self, before: Callable[[], object] = lambda: None) -> None:
-        """Note each model that is wrapped from now on, and call ``before`` first."""
+    def install(self) -> None:
+        """Note each model that is wrapped from now on."""
         from torch.nn.parallel import DistributedDataParallel
 
         ddp: Any = DistributedDataParallel
@@ -40,7 +40,6 @@ class Purposes:
 
         @wraps(original)
         def __init__(model: Any, *args: Any, **kwargs: Any) -> None:
-            before()
             original(model, *args, **kwargs)
             self._models.add(model)
 

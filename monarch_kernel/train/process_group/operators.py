@@ -9,9 +9,8 @@ Python does not start. It has the dispatch key ``BackendSelect``, calls the kern
 collective. No guard excludes this key; functional collectives and inference mode, in contrast, exclude the keys of autograd.
 
 A kernel in Python costs about 10 us, also for the collectives that Python starts, which are described without it. So the
-kernels are added when C++ is about to start a collective for the first time: before a model is wrapped by
-DistributedDataParallel, and in the first functional collective, for which the operators of ``_c10d_functional`` have a kernel
-from the start.
+kernels are added in the first functional collective, for which the operators of ``_c10d_functional`` have a kernel from the
+start. C++ code that gets its process group from Python, as the reducer does, needs none (`noting_groups`).
 
 The flight recorder of torch would need no kernel, but it has no entries for the messages of gloo, and a read of it holds the
 interpreter for 20 us per entry, each time for all entries.
@@ -25,13 +24,14 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial, wraps
+from functools import cache, partial
 from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import finalize, ref
 
 from monarch_kernel.features.traffic.bandwidth import Moved, moved
 from monarch_kernel.net.memory.counters import CollectiveKind
+from monarch_kernel.train.process_group.noting_groups import NotingGroups
 
 __all__ = ["METHODS", "Noted", "Operator", "Operators", "Seen"]
 
@@ -219,7 +219,7 @@ class Operators:
     Args:
         label: returns the label of a group for users, given torch's name and description of it.
         due: called for a collective of C++ that was started at `due_at` or later, by the thread that has started it, with what
-            the operator has returned. It sets another `due_at`.
+            the operator or the method has returned. It sets another `due_at`.
         message: called when C++ has started a send or a recv, with torch's name of the group.
 
     Attributes:
@@ -244,20 +244,13 @@ class Operators:
         self._libraries: list[Any] = []  # the kernels end with them
         self._is_active = False
         self._lock = threading.Lock()
+        self._groups_for_cpp = NotingGroups(self.started, self.thread)
 
     def install(self, dist: Any) -> None:
-        """Add the kernels that say that C++ is about to start a collective."""
+        """Add the kernels that say that C++ is about to start a collective, and give groups that note them to C++."""
         for name, operators in _CALLERS.items():
             self._add_kernels(name, operators, lambda operator, call, later: self._activating(call, later, dist))
-        broadcast = getattr(dist, "_broadcast_coalesced", None)
-        if broadcast is not None:
-
-            @wraps(broadcast)
-            def broadcast_coalesced(*args: Any, **kwargs: Any) -> Any:
-                self.activate(dist)
-                return broadcast(*args, **kwargs)
-
-            dist._broadcast_coalesced = broadcast_coalesced
+        self._groups_for_cpp.install(dist, METHODS)
 
     def activate(self, dist: Any) -> None:
         """Report the collectives that C++ starts from now on."""
@@ -271,12 +264,30 @@ class Operators:
             )
 
     def add(self, noted: Noted, result: Any) -> None:
-        """Add a collective that C++ has started, given what the operator has returned."""
+        """Add a collective that C++ has started, given what its operator or method has returned."""
         self.noted.append(noted)
         if noted.kind.operation in _MESSAGES:
             self._message(noted.group.name)
         if noted.started >= self.due_at:
             self._due(noted, result)
+
+    def started(self, method: str, group: Any, args: Sequence[Any], at: float, work: Any) -> None:
+        """Note a collective that C++ has started by a method of a process group.
+
+        Args:
+            method: its name.
+            group: the process group.
+            args: the arguments.
+            at: when it was started, by `time.perf_counter`.
+            work: what the method has returned.
+        """
+        try:
+            if method == "allreduce":
+                self.add(self._note_all_reduce(group, args, at), work)
+            else:
+                self.add(self.note(METHODS[method], group, args, at), work)
+        except Exception:  # a count must not fail a collective that works
+            _log.debug("%s can't be counted", method, exc_info=True)
 
     def note(self, operator: Operator, group: Any, args: Sequence[Any], started: float) -> Noted:
         """Note what is needed of the call of a collective.

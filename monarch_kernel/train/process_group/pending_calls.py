@@ -16,7 +16,7 @@ from typing import Any
 from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 from monarch_kernel.runtime.worker.imports import is_importing
-from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, operators
+from monarch_kernel.train.process_group import call_check, collective_counts, native_waits, noting_groups, operators
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.collective_purposes import Purposes
 from monarch_kernel.train.process_group.flight_recorder import FlightRecorder, numbers_of
@@ -66,8 +66,8 @@ class PendingCalls:
         if (waited_s := self._waits.waits_s(thread)) > 0:
             return waited_s
         frame = sys._current_frames().get(thread)
-        ours = (collective_counts.__file__, operators.__file__, call_check.__file__, native_waits.__file__)  # they wait
-        calls = (_distributed().__file__, *ours)
+        ours = (collective_counts, operators, noting_groups, call_check, native_waits)  # they wait
+        calls = (_distributed().__file__, *(each.__file__ for each in ours))
         return 1e-9 if frame is not None and frame.f_code.co_filename in calls else 0.0
 
     def in_torch(self) -> list[int]:

@@ -582,7 +582,7 @@ class RankGroup:
             return
         self._meter.install(dist)
         self._waits.install(dist)
-        self._purposes.install(lambda: self._meter.watch_cpp(dist))
+        self._purposes.install()
         self._check.install(dist)
         self._rank.peers.meters.count_unread = lambda: self._meter.count_unread(dist)
 

@@ -143,6 +143,18 @@ EACH: dict[str, tuple[str, Counts, Counts]] = {
 }
 
 
+def test_ddp_needs_no_kernel_of_the_dispatcher(procs: ProcMesh) -> None:
+    """First, because functional collectives add the kernels, which all collectives then go through."""
+    code = """
+model = DistributedDataParallel(torch.nn.Linear(10, 9))
+for _ in range(3): model(zeros(2, 10)).sum().backward()
+model = None
+has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+"""
+    assert kinds(counted(procs, code), 0)["", "all_reduce"] == (3 * 396, 3, 3 * 396, 3 * 396)
+    assert procs["has_kernel"].values() == (False, False)
+
+
 @pytest.mark.parametrize("case", EACH)
 def test_each_kind_is_counted_to_the_byte(procs: ProcMesh, case: str) -> None:
     code, first, second = EACH[case]
@@ -156,17 +168,77 @@ def test_each_kind_is_counted_to_the_byte(procs: ProcMesh, case: str) -> None:
     assert {(row.path, row.ranks) for row in traffic.collectives} == {("gloo", 2)}
 
 
-def test_gradients_of_ddp_are_counted_to_the_byte(procs: ProcMesh) -> None:
-    procs.run(
-        "model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(10, 9), torch.nn.Linear(9, 8)))"
-    ).get(LONG_S)
-    traffic = counted(procs, "for _ in range(3): model(zeros(2, 10)).sum().backward()\nmodel = None")
-    nbytes = 3 * 4 * (10 * 9 + 9 + 9 * 8 + 8)
+# In buckets of one layer: 4 * (10 * 9 + 9) and 4 * (9 * 8 + 8) bytes, which are 716. The first backward has one bucket.
+DDP_SETUP = """
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+def wrap(module=None, **options):
+    if module is None: module = nn.Sequential(nn.Linear(10, 9), nn.Linear(9, 8))
+    return DistributedDataParallel(module, bucket_cap_mb=0.0001, **options)
+def use(model, times=3, x=zeros(2, 10)):
+    for _ in range(times): model(x).sum().backward()
+"""
+DDP: dict[str, tuple[str, tuple[int, int]]] = {  # the code, and bytes and number of its all_reduces
+    "buckets": ("use(wrap())", (3 * 716, 5)),
+    "buckets as views": ("use(wrap(gradient_as_bucket_view=True))", (3 * 716, 5)),
+    "another group": ("use(wrap(process_group=mesh.get_group()))", (3 * 716, 5)),
+    "two models at once": (
+        "one, two = wrap(), wrap()\nfor _ in range(3): (one(zeros(2, 10)) + two(zeros(2, 10))).sum().backward()",
+        (6 * 716, 10),
+    ),
+    "unused parameters": ("use(wrap(find_unused_parameters=True))", (3 * (716 + 4 * 4), 12)),  # an int32 for each
+    "a static graph": ("use(wrap(static_graph=True))", (3 * 716 + 4 * 4, 5)),
+    "no_sync": ("model = wrap()\nwith model.no_sync(): use(model)\nuse(model, 1)", (716, 1)),
+    "a hook in C++": (
+        "model = wrap(); model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS); use(model)",
+        (3 * 716 // 2, 5),
+    ),
+    "a hook in Python": ("model = wrap(); model.register_comm_hook(None, allreduce_hook); use(model)", (3 * 716, 5)),
+    "a new group": (
+        "model = wrap(); use(model, 1); model._update_process_group(dist.new_group([0, 1], group_desc='new')); use(model, 1)",
+        (2 * 716, 2),
+    ),
+    "uneven inputs": (  # and eight times a number, 36 bytes, for what the ranks still have
+        "model = wrap()\nwith model.join(): use(model, 2 + rank)",
+        (3 * 716 + 36, 5 + 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DDP)
+def test_gradients_of_ddp_are_counted_to_the_byte(procs: ProcMesh, case: str) -> None:
+    code, expected = DDP[case]
+    traffic = counted(procs, f"{DDP_SETUP}{code}\nmodel = None")
     for rank in (0, 1):
-        moved = kinds(traffic, rank)["", "all_reduce"]
-        assert (moved[0], *moved[2:]) == (nbytes, nbytes, nbytes)
-        assert moved[1] >= 3
+        found = [counts for (_, operation), counts in kinds(traffic, rank).items() if operation == "all_reduce"]
+        nbytes, operations, nbytes_in, nbytes_out = map(sum, zip(*found))
+        assert (nbytes, operations) == expected
+        assert (nbytes_in, nbytes_out) == (nbytes, nbytes)
     assert traffic.unread == 0
+
+
+def test_parameters_and_buffers_of_ddp_are_counted_to_the_byte(procs: ProcMesh) -> None:
+    """The first rank sends them. Before, the ranks compare their numbers of parameters, of 8 bytes."""
+    code = "use(wrap(nn.Sequential(nn.Linear(10, 9), nn.BatchNorm1d(9))), 0)"
+    traffic = counted(procs, DDP_SETUP + code)
+    nbytes = 4 * (10 * 9 + 4 * 9 + 9) + 8  # with a number of batches of 8 bytes
+    (sent,) = (each for (_, operation), each in kinds(traffic, 0).items() if operation == "broadcast")
+    assert sent[2:] == (0, sent[0])
+    assert sent[0] >= nbytes
+    assert kinds(traffic, 0)["", "all_gather"] == (16, 1, 8, 8)
+    assert traffic.unread == 0
+
+
+def test_a_profile_has_the_operators_of_ddp(procs: ProcMesh) -> None:
+    code = """
+model = wrap()
+with torch.profiler.profile() as profile: use(model)
+found = sum(each.name == "c10d::allreduce_" for each in profile.events())
+model = profile = None
+"""
+    traffic = counted(procs, DDP_SETUP + code)
+    assert procs["found"].values() == (5, 5)
+    assert kinds(traffic, 0)["", "all_reduce"] == (3 * 716, 5, 3 * 716, 3 * 716)
 
 
 def test_parameters_and_gradients_of_fsdp_are_counted_to_the_byte(procs: ProcMesh) -> None:
