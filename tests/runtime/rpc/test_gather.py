@@ -20,7 +20,7 @@ def region(size: int) -> Region:
     return Region.whole(Extent({"ranks": size}))
 
 
-def test_ranks_that_answer_alike_have_values_of_their_own() -> None:
+def test_ranks_that_answer_alike_have_separate_values() -> None:
     alike, other = value([1]), value(7)
     lists = gather(region(4), "the call", ActorError, read_value)([alike, alike, other, alike])
     assert list(lists.values()) == [[1], [1], 7, [1]]
@@ -40,7 +40,7 @@ def test_a_value_that_can_not_change_is_read_once(thing: object) -> None:
     assert len(read) == 1
 
 
-def test_failures_among_equal_answers_are_told_by_rank() -> None:
+def test_failures_among_equal_answers_keep_their_ranks() -> None:
     alike = value(1)
     failure = Failure("exception", "ValueError", "odd")
     answers: list[Answer] = [alike, failure, alike, failure]
