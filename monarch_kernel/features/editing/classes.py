@@ -144,7 +144,8 @@ def living_classes(arrived: Sequence[Arrived], but: Collection[type]) -> dict[ty
     for each in arrived:
         by_key |= {key: [] for key in _spellings(each.as_key or each.key)}
     for cls in all_classes():
-        if cls not in but and (known := by_key.get((cls.__module__, cls.__qualname__))) is not None:
+        name = type.__getattribute__(cls, "__module__"), type.__getattribute__(cls, "__qualname__")
+        if (known := by_key.get(name)) is not None and cls not in but:  # metaclasses of others can raise
             known.append(cls)
     found: dict[type, list[type]] = {}
     for each in arrived:

@@ -37,13 +37,13 @@ NOTHING: Mapping[type, type] = MappingProxyType({})
 
 def all_classes() -> Iterator[type]:
     """Every class of this process, bases first."""
-    seen: set[type] = {object}
+    seen = {id(object)}  # a metaclass can have its own hash
     pending: list[type] = [object]
     while pending:
         found: list[type] = type.__subclasses__(pending.pop())
         for cls in found:
-            if cls not in seen:
-                seen.add(cls)
+            if id(cls) not in seen:
+                seen.add(id(cls))
                 pending.append(cls)
                 yield cls
 

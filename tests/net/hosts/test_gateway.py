@@ -50,7 +50,9 @@ class Host:
         self.fds.poll(5)
         self.gateway.turn()
         while (received := self.controller.recv()) is not None:
-            self.came.append((received[0], bytes(received[1][0])))
+            senders, parts = received
+            for sender in senders if isinstance(senders, tuple) else (senders,):
+                self.came.append((sender, bytes(parts[0])))
 
     def until(self, condition: Callable[[], bool]) -> None:
         pump_until(condition, self.turn, "the host")
