@@ -189,6 +189,23 @@ class Worker(Actor):
 """
 
 
+ODD = """
+class Raises(type):
+    def __hash__(cls): raise RuntimeError("code of a metaclass ran")
+    def __getattribute__(cls, name): raise RuntimeError("code of a metaclass ran")
+class Odd(metaclass=Raises): pass
+"""
+
+
+def test_classes_whose_metaclass_raises_are_left_alone(procs: ProcMesh, write: Write) -> None:
+    write(lib="class Model:\n    def size(self):\n        return 1")
+    assert on_ranks(procs, f"{ODD}import lib; model = lib.Model(); model.size()") == (1, 1)
+    write(lib="class Model:\n    def size(self):\n        return 2")
+    procs.sync("lib")
+    assert on_ranks(procs, "model.size(), type(model) is lib.Model") == ((2, True),) * 2
+    procs.run("del Raises, Odd").get(LONG_S)
+
+
 def test_actors_and_their_handles_switch_to_the_current_class(procs: ProcMesh, write: Write) -> None:
     write(worker=ACTOR.format("", "first", 1))
     import worker  # type: ignore[import-not-found]

@@ -145,7 +145,7 @@ def living_classes(arrived: Sequence[Arrived], but: Collection[type]) -> dict[ty
         by_key |= {key: [] for key in _spellings(each.as_key or each.key)}
     for cls in all_classes():
         name = type.__getattribute__(cls, "__module__"), type.__getattribute__(cls, "__qualname__")
-        if (known := by_key.get(name)) is not None and cls not in but:  # metaclasses of others can raise
+        if (known := by_key.get(name)) is not None and cls not in but:
             known.append(cls)
     found: dict[type, list[type]] = {}
     for each in arrived:

@@ -201,7 +201,7 @@ def _written_s(file: str) -> float:
 def _classes_of(modules: set[str], but: Container[type]) -> dict[tuple[str, str], list[type]]:
     found: dict[tuple[str, str], list[type]] = {}
     for cls in all_classes():
-        module = type.__getattribute__(cls, "__module__")  # a metaclass of others can raise
+        module = type.__getattribute__(cls, "__module__")
         if module in modules and cls not in but:
             found.setdefault((module, cls.__qualname__), []).append(cls)
     return found

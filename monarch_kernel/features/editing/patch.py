@@ -36,8 +36,8 @@ NOTHING: Mapping[type, type] = MappingProxyType({})
 
 
 def all_classes() -> Iterator[type]:
-    """Every class of this process, bases first."""
-    seen = {id(object)}  # a metaclass can have its own hash
+    """Every class of this process, bases first. Code of a metaclass, such as ``__hash__``, may raise: do not run it."""
+    seen = {id(object)}
     pending: list[type] = [object]
     while pending:
         found: list[type] = type.__subclasses__(pending.pop())
@@ -315,7 +315,7 @@ def _modules_with(instead: _Instead, but: Container[int]) -> Iterator[dict[str, 
 
 def _owners_of_dicts() -> dict[int, type]:
     """The dictionaries of classes, by identity. To write to them directly bypasses Python's method caches."""
-    return {id(gc.get_referents(vars(cls))[0]): cls for cls in all_classes()}
+    return {id(gc.get_referents(type.__getattribute__(cls, "__dict__"))[0]): cls for cls in all_classes()}
 
 
 class _Instead(dict[int, tuple[object, object]]):

@@ -31,8 +31,8 @@ class Rank(Actor):
 WORKERS = """
 addresses = sys.argv[1].split(",")
 with configured(mesh_attach_config_timeout="10ms"):
-    nobody = attach_to_workers(ca="trust_all_connections", workers=[addresses[0] + "x"])
-try: nobody.initialized.get(timeout=60)
+    absent = attach_to_workers(ca="trust_all_connections", workers=[addresses[0] + "x"])
+try: absent.initialized.get(timeout=60)
 except RuntimeError as error: print("could not be reached within 0.01 s" in str(error))
 code = "from monarch.actor import run_worker_loop_forever; run_worker_loop_forever(address={!r}, ca='trust_all_connections')"
 workers = [subprocess.Popen([sys.executable, "-c", code.format(address)]) for address in addresses]
