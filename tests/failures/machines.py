@@ -122,6 +122,18 @@ class Machines:
         """Give the pid of an agent, by the order of launch, from 0."""
         return self.agents[host].pid
 
+    def await_up(self, mesh: ProcMesh) -> None:
+        """Wait until all ranks of a mesh are up; a failure says what the ranks, their hosts and the processes there do."""
+        if mesh.initialized.wait(LONG_S):
+            mesh.initialized.get()
+            return
+        lines = [f"after {LONG_S:g} s ranks are not up"]
+        lines += [f"[{rank.rank}] {rank.state}, pid {rank.pid}, on {rank.host}" for rank in mesh.view().ranks]
+        for agent in self.agents:
+            lines += [f"agent {agent.pid}: {agent.poll() or 'runs'}", *(f"  | {line}" for line in agent.log_tail())]
+            lines += [f"  {_described(process)}" for process in tree(agent.pid)]
+        raise AssertionError("\n".join(lines))
+
     def signal(self, host: int, signum: signal.Signals) -> None:
         """Signal an agent, but no other process of its host."""
         os.kill(self.pid(host), signum)
@@ -189,7 +201,7 @@ def hosts_on(machines: Machines, count: int, **options: Any) -> HostMesh:
 def pairs_on(machines: Machines, count: int, lost_after_s: float) -> ProcMesh:
     """Launch this many agents, with two ranks on each."""
     mesh = hosts_on(machines, count, lost_after_s=lost_after_s, is_light=True).spawn_procs({"gpus": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
+    machines.await_up(mesh)
     return mesh
 
 
@@ -197,6 +209,16 @@ def host_of(machines: Machines, mesh: ProcMesh, host: int) -> int:
     """Find the agent that has the two ranks of a host of the mesh now."""
     ranks = {mesh.view().ranks[2 * host].pid, mesh.view().ranks[2 * host + 1].pid}
     return next(i for i in range(len(machines.agents)) if ranks <= {each.pid for each in family(machines.pid(i))})
+
+
+def _described(process: psutil.Process) -> str:
+    """Say in what a process waits, as far as the kernel tells."""
+    try:
+        waits = Path(f"/proc/{process.pid}/wchan").read_text(encoding="ascii")
+        command = " ".join(command_of(process))[-60:]
+        return f"{process.pid} child of {process.ppid()}: {process.status()} in {waits}: {command}"
+    except (OSError, psutil.NoSuchProcess):
+        return f"{process.pid} has ended"
 
 
 def family(pid: int) -> list[psutil.Process]:

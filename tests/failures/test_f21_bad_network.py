@@ -22,7 +22,7 @@ BIG_NBYTES = 5_000_000  # takes more than twice the time that a host may be sile
 def bring_up(machines: Machines, count: int) -> ProcMesh:
     hosts = hosts_on(machines, count, lost_after_s=LOST_AFTER_S, is_light=True)
     mesh = hosts.spawn_procs({"gpus": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
+    machines.await_up(mesh)
     return mesh
 
 

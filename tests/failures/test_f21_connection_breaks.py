@@ -32,7 +32,7 @@ def procs(proxied: Machines) -> ProcMesh:
 
 def bring_up(machines: Machines, lost_after_s: float) -> ProcMesh:
     mesh = hosts_on(machines, 2, lost_after_s=lost_after_s, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
+    machines.await_up(mesh)
     return mesh
 
 
@@ -131,7 +131,7 @@ def test_a_host_that_is_cut_off_for_long_is_lost_and_ends_and_can_be_replaced(pr
 def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_it(proxied: Machines) -> None:
     grace_s = 0.5
     mesh = hosts_on(proxied, 1, lost_after_s=LONG_S, grace_s=grace_s, is_light=True).spawn_procs(device="cpu")
-    mesh.initialized.get(LONG_S)
+    proxied.await_up(mesh)
     below = family(proxied.pid(0))
     proxied.proxies[0].cut()
     until = time.monotonic() + 5 * grace_s
@@ -145,7 +145,7 @@ def test_an_agent_waits_for_the_controller_as_long_as_the_controller_waits_for_i
 @pytest.mark.slow
 def test_an_agent_that_gives_up_the_controller_logs_the_reason(proxied: Machines) -> None:
     mesh = hosts_on(proxied, 1, lost_after_s=LOST_AFTER_S, grace_s=0.0, is_light=True).spawn_procs(device="cpu")
-    mesh.initialized.get(LONG_S)
+    proxied.await_up(mesh)
     proxied.proxies[0].cut()
     wait_until(lambda: proxied.agents[0].poll() is not None, "the agent to end")
     assert re.search(

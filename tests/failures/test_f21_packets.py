@@ -43,7 +43,7 @@ def pattern(nbytes: int, salt: int) -> bytes:
 def test_all_messages_arrive_once_and_in_order(cabled: Machines, faults: dict[str, float]) -> None:
     hosts = hosts_on(cabled, 2, lost_after_s=LOST_AFTER_S, is_light=True)
     mesh = hosts.spawn_procs({"gpus": 2}, device="cpu")
-    mesh.initialized.get(LONG_S)
+    cabled.await_up(mesh)
     stream = Stream(mesh)
     echoes = mesh.spawn("echoes", Echo)
     near, far = stream.call_logs.slice(hosts=0, gpus=0), stream.call_logs.slice(hosts=1, gpus=1)

@@ -52,7 +52,7 @@ def lent(tmp_path: Path) -> Iterator[tuple[Machines, Any]]:
         machines = Machines(tmp_path, bed=bed, within=APART)
         try:
             procs = hosts_on(machines, 2, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-            procs.initialized.get(LONG_S)
+            machines.await_up(procs)
             yield machines, procs.spawn("lends", Lends)
         finally:
             shutdown_context().get()

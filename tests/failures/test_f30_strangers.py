@@ -28,7 +28,7 @@ ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00"
 @pytest.fixture(scope="module")
 def procs(standing: Machines) -> ProcMesh:
     mesh = hosts_on(standing, 1, is_light=True).spawn_procs({"gpus": 1}, device="cpu")
-    mesh.initialized.get(LONG_S)
+    standing.await_up(mesh)
     return mesh
 
 
