@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -512,8 +513,7 @@ class RankLoop:
             pack(LoopReport(*self._key, step, step_s, reported, tuple(knobs), peak, tuple(alarms), loader_s))
         )
         if not self._has_timer and not is_last:
-            self._has_timer = True
-            self._port.later(_REPORT_S, self._report_hang)
+            self._set_timer(_REPORT_S)
 
     def _patience(self, name: str, numbers: Sequence[tuple[int, float]]) -> int:
         """How many values in succession must not be finite for an alarm: more for what a GradScaler scales."""
@@ -521,6 +521,12 @@ class RankLoop:
         is_gradient = "grad" in name.lower() or "norm" in name.lower()
         may_be_scaled = bool(bad) and (is_gradient or all(map(math.isinf, bad)))
         return SCALER_PATIENCE if may_be_scaled and has_scaler(variables_of_caller()) else 1
+
+    def _set_timer(self, after_s: float) -> None:
+        """Have `_report_hang` called, unless the loop is freed before: a timer must not keep the model of a loop."""
+        self._has_timer = True
+        report = weakref.WeakMethod(self._report_hang)
+        self._port.later(after_s, lambda: (call := report()) and call())
 
     def _report_hang(self) -> None:
         """Report the current step if it is later than that of the last report. Called on a separate thread."""
@@ -530,8 +536,7 @@ class RankLoop:
         if self._is_over:
             return
         if left_s > 0:  # there was a report
-            self._has_timer = True
-            self._port.later(left_s, self._report_hang)
+            self._set_timer(left_s)
         elif self.step > reported and not self._is_left():
             self._port.submit(pack(LoopStep(*self._key, self.step)))
 

@@ -22,6 +22,7 @@ rank whose own copy is damaged restores that of its buddy.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import deque
@@ -269,6 +270,7 @@ class Snapshots:
         """
         from monarch_kernel.train.snapshots.capture import put_back
 
+        gc.collect()  # models of FSDP are in cycles: a former one would be taken for the one in use
         things = {name: thing() for name, thing in self._last.items()}
         if self._rewind is not None and things and all(thing is not None for thing in things.values()):
             put_back(things, self._fetch(self._rewind))

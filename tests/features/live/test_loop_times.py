@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +127,22 @@ def test_a_timer_ends_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     rank.fire()
     assert not rank.timers
     assert not rank.steps
+
+
+def test_a_timer_does_not_keep_an_ended_loop_and_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    rank = Rank(clock)
+    rank.coming = [(0.0, LoopGrant(*KEY, 1 << 20, 200))]
+    run = rank.loop.run()
+    while next(run) < 250:
+        pass
+    run.close()
+    loop = weakref.ref(rank.loop)
+    del rank.loop, run
+    gc.collect()
+    assert loop() is None
+    rank.fire()
+    assert not rank.timers
 
 
 class Book:

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from monarch_kernel.net.wire.messages import Payload, Rewind
 from monarch_kernel.runtime.worker.executor import working
+from monarch_kernel.train.snapshots import capture
 from monarch_kernel.train.snapshots.buddy_store import Series, Snapshots, _Kept
 
 
@@ -57,3 +59,19 @@ def test_a_snapshot_for_a_later_loop_is_kept_during_earlier_loops(snapshots: Sna
     for step in (10, 15):
         snapshots._file(0, (3, 2, step), kept, 2)
     assert sorted(snapshots._kept[0]) == [(3, 2, 10), (3, 2, 15)]
+
+
+def test_a_rollback_restores_no_model_that_was_replaced(snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    restored: list[Any] = []
+    monkeypatch.setattr(capture, "put_back", lambda things, captured: restored.append(things))
+    monkeypatch.setattr(snapshots, "_fetch", lambda rewind: None)
+    model = torch.nn.Linear(2, 2)
+    snapshots.begin({"model": model}, 10, 2)
+    snapshots.take_series()
+    snapshots._rewind = Rewind(0, (1, 2, 10), (0, 1), False)
+    snapshots.put_back_now()
+    assert restored.pop()["model"] is model
+    model.itself = [model]  # a cycle, as modules of FSDP have
+    del model
+    snapshots.put_back_now()
+    assert not restored
