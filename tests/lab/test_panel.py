@@ -166,7 +166,7 @@ def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(lab: Lab, server
     )
     for view in (lab.panel, lab.cell(0).locator(".mk-live")):
         expect(view.get_by_role("list", name="Waits")).to_have_text(line)
-        expect(view.locator(".mk-card[data-rank='0'] .mk-stall")).to_have_text(line)
+        expect(view.locator(".mk-card[data-rank='0'] .mk-stall")).to_have_text("waits for [1]")
         expect(view.locator(".mk-card[data-rank='1'] .mk-stall")).to_have_text("[0] waits for this rank")
     expect(lab.status).to_have_attribute("title", re.compile(r"^Show the meshes of a\.ipynb\nt: \[0\] waits for"))
     assert lab.prompt(1).inner_text() == "[*]:"

@@ -393,10 +393,13 @@ function errorParts({ error = "", error_at, state }, now) {
   return ["earlier", time && `, ${time}`, `: ${error}`];
 }
 
-/** Describes the waits in collectives that a rank takes part in, or that wait for it. @param {number} rank @param {MeshFrame} mesh */
-function waitsOf(rank, mesh) {
+/**
+ * Describes the waits in collectives that a rank takes part in, or that wait for it. @param {number} rank
+ * @param {MeshFrame} mesh @param {boolean} isBrief whether the whole text is on the page already: then only the ranks it waits for
+ */
+function waitsOf(rank, mesh, isBrief = false) {
   const found = (mesh.waits ?? []).map((wait) => {
-    if (names(wait.ranks, rank)) return wait.text;
+    if (names(wait.ranks, rank)) return isBrief && wait.missing ? `waits for ${wait.missing}` : wait.text;
     return names(wait.missing ?? "", rank) ? `${waiters(wait)} for this rank` : "";
   });
   return found.filter(Boolean).join(" · ");
@@ -476,10 +479,10 @@ class Card {
     const isUp = rank.state !== "starting" && rank.state !== "dead" && rank.state !== "stopped";
     write(this.doing, doing(rank));
     show(this.activity, rank.state === "running");
-    const stall = waitsOf(rank.rank, mesh);
+    const stall = waitsOf(rank.rank, mesh, true);
     writeOrHide(this.stall, stall);
-    mark(this.stall, "title", stall);
-    writeOrHide(this.waits, rank.waits && !stall ? `waits in ${rank.waits}` : "");
+    mark(this.stall, "title", waitsOf(rank.rank, mesh));
+    writeOrHide(this.waits, rank.waits && !stall.includes(rank.waits) ? `waits in ${rank.waits}` : "");
     errorParts(rank, at).forEach((part, i) => write(this.errorParts[i], part));
     show(this.error, Boolean(rank.error));
     this.error.classList.toggle("mk-past", rank.state === "running");
