@@ -59,6 +59,9 @@ def _weight(value: Logged) -> int:
 class Curve:
     """One metric over the steps of a loop. When there are too many bins, pairs of bins are merged.
 
+    A bin stands at its last step, so that the curve ends where the loop is. The first step has a bin that is never merged, so
+    that the curve also begins where the loop began.
+
     Attributes:
         last: rank -> its last value.
         width: steps in a bin.
@@ -66,6 +69,7 @@ class Curve:
 
     last: dict[int, float] = field(default_factory=dict)
     width: int = 1
+    _first: _Bin | None = None
     _bins: dict[int, _Bin] = field(default_factory=dict)
     _recent: dict[int, deque[tuple[int, float]]] = field(default_factory=dict)
 
@@ -74,14 +78,16 @@ class Curve:
         values = list(values)
         for value in values:
             self.last[rank] = value.last
-            self._bins.setdefault(value.step // self.width, _Bin()).add(rank, value)
+            self._bin_of(value.step).add(rank, value)
         kept = {value.step: value.last for value in [*heapq.nlargest(3, values, _weight), *values[-1:]]}
         self._recent.setdefault(rank, deque(maxlen=_COMPARED)).extend(sorted(kept.items()))
-        while len(self._bins) > MAX_POINTS:
+        while len(self._bins) + 1 > MAX_POINTS:
             self._widen()
 
     def forget_from(self, step: int) -> None:
         """Drop what was logged for a step and later ones, because the loop runs them again."""
+        if self._first is None or self._first.step >= step:
+            self._first, self._bins = None, {}
         self._bins = {at: each for at, each in self._bins.items() if at * self.width < step}
         self._recent = {}
 
@@ -97,7 +103,7 @@ class Curve:
                 each.least_rank,
                 each.most_rank,
             )
-            for _, each in sorted(self._bins.copy().items())
+            for each in self._by_step()
         ]
 
     @property
@@ -121,6 +127,21 @@ class Curve:
             return ()
         by_value = sorted(((rank, steps[max(common)]) for rank, steps in recent.items()), key=lambda each: each[1])
         return (by_value[0], by_value[-1]) if by_value[0][1] < by_value[-1][1] else ()
+
+    def _bin_of(self, step: int) -> _Bin:
+        """Return the bin that a step belongs to. A rank may report a step that is earlier than the first one so far."""
+        first = self._first
+        if first is None or step < first.step:
+            self._first = _Bin(step=step)
+            if first is not None:
+                self._bins.setdefault(first.step // self.width, _Bin()).merge(first)
+            return self._first
+        return first if step == first.step else self._bins.setdefault(step // self.width, _Bin())
+
+    def _by_step(self) -> list[_Bin]:
+        """Return the bins in the order of their steps."""
+        later = [each for _, each in sorted(self._bins.copy().items())]
+        return later if self._first is None else [self._first, *later]
 
     def _widen(self) -> None:
         self.width *= 2

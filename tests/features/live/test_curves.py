@@ -51,7 +51,7 @@ def test_a_long_curve_has_few_points_and_the_mean_of_all(values: list[float], ra
     assert [point.step for point in points] == sorted({point.step for point in points})
     assert points[-1].step == len(values) - 1
     assert (min(point.least for point in points), max(point.most for point in points)) == (min(values), max(values))
-    whole = sum(each.total for each in curve._bins.values()) / (len(values) * ranks)
+    whole = sum(each.total for each in curve._by_step()) / (len(values) * ranks)
     assert whole == pytest.approx(sum(values) / len(values), abs=1e-6)
 
 
@@ -60,9 +60,35 @@ def test_a_point_of_a_long_curve_keeps_the_ranks_with_its_extremes() -> None:
     for step in range(2 * MAX_POINTS):
         for rank, value in enumerate((1.0, 1.0 + step % 2, 1.0 - step % 2)):
             curve.add(rank, [one(step, value)])
-    assert {(point.least, point.least_rank, point.most, point.most_rank) for point in curve.points} == {
-        (0.0, 2, 2.0, 1)
-    }
+    first, *others = curve.points
+    assert first == CurvePoint(0, 1.0, 1.0, 1.0, 0, 0)
+    assert {(point.least, point.least_rank, point.most, point.most_rank) for point in others} == {(0.0, 2, 2.0, 1)}
+
+
+@given(st.integers(0, 5000), st.integers(1, 1500), st.sampled_from([1, 3, 10]), st.integers(1, 64))
+def test_a_curve_begins_at_the_first_step_with_its_value(start: int, number: int, every: int, ahead: int) -> None:
+    """Also where the loop was resumed, and where another rank reports the first steps later."""
+    curve = Curve()
+    steps = [start + every * at for at in range(number)]
+    for rank, order in [(1, steps[ahead:]), (0, steps), (1, steps[:ahead])]:
+        for step in order:
+            curve.add(rank, [one(step, step)])
+    points = curve.points
+    assert points[0] == CurvePoint(start, start, start, start, points[0].least_rank, points[0].most_rank)
+    assert points[-1].step == steps[-1]
+    assert len(points) <= MAX_POINTS
+    assert sum(each.count for each in curve._by_step()) == 2 * number
+
+
+def test_a_curve_whose_first_step_runs_again_begins_there() -> None:
+    curve = Curve()
+    curve.add(0, [one(step, 1.0) for step in range(7, 1000)])
+    curve.forget_from(7)
+    assert curve.points == []
+    curve.add(0, [one(step, 2.0) for step in range(7, 1000)])
+    assert curve.points[0] == CurvePoint(7, 2.0, 2.0, 2.0, 0, 0)
+    curve.forget_from(8)
+    assert curve.points == [CurvePoint(7, 2.0, 2.0, 2.0, 0, 0)]
 
 
 def test_steps_that_run_again_are_dropped() -> None:
