@@ -251,7 +251,7 @@ class MeshView:
         axes: axis -> size, in order.
         ranks: by flat rank.
         where: engine and hosts, such as ``local`` or ``ray, 4 hosts``.
-        age_s: seconds since it was brought up.
+        age_s: seconds since all of its ranks have been up; 0 if one has not been up yet.
         lost_hosts: its lost hosts, by name.
         refused_connections: hosts that refused unauthenticated connections, and how many; the controller's machine is "".
         loops: the loops that its ranks run, without the points of their curves; if they run none, the last one.
@@ -260,6 +260,7 @@ class MeshView:
         record: the run record that is being written, with its size; empty if there is none.
         trajectories: the last samples that its ranks have shown, the newest last.
         trajectory_count: how many samples they have shown altogether.
+        is_up: whether all of its ranks have been up. A rank that died or is replaced does not change that.
     """
 
     name: str
@@ -275,6 +276,7 @@ class MeshView:
     record: str = ""
     trajectories: tuple[TrajectoryView, ...] = ()
     trajectory_count: int = 0
+    is_up: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ def mesh_text(mesh: Mapping[str, Any], at: float | None = None) -> str:
     """
     now = time.time() if at is None else at
     part = format_ranks(mesh["selected"]) if "selected" in mesh else ""
-    lines = [f"{mesh['name']}{part}: {_axes(mesh)}, {_counts(mesh)}, {mesh['where']}, up for {_since(mesh, now)}"]
+    age = f", up for {_since(mesh, now)}" if mesh["since"] else ""
+    lines = [f"{mesh['name']}{part}: {_axes(mesh)}, {_counts(mesh)}, {mesh['where']}{age}"]
     ranks = mesh.get("ranks", ())
     columns = [
         ("rank", [str(rank["rank"]) for rank in ranks], True),

@@ -256,7 +256,7 @@ class MeshFrame:
         name: as in ``%mesh up NAME``.
         axes: axes and their sizes, in order.
         where: engine and hosts, such as ``local``.
-        since: when it came up.
+        since: when all of its ranks were up; 0 if one has not been up yet.
         counts: state -> number of ranks in it; states without ranks are omitted.
         states: for a mesh with more than `CARDS` ranks, the states of all, as `pack_states` writes them; else empty.
         ranks: all ranks, by flat rank; for a larger mesh, the ranks that most need attention.
@@ -330,7 +330,7 @@ def mesh_frame(
         view.name,
         view.axes,
         view.where,
-        _steady(at - view.age_s, last.since if last is not None else 0.0),
+        _steady(at - view.age_s, last.since if last is not None else 0.0) if view.is_up else 0.0,
         {state: counts[state] for state in STATES if state in counts},
         pack_states([rank.state for rank in view.ranks]) if is_large else "",
         tuple(

@@ -211,9 +211,9 @@ def _caption(view: MeshView) -> str:
 
 
 def _age(view: MeshView) -> str:
-    """Format for how long a mesh has been up; empty if all of its ranks were stopped."""
+    """Format for how long a mesh has been up; empty if a rank has not been up yet, or all were stopped."""
     is_stopped = bool(view.ranks) and all(rank.state == "stopped" for rank in view.ranks)
-    return "" if is_stopped else format_seconds(view.age_s)
+    return "" if is_stopped or not view.is_up else format_seconds(view.age_s)
 
 
 def _axes(view: MeshView) -> str:

@@ -85,6 +85,7 @@ class RankRecord(Recipient):
         pid: Its process id on that host.
         device: Such as ``"cuda:0"``.
         deadline: When it must be up.
+        up_at: When it came up, or the first of the processes that it replaces; 0 if none has been up yet.
         is_adopted: Whether an earlier controller started it.
         stopping: Whether the program has stopped it.
         cleans_up: Whether it has actors that clean up when the session ends.
@@ -113,6 +114,7 @@ class RankRecord(Recipient):
     pid: int = 0
     device: str = ""
     deadline: float = 0.0
+    up_at: float = 0.0
     is_adopted: bool = False
     stopping: bool = False
     cleans_up: bool = False

@@ -139,6 +139,7 @@ class RankProcesses:
             if self._hosts[at].gone:
                 at = (hosts or {}).get(at, at)
             record = self._ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
+            record.up_at = former.up_at
             self._connected.pop(former.peer, None)
             self._requests.dead.discard(proc)
             effects += find_routes(self._hosts[at], (spec,))

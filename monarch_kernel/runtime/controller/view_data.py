@@ -79,7 +79,9 @@ def mesh_view(
             *((view.name, hosts[host].refused_connections) for host, view in on.items()),
         ]
         where["refused_connections"] = tuple((name, count) for name, count in counts if count)
-    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=age_s, **where)
+    is_up = all(record is not None and (record.up or record.up_at) for record in ranks)
+    up_s = min([age_s, *(now - record.up_at for record in ranks if record is not None)]) if is_up else 0.0
+    return MeshView(name, tuple(axes.items()), tuple(rows), age_s=up_s, is_up=is_up, **where)
 
 
 @lru_cache(maxsize=16)

@@ -150,6 +150,15 @@ def test_unchanged_state_makes_an_equal_frame_later() -> None:
     assert mesh_frame(later, AT + 2.0, before) != before  # the activity started again
 
 
+def test_a_mesh_that_is_not_up_yet_has_no_time_since_when_it_is() -> None:
+    starting = mesh_frame(MeshView("t", (("gpus", 1),), (rank_view(0, "starting"),), is_up=False), AT)
+    assert starting.since == 0.0
+    assert (
+        mesh_frame(MeshView("t", (("gpus", 1),), (rank_view(0, "idle"),), age_s=2.0), AT + 5.0, starting).since
+        == AT + 3.0
+    )
+
+
 def _fields(view: RankView) -> dict[str, object]:
     return {name: getattr(view, name) for name in RankView._fields if name not in ("rank", "point", "state")}
 

@@ -58,6 +58,7 @@ class TestMeshText:
         well = mesh_view(rank_view(0), rank_view(1, "starting"))
         assert mesh_line(well) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local, up for 12 s"
         assert mesh_line(FOUR) == mesh_text(FOUR)
+        assert mesh_line(replace(well, is_up=False)) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local"
 
     def test_rates_are_shown_where_bytes_flow(self) -> None:
         lines = mesh_text(mesh_view(rank_view(0, in_bytes_per_s=1.5 * 2**30), rank_view(1))).split("\n")

@@ -151,6 +151,24 @@ def test_heal_starts_a_process_for_a_dead_rank() -> None:
     assert state.processes.heal((1, 2), 3.0) == [], "nobody is dead"
 
 
+def test_a_replaced_rank_counts_as_up_since_its_first_process_was() -> None:
+    state = running()
+    state.ranks[2].up_at = 0.5
+    lose(state, 2)
+    state.processes.heal((2,), 1.0)
+    state.handle(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0)
+    assert (state.ranks[2].up, state.ranks[2].up_at) == (True, 0.5)
+
+
+def test_a_rank_that_first_comes_up_as_a_replacement_counts_from_then() -> None:
+    state = running()
+    state.ranks[2].up_at = 0.0
+    lose(state, 2)
+    state.processes.heal((2,), 1.0)
+    state.handle(Hello(TOKEN, 2, 300, "cpu"), (), rank_peer(2, 1), 2.0)
+    assert state.ranks[2].up_at == 2.0
+
+
 def test_requests_of_the_dead_process_are_not_repeated() -> None:
     state = running()
     ask(state, 1, (2,))

@@ -32,3 +32,18 @@ def test_the_device_is_shown_once_the_host_has_reported_it() -> None:
         record.device = device
         view = mesh_view("t", {"gpus": 1}, [record], {1: HostRecord(1)}, lambda host: None, 0.0, 0.0)
         assert [rank.device for rank in view.ranks] == [device]
+
+
+def test_a_mesh_is_up_from_the_moment_when_the_last_rank_has_come_up() -> None:
+    records = [RankRecord(rank_spec(rank), 1) for rank in range(2)]
+
+    def age(now: float) -> tuple[bool, float]:
+        view = mesh_view("t", {"gpus": 2}, records, {1: HostRecord(1)}, lambda host: None, now, now - 100.0)
+        return view.is_up, view.age_s
+
+    records[0].up, records[0].up_at = True, 103.0
+    assert age(104.0) == (False, 0.0)
+    records[1].up, records[1].up_at = True, 105.0
+    assert age(109.0) == (True, 4.0)
+    records[1] = RankRecord(rank_spec(1), 1, up_at=105.0)  # replaces the other, and starts
+    assert age(110.0) == (True, 5.0)
