@@ -6,6 +6,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -288,7 +289,11 @@ class RecordReader:
     @property
     def nbytes(self) -> int:
         """The size on the disk."""
-        return sum(path.stat().st_size for path in self.folder.glob(f"{FILE}*"))
+        nbytes = 0
+        for path in self.folder.glob(f"{FILE}*"):
+            with suppress(FileNotFoundError):  # the log of SQLite, which ends with its writer
+                nbytes += path.stat().st_size
+        return nbytes
 
     def cell(self, id: int) -> Cell | None:
         """Return a cell by its id."""

@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from glob import escape
+from glob import escape, iglob
 from pathlib import Path
 from typing import Any
 
@@ -217,10 +217,10 @@ def move(making: Path, path: Path) -> None:
 
 def _remove_remains(path: Path) -> None:
     """Remove what failed saves to this path have left."""
-    for left in path.parent.glob(f".{escape(path.name)}.{_SAVING}-*"):
+    for left in _matching(path.parent, f".{escape(path.name)}.{_SAVING}-*"):
         shutil.rmtree(left, ignore_errors=True)
     if path.exists():
-        for left in path.parent.glob(f".{escape(path.name)}.{_LAST}-*"):
+        for left in _matching(path.parent, f".{escape(path.name)}.{_LAST}-*"):
             shutil.rmtree(left, ignore_errors=True)
 
 
@@ -235,10 +235,10 @@ def resolve(path: str | os.PathLike[str]) -> Path:
     if found is not None:
         return found
     if not wanted.exists():
-        began = any(wanted.parent.glob(f".{escape(wanted.name)}.{_SAVING}-*"))
+        began = any(_matching(wanted.parent, f".{escape(wanted.name)}.{_SAVING}-*"))
         more = "a save to it has not finished" if began else _beside(wanted)
         raise CheckpointError(f"there is no checkpoint at {wanted}; {more}")
-    if any(wanted.glob("*.safetensors")):
+    if any(_matching(wanted, "*.safetensors")):
         raise CheckpointError(
             f"{wanted} is no checkpoint of monarch_kernel; it has safetensors files, as format='hf' writes them: read it with "
             "from_pretrained of transformers, or with safetensors"
@@ -257,7 +257,7 @@ def _find(wanted: Path) -> Path | None:
 
     def places() -> Iterator[Path]:
         yield wanted
-        yield from sorted(wanted.parent.glob(f".{escape(wanted.name)}.{_LAST}-*"))
+        yield from sorted(_matching(wanted.parent, f".{escape(wanted.name)}.{_LAST}-*"))
         yield wanted
 
     return next((place for place in places() if (place / _CONTENTS).is_file()), None)
@@ -371,6 +371,11 @@ def previous(path: Path) -> str:
     except OSError:
         return "earlier checkpoints are intact"
     return "the previous checkpoint is intact" if exists else f"there is no earlier checkpoint in {path.parent}"
+
+
+def _matching(folder: Path, pattern: str) -> Iterator[Path]:
+    """The paths in a folder that match a pattern. `Path.glob` raises an error if the folder is removed meanwhile."""
+    return map(folder.joinpath, iglob(pattern, root_dir=folder))
 
 
 def _complete(folder: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -63,6 +64,23 @@ def test_a_killed_save_leaves_the_previous_checkpoint_findable(tmp_path: Path) -
     (tmp_path / "a").rename(tmp_path / ".a.last-0123abcd")  # the save was about to replace it
     assert latest(tmp_path) == tmp_path / "a"
     assert describe(tmp_path / "a").path == tmp_path / ".a.last-0123abcd"
+
+
+def test_a_folder_that_is_removed_while_it_is_read_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    scandir = os.scandir
+
+    def removing(path: str) -> Iterator[os.DirEntry[str]]:
+        monkeypatch.undo()
+        (tmp_path / "a").rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", lambda path: removing(path) if Path(path).name == "a" else scandir(path))
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
+        describe(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_a_removed_checkpoint_is_not_the_latest(tmp_path: Path) -> None:
