@@ -452,8 +452,8 @@ def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(view: ViewPage) 
     assert [each.inner_text() for each in waits.get_by_role("listitem").all()] == [first, second]
     assert view.page.locator("[aria-live]").inner_text() == f"trainers: {first}"
     stalls = [card(view, rank).locator(".mk-stall") for rank in range(3)]
-    brief = "waits for [1]"  # the whole text is above the cards
-    assert [each.inner_text() for each in stalls] == [brief, f"[0,2] wait for this rank · {second}", brief]
+    brief = "waits for [1]"  # the collective of rank 0 is on its card; that of rank 2 is not known yet
+    assert [each.inner_text() for each in stalls] == [brief, f"[0,2] wait for this rank · {second}", first]
     assert stalls[0].get_attribute("title") == first
     assert card(view, 0).locator(".mk-waits").inner_text() == "waits in all_reduce"
     del frame["meshes"][0]["waits"]
@@ -462,6 +462,23 @@ def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(view: ViewPage) 
     assert view.page.locator("[aria-live]").inner_text() == "trainers: the waits have ended"
     assert not any(each.is_visible() for each in stalls)
     assert card(view, 0).locator(".mk-waits").inner_text() == "waits in all_reduce"
+
+
+@pytest.mark.slow
+def test_the_card_of_a_rank_that_waits_for_a_call_has_the_whole_line(view: ViewPage) -> None:
+    text = "[0-1] wait for 12 s for source.next of generators[0], [2]; [2] is at actor source: cell [5], line 20"
+    waits = (WaitView(text, (0, 1), (2,)),)  # ranks of other meshes are only in the text
+    view.frame(ViewState(AT, (drawn(dataclasses.replace(all_in(4, "running"), waits=waits)),)))
+    stalls = [card(view, rank).locator(".mk-stall").inner_text() for rank in range(3)]
+    assert stalls == [text, text, "[0-1] wait for this rank"]
+
+
+@pytest.mark.slow
+def test_the_card_of_a_rank_that_is_itself_missing_has_the_whole_line(view: ViewPage) -> None:
+    frame = golden("waits")
+    frame["meshes"][0]["waits"] = [{"text": "[0-1] wait for 12 s in recv", "ranks": "[0-1]", "missing": "[0-1]"}]
+    view.frame(frame)
+    assert card(view, 0).locator(".mk-stall").inner_text() == "[0-1] wait for 12 s in recv"
 
 
 @pytest.mark.slow

@@ -395,12 +395,14 @@ function errorParts({ error = "", error_at, state }, now) {
 
 /**
  * Describes the waits in collectives that a rank takes part in, or that wait for it. @param {number} rank
- * @param {MeshFrame} mesh @param {boolean} isBrief whether the whole text is on the page already: then only the ranks it waits for
+ * @param {MeshFrame} mesh @param {boolean} isBrief whether the page shows the collective and the whole text already
  */
 function waitsOf(rank, mesh, isBrief = false) {
   const found = (mesh.waits ?? []).map((wait) => {
-    if (names(wait.ranks, rank)) return isBrief && wait.missing ? `waits for ${wait.missing}` : wait.text;
-    return names(wait.missing ?? "", rank) ? `${waiters(wait)} for this rank` : "";
+    const { missing = "" } = wait;
+    const isMissing = names(missing, rank);
+    if (names(wait.ranks, rank)) return isBrief && missing && !isMissing ? `waits for ${missing}` : wait.text;
+    return isMissing ? `${waiters(wait)} for this rank` : "";
   });
   return found.filter(Boolean).join(" · ");
 }
@@ -479,7 +481,7 @@ class Card {
     const isUp = rank.state !== "starting" && rank.state !== "dead" && rank.state !== "stopped";
     write(this.doing, doing(rank));
     show(this.activity, rank.state === "running");
-    const stall = waitsOf(rank.rank, mesh, true);
+    const stall = waitsOf(rank.rank, mesh, Boolean(rank.waits));
     writeOrHide(this.stall, stall);
     mark(this.stall, "title", waitsOf(rank.rank, mesh));
     writeOrHide(this.waits, rank.waits && !stall.includes(rank.waits) ? `waits in ${rank.waits}` : "");
