@@ -88,8 +88,8 @@ def test_a_knob_changes_at_the_same_step_on_all_ranks(procs: ProcMesh, seed: int
     wait_until(lambda: running.loop.view().knobs, "the knobs to be known")
     turned: list[tuple[int, str, Any]] = []
     for turn in range(12):
-        if turn % 4 == 0:  # at least three steps have different values, however early this loop ends
-            running.wait_step(running.step + 1)
+        if turn in (4, 8):  # at least three steps have different values: the last change is in force
+            running.wait_step(turned[-1][0])
         time.sleep(chance.uniform(0, 0.05))  # no synchronization: sets the knob at a random moment
         name, value = chance.choice([("lr", round(chance.random(), 6)), ("mode", chance.choice("abc")), ("on", False)])
         turned.append((running.loop.set(name, value), name, value))
