@@ -74,5 +74,5 @@ def test_ranks_that_disagree_and_names_that_do_not_exist_are_reported(meshes: tu
     run(trainer, "x = torch.zeros(2 + dist.get_rank() // 2)")
     with pytest.raises(MoveError, match=r"fetching 'x' from trainer failed\n  x is float32\[2\] on trainer\[0-1\]"):
         trainer.fetch_state("x")
-    with pytest.raises(RemoteError, match="name 'y' is not defined"):
-        trainer.fetch_state("y")
+    with pytest.raises(RemoteError, match="name 'nowhere' is not defined"):
+        trainer.fetch_state("nowhere")
