@@ -85,10 +85,13 @@ class Curve:
             self._widen()
 
     def forget_from(self, step: int) -> None:
-        """Drop what was logged for a step and later ones, because the loop runs them again."""
+        """Drop what was logged for a step and later ones, because the loop runs them again.
+
+        A bin that also has earlier steps is dropped as a whole, since its sum can't be divided.
+        """
         if self._first is None or self._first.step >= step:
             self._first, self._bins = None, {}
-        self._bins = {at: each for at, each in self._bins.items() if at * self.width < step}
+        self._bins = {at: each for at, each in self._bins.items() if each.step < step}
         self._recent = {}
 
     @property

@@ -6,7 +6,7 @@ Tensors stay unread until the report: to read a tensor on a GPU is to wait for a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -75,12 +75,27 @@ def numbers_of(values: list[tuple[int, Any]]) -> list[tuple[int, float]]:
     return read
 
 
-def summed(values: list[tuple[int, float]], most: int = MAX_VALUES) -> Iterator[Logged]:
-    """Combine values of neighbouring steps until there are at most ``most``; keeps their order."""
-    size = 1
-    while len(values) > most and values[-1][0] // size - values[0][0] // size >= most:
+def summed(values: list[tuple[int, float]], most: int = MAX_VALUES, *, is_first: bool = False) -> Iterator[Logged]:
+    """Combine values of neighbouring steps until there are at most ``most``; keeps their order.
+
+    Args:
+        values: steps and their values, in the order of the steps; at least one.
+        most: how many combined values there may be.
+        is_first: whether the metric begins with these values. Its first step is then not combined with others, and comes in
+            addition, so that a chart begins where the loop does.
+    """
+    begin = 0
+    if is_first:
+        begin = sum(step == values[0][0] for step, _ in values)
+        yield _combined(values[:begin], 1)
+    rest, size = values[begin:], 1
+    while len(rest) > most and rest[-1][0] // size - rest[0][0] // size >= most:
         size *= 2
-    for _, some in groupby(values, lambda each: each[0] // size):
-        group = list(some)
-        finite = [value for _, value in group if math.isfinite(value)]
-        yield Logged(group[-1][0], math.fsum(finite), len(finite), group[-1][1], size)
+    for _, some in groupby(rest, lambda each: each[0] // size):
+        yield _combined(list(some), size)
+
+
+def _combined(values: Sequence[tuple[int, float]], size: int) -> Logged:
+    finite = [value for _, value in values if math.isfinite(value)]
+    step, last = values[-1]
+    return Logged(step, math.fsum(finite), len(finite), last, size)

@@ -249,6 +249,7 @@ class RankLoop:
         self._tells_all = False  # the next report must include all knobs, for a new controller
         self._logged: dict[str, list[tuple[int, Any]]] = {}
         self._names: set[str] = set()  # all that were logged
+        self._reported_names: set[str] = set()
         self._series = series
         self.recovers = recovers
         self._lost = ""
@@ -494,7 +495,8 @@ class RankLoop:
         is_recorded = self._recorder is not None and self._recorder.is_on
         for name, kept in logged.items():
             numbers = numbers_of(kept)
-            reported[name] = tuple(summed(numbers, _MAX_KEPT if is_recorded else MAX_VALUES))
+            most = _MAX_KEPT if is_recorded else MAX_VALUES
+            reported[name] = tuple(summed(numbers, most, is_first=name not in self._reported_names))
             if name not in PER_SECOND:
                 alarms += self._watch.take(name, numbers, self._patience(name, numbers))
         if alarms or self._look is not None:
@@ -502,6 +504,7 @@ class RankLoop:
                 alarms = self._explained(alarms, logged, step, is_last)
             except Exception:  # the user's objects may do anything, and the loop goes on
                 _log.exception("could not find out what is known of a value that is wrong")
+        self._reported_names |= reported.keys()
         self._rows.clear()
         if self._recorder is not None and is_recorded:
             self._recorder.report(self._key, self.step + 1, is_last=is_last and not self._has_failed)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from monarch_kernel.base.events import CurvePoint
 from monarch_kernel.features.live.curves import MAX_POINTS, Curve
+from monarch_kernel.features.live.logged_values import MAX_VALUES, summed
 from monarch_kernel.net.wire.messages import Logged
 
 
@@ -96,6 +97,33 @@ def test_steps_that_run_again_are_dropped() -> None:
     curve.add(0, [one(step, 1.0) for step in range(10)])
     curve.forget_from(6)
     assert [point.step for point in curve.points] == list(range(6))
+
+
+def test_steps_that_run_again_count_once_in_a_point_of_many_steps() -> None:
+    curve = Curve()
+    curve.add(0, [one(step, 100.0) for step in range(4 * MAX_POINTS)])
+    again = curve.width * 20 + 1  # within a bin
+    curve.forget_from(again)
+    assert max(point.step for point in curve.points) < again
+    curve.add(0, [one(step, 1.0) for step in range(again, 4 * MAX_POINTS)])
+    assert {point.mean for point in curve.points} == {100.0, 1.0}
+
+
+@given(st.integers(1, 2000), st.integers(0, 100), st.integers(1, 3), st.booleans())
+def test_a_report_of_many_steps_keeps_the_first_one(number: int, start: int, times: int, is_first: bool) -> None:
+    """Also if the loop logs a value several times in a step."""
+    values = [(step, float(step + again)) for step in range(start, start + number) for again in range(times)]
+    reported = list(summed(values, is_first=is_first))
+    assert [each.step for each in reported] == sorted({each.step for each in reported})
+    assert len(reported) <= MAX_VALUES + 1 + is_first
+    assert sum(each.count for each in reported) == len(values)
+    assert sum(each.total for each in reported) == sum(value for _, value in values)
+    assert (reported[-1].step, reported[-1].last) == values[-1]
+    if is_first:
+        assert reported[0] == Logged(start, sum(value for _, value in values[:times]), times, float(start + times - 1))
+    curve = Curve()
+    curve.add(0, reported)
+    assert not is_first or curve.points[0].step == start
 
 
 def test_the_ranks_with_extreme_values_are_those_of_the_same_step() -> None:
