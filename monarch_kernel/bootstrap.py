@@ -15,7 +15,6 @@ if __name__ == "__main__" and sys.path and not getattr(sys.flags, "safe_path", F
 import faulthandler
 import importlib
 import os
-import time
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +172,7 @@ def run_rank(
     rank.use_shell(make_shell)
     extent = Extent(dict(spec.axes))
     places = range(spec.proc - spec.rank, spec.proc - spec.rank + spec.world_size)
-    mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, time.monotonic(), extent)
+    mesh = ProcMesh(rank.peers, Region.whole(extent), places, spec.mesh, extent)
     PROCESS.client, PROCESS.proc = rank.peers, mesh.process(spec.rank)
     PROCESS.python = "" if spec.python == SAME else spec.python
     install_all(rank)

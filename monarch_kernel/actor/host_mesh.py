@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ParamSpec, TypeVar, cast
@@ -287,7 +286,7 @@ class HostMesh(Handle, Shaped):
             runtime.host_pool.note_view(self._view, procs)
         if policy.restart != "never":
             runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
-        mesh = ProcMesh(runtime, Region.whole(extent), procs, name, time.monotonic(), extent, session)
+        mesh = ProcMesh(runtime, Region.whole(extent), procs, name, extent, session)
         mesh.place_on(self)
         return mesh
 
@@ -431,9 +430,7 @@ def this_proc() -> ProcMesh:
 def serve_ranks(session: Session) -> ProcMesh:
     """Let the program's own process host actors, such as the directory that serves ranks; return the process as a mesh."""
     runtime = session.runtime
-    mesh = ProcMesh(
-        runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", time.monotonic(), Extent(), session
-    )
+    mesh = ProcMesh(runtime, Region.whole(Extent()), (CONTROLLER_PROC,), "this process", Extent(), session)
     if runtime.actor_server.on_spawn is None:
         host_actors(runtime.actor_server, 0, mesh)
         runtime.actor_server.services[DIRECTORY] = spawn_of
@@ -471,7 +468,7 @@ def _as_if_here(finish: Callable[[Sequence[Answer]], Any], answers: Sequence[Ans
 
 def _program(client: Client) -> ProcMesh:
     """Return the process of the program as a mesh that uses this client."""
-    return ProcMesh(client, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", time.monotonic(), Extent())
+    return ProcMesh(client, Region.whole(Extent()), (CONTROLLER_PROC,), "the program", Extent())
 
 
 def _rethrow(future: Future[Any]) -> Any:

@@ -33,7 +33,6 @@ class ProcHandle(Handle, Shaped):
         region: Region,
         procs: Sequence[int],
         name: str,
-        started_at: float,
         extent: Extent,
         session: Session | None = None,
     ) -> None:
@@ -43,7 +42,6 @@ class ProcHandle(Handle, Shaped):
             client.unhandled.tell = call_fault_hook
         self._region = region
         self._base = procs
-        self._started_at = started_at
         self.spawned_extent = extent
         self.name = name
         self._hosts: Any = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -59,9 +58,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
 
     def with_region(self, region: Region) -> ProcMesh:
         """Return the processes of a region of the mesh as it was spawned."""
-        part = ProcMesh(
-            self._client, region, self._base, self.name, self._started_at, self.spawned_extent, self._session
-        )
+        part = ProcMesh(self._client, region, self._base, self.name, self.spawned_extent, self._session)
         part.place_on(self._hosts)
         return part
 
@@ -382,6 +379,6 @@ def check_constructor(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _open_procs(region: Region, procs: Sequence[int], name: str, extent: Extent, hosts: Any = None) -> ProcMesh:
     """Make the mesh that this process received as an argument or a result."""
-    mesh = ProcMesh(client_for_unpickling(), region, procs, name, time.monotonic(), extent)
+    mesh = ProcMesh(client_for_unpickling(), region, procs, name, extent)
     mesh.place_on(hosts)
     return mesh

@@ -253,4 +253,4 @@ class ProcObserver(ProcHandle):
 
     def view(self) -> MeshView:
         """Return the current state of the mesh, for display."""
-        return self.runtime.view(self._base, self.name, dict(self.spawned_extent), time.monotonic() - self._started_at)
+        return self.runtime.view(self._base, self.name, dict(self.spawned_extent))

@@ -158,13 +158,13 @@ class World:
         self.runtime.start_ranks(host, specs)
         self.agent.hello()
         extent = Extent({"r": N_RANKS})
-        self.mesh = ProcMesh(self.runtime, Region.whole(extent), procs, "procs", 0.0, extent)
+        self.mesh = ProcMesh(self.runtime, Region.whole(extent), procs, "procs", extent)
         self.ranks: dict[int, Rank] = {}
         for spec in specs:
             rank = self.ranks[spec.rank] = Rank(
                 spec, self.hub.connect(rank_peer(spec.proc)), TOKEN, NoMarks(), "memory"
             )
-            host_actors(rank, spec.rank, ProcMesh(rank.peers, Region.whole(extent), procs, "procs", 0.0, extent))
+            host_actors(rank, spec.rank, ProcMesh(rank.peers, Region.whole(extent), procs, "procs", extent))
             rank.driver.start()
             rank.driver.submit(pack(rank.hello))
         self.killed: set[int] = set()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +141,7 @@ def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
         serve_ranks(session)
         extent = Extent(manifest.specs[0].axes)
         procs = [spec.proc for spec in manifest.specs]
-        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
+        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, "t", extent, session)
         wait_until(lambda: len(mesh.deaths()) == 1, "the lost host to be noticed")
         mesh.heal().get(LONG_S)
         assert mesh.run("globals().get('kept')").get(LONG_S).values() == (None, 7)

@@ -243,7 +243,6 @@ class Manifest(msgspec.Struct, frozen=True):
         version: of the package that brought the mesh up: the protocol of ranks of another version may differ.
         name: of the mesh.
         token: of the session.
-        born: when it was brought up, in seconds since the epoch of the clock.
         epoch: number of controllers that it has had after the first.
         host: number of the agent.
         agent_pid: pid of the agent.
@@ -259,7 +258,6 @@ class Manifest(msgspec.Struct, frozen=True):
     version: str
     name: str
     token: str
-    born: float
     epoch: int
     host: int
     agent_pid: int

@@ -170,8 +170,7 @@ class DetachedMeshes:
         first = manifest.specs[0]
         extent = Extent(first.axes)
         procs = [spec.proc for spec in manifest.specs]
-        born = time.monotonic() - (time.time() - manifest.born)
-        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, name, born, extent, session)
+        mesh = ProcMesh(session.runtime, Region.whole(extent), procs, name, extent, session)
         options = UpOptions(name, dict(first.axes), manifest.gpus, manifest.device, manifest.env, detach=True)
         if manifest.elsewhere is not None:
             count = len(set(manifest.elsewhere.places))

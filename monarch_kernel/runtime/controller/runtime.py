@@ -377,14 +377,12 @@ class Runtime(ClientBase):
             self._next_proc += count
         return range(first, first + count)
 
-    def view(self, procs: Sequence[int], name: str, axes: dict[str, int], age_s: float) -> MeshView:
+    def view(self, procs: Sequence[int], name: str, axes: dict[str, int]) -> MeshView:
         """Return the current state of a mesh, for display."""
         engine_of = (lambda host: None) if self.session is None else self.session.engine_of
         ranks = [self._state.ranks.get(proc) for proc in procs]
         now = time.monotonic()
-        view = mesh_view(
-            name, axes, ranks, self._state.hosts, engine_of, now, age_s, self._transport.refused_connections
-        )
+        view = mesh_view(name, axes, ranks, self._state.hosts, engine_of, now, self._transport.refused_connections)
         view = replace(view, waits=self.wait_lines.of(procs))
         for extension in self._state.extensions.values():
             view = extension.shown(view, procs, now)

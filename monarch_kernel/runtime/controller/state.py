@@ -435,7 +435,7 @@ class State:
         record = self.ranks[message.proc]
         record.up, record.pid, record.device = True, message.pid, message.device
         record.address = message.address
-        record.up_at = record.up_at or now
+        record.up_at = record.up_at or now - message.up_s
         self._connected[peer] = record
         record.busy_since = now
         held, record.held = record.held, []

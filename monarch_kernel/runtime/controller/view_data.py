@@ -49,7 +49,6 @@ def mesh_view(
     hosts: Mapping[int, HostRecord],
     engine_of: Callable[[int], str | None],
     now: float,
-    age_s: float,
     refused_connections: int = 0,
 ) -> MeshView:
     """A mesh as it is now.
@@ -61,7 +60,6 @@ def mesh_view(
         hosts: All hosts, by number.
         engine_of: Returns the name of the engine of a host, by the host's number; None for this machine itself.
         now: The time.
-        age_s: How long ago the mesh was made, in seconds.
         refused_connections: How many connections the controller has refused.
     """
     numbers = dict.fromkeys(record.host for record in ranks if record is not None)
@@ -80,7 +78,7 @@ def mesh_view(
         ]
         where["refused_connections"] = tuple((name, count) for name, count in counts if count)
     is_up = all(record is not None and (record.up or record.up_at) for record in ranks)
-    up_s = min([age_s, *(now - record.up_at for record in ranks if record is not None)]) if is_up else 0.0
+    up_s = min((now - record.up_at for record in ranks if record is not None), default=0.0) if is_up else 0.0
     return MeshView(name, tuple(axes.items()), tuple(rows), age_s=up_s, is_up=is_up, **where)
 
 

@@ -132,9 +132,9 @@ class DetachedSession(Session):
             host = self.local_host()
             pid = self.runtime.host_pool.agent_pid(host)
             started = start_ticks(pid)
-        here, now = version("monarch_kernel"), time.time()
+        here = version("monarch_kernel")
         self._keep(
-            Manifest(here, name, self.token, now, 0, host, pid, started, specs, gpus, device, env, keep_s, place),
+            Manifest(here, name, self.token, 0, host, pid, started, specs, gpus, device, env, keep_s, place),
             _CONFIRM_S,
         )
 

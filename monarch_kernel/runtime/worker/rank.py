@@ -49,6 +49,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -247,6 +248,7 @@ class Rank(ActorServer):
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()
         self.driver.submit(pack(self.hello))
+        self._up_at = time.monotonic()
         try:
             if self.spec.bootstrap:
                 self._boot()
@@ -492,7 +494,9 @@ class Rank(ActorServer):
             return
         self._epoch = message.epoch
         open_requests, missed = self._replay_log.attach()
-        self.driver.send(CONTROLLER, pack(replace(self.hello, open_requests=open_requests)))
+        self.driver.send(
+            CONTROLLER, pack(replace(self.hello, open_requests=open_requests, up_s=time.monotonic() - self._up_at))
+        )
         for packed in missed:
             self.driver.send(CONTROLLER, packed)
         if self._names is not None:

@@ -70,7 +70,7 @@ def test_attach_resumes_cells_and_output() -> None:
             "before 2\n",
         ]
         assert [(cell.number, cell.procs) for cell, _ in runtime.attachment.resumed] == [(11, (1,)), (12, (2,))]
-        assert [row.activity for row in runtime.view([1, 2], "m", {"ranks": 2}, 0).ranks] == ["cell [11]", "cell [12]"]
+        assert [row.activity for row in runtime.view([1, 2], "m", {"ranks": 2}).ranks] == ["cell [11]", "cell [12]"]
         for rank, (_, future) in zip(left.ranks, runtime.attachment.resumed, strict=True):
             rank.answer(future.id)
             (answer,) = future.get(10)

@@ -100,7 +100,7 @@ class Lab:
         wait_until(self._all_are_up, "the ranks")
 
     def _all_are_up(self) -> bool:
-        view = self.runtime.view(self.procs, "procs", {"ranks": len(self.procs)}, 1.0)
+        view = self.runtime.view(self.procs, "procs", {"ranks": len(self.procs)})
         return all(rank.state == "idle" for rank in view.ranks)
 
     def say(self, peer: Peer, message: Message) -> None:

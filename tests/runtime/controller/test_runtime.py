@@ -368,7 +368,7 @@ def test_stopped_ranks(lab: Lab) -> None:
     lab.runtime.stop_ranks(lab.procs, "enough", list)
     assert future.get(LONG_S) == ["enough"] * 2
     assert lab.ask().get(LONG_S) == ["enough"] * 2
-    view = lab.runtime.view(lab.procs, "procs", {"ranks": 2}, 1.0)
+    view = lab.runtime.view(lab.procs, "procs", {"ranks": 2})
     assert [row.state for row in view.ranks] == ["stopped"] * 2
 
 

@@ -30,7 +30,7 @@ def test_the_device_is_shown_once_the_host_has_reported_it() -> None:
     record = RankRecord(replace(rank_spec(1), device="auto"), 1)
     for device in ("", "cpu"):
         record.device = device
-        view = mesh_view("t", {"gpus": 1}, [record], {1: HostRecord(1)}, lambda host: None, 0.0, 0.0)
+        view = mesh_view("t", {"gpus": 1}, [record], {1: HostRecord(1)}, lambda host: None, 0.0)
         assert [rank.device for rank in view.ranks] == [device]
 
 
@@ -38,7 +38,7 @@ def test_a_mesh_is_up_from_the_moment_when_the_last_rank_has_come_up() -> None:
     records = [RankRecord(rank_spec(rank), 1) for rank in range(2)]
 
     def age(now: float) -> tuple[bool, float]:
-        view = mesh_view("t", {"gpus": 2}, records, {1: HostRecord(1)}, lambda host: None, now, now - 100.0)
+        view = mesh_view("t", {"gpus": 2}, records, {1: HostRecord(1)}, lambda host: None, now)
         return view.is_up, view.age_s
 
     records[0].up, records[0].up_at = True, 103.0

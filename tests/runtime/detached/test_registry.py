@@ -34,7 +34,7 @@ def root() -> Iterator[Path]:
 
 
 def manifest(pid: int, started: int) -> Manifest:
-    return Manifest("1", "t", "token", 0.0, 0, 1, pid, started, (rank_spec(1),), False, "cpu", {})
+    return Manifest("1", "t", "token", 0, 1, pid, started, (rank_spec(1),), False, "cpu", {})
 
 
 def start_owner(root: Path, then: str = "") -> subprocess.Popen[str]:

@@ -129,7 +129,7 @@ def attach_mesh(root: Path) -> tuple[DetachedSession, ProcMesh]:
     serve_ranks(session)
     extent = Extent(manifest.specs[0].axes)
     procs = [spec.proc for spec in manifest.specs]
-    return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", time.monotonic(), extent, session)
+    return session, ProcMesh(session.runtime, Region.whole(extent), procs, "t", extent, session)
 
 
 def test_programs_attach_repeatedly_even_before_agents_notice_the_loss(program: Program, root: Path) -> None:
@@ -137,9 +137,11 @@ def test_programs_attach_repeatedly_even_before_agents_notice_the_loss(program: 
     session, mesh = attach_mesh(root)
     assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
     mesh.run("kept += 1").get(LONG_S)
+    age_s = mesh.view().age_s
     session.leave()
     session, mesh = attach_mesh(root)
     try:
+        assert mesh.view().age_s > age_s > 0  # it was up all the time
         assert mesh.run("kept").get(LONG_S).values() == (1, 8, 15, 22)
         assert not mesh.deaths()
     finally:

@@ -60,7 +60,8 @@ class Hello(Message, frozen=True):
     """The first message of a rank to the controller or to another rank, and its answer to `Attach`.
 
     ``token`` proves that the rank belongs to this session. It listens for other ranks at ``address``. ``shares`` says whether
-    it can open shared memory of other processes on its machine. ``open_requests`` has its open requests.
+    it can open shared memory of other processes on its machine. ``open_requests`` has its open requests. ``up_s`` says how many
+    seconds ago it came up; 0 in the first message.
     """
 
     token: str
@@ -70,6 +71,7 @@ class Hello(Message, frozen=True):
     open_requests: tuple[OpenRequest, ...] = ()
     address: str = ""
     shares: bool = False
+    up_s: float = 0.0
 
 
 # controller -> host agent
