@@ -24,6 +24,7 @@ __all__ = ["curves_html"]
 _WIDTH, _HEIGHT, _MARGIN = 300, 80, 3
 _MAX_POINTS = 128  # a picture with more would show no difference
 _MAX_CURVES = 8
+_ROUNDING = 1e-9  # values that differ by a smaller part are equal: means of equal values differ by rounding
 _PNG_SCALE = 2  # pixels of the PNG image for each of the page, so that it is sharp
 _COLOR = "#1e88e5"  # readable on white and on black: an image does not know the theme of the page
 
@@ -45,6 +46,8 @@ def curves_html(loops: Sequence[LoopView]) -> str:
 def _figure(curve: CurveView, is_final: bool) -> str:
     known = _finite(curve.points)
     least, most = _range(known)
+    if most - least <= _ROUNDING * max(abs(least), abs(most)):
+        most = least
     first, last = known[0].step, known[-1].step
     name = one_line(plain(curve.name))
     steps = f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"

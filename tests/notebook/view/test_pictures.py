@@ -59,6 +59,12 @@ def test_a_curve_is_an_image_with_its_name_last_value_steps_and_range_as_text() 
     assert page.images[0]["alt"] == "loss & more from step 0 to 2: first 4, last 1, range 1 to 4"
 
 
+def test_a_value_that_does_not_change_is_a_straight_line_although_its_means_are_rounded() -> None:
+    page = Page(curves_html([loop(curve(0.1, 0.1 + 2e-17, 0.1 - 3e-17, 0.1))]))
+    assert page.paths()[-1] == "M0.0 40.0L100.0 40.0L200.0 40.0L300.0 40.0"
+    assert page.text == "loss 0.1steps 0 to 3 · 0.1"
+
+
 def test_ranks_that_differ_are_a_band_around_the_mean() -> None:
     band, line = Page(curves_html([loop(curve(1.0, 2.0, spread=0.5))])).paths()
     assert band == "M0.0 40.0L300.0 3.0L300.0 40.0L0.0 77.0Z"

@@ -695,6 +695,26 @@ def test_a_curve_shows_the_values_and_ranks_of_the_step_under_the_pointer(view: 
         {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": losses(3)}}]}
     )
     assert tip.inner_text() == "step 50: 3 (2.7 rank 1 to 3.3 rank 3)"
+    steps, *_, ends, least_ranks, most_ranks = losses()
+    same = [
+        steps,
+        [0.1, 0.1 + 2e-17] * 5 + [0.1],
+        [0.1 - 2e-17] * 11,
+        [0.1 + 2e-17] * 11,
+        ends,
+        least_ranks,
+        most_ranks,
+    ]
+    view.receive(
+        {"kind": "curves", "mesh": "trainers", "loops": [{"request": 41, "number": 1, "curves": {"loss": same}}]}
+    )
+    assert tip.inner_text() == "step 50: 0.1"
+    scale, area = loop.locator(".mk-scale").first, areas(loop).first
+    assert scale.inner_text().strip() == "0.1"
+    label, chart = scale.locator("span").first.bounding_box(), area.bounding_box()
+    assert label is not None
+    assert chart is not None
+    assert abs(label["y"] + label["height"] / 2 - chart["y"] - chart["height"] / 2) <= 2  # beside the line
     view.page.mouse.move(0, 0)
     assert not tip.is_visible()
     areas(loop).first.focus()

@@ -38,6 +38,9 @@ const CARD_GAP = 8;
 /** Cards that would take more rows than this are compact, unless the user chooses. */
 const MAX_FULL_ROWS = 2;
 
+/** Values of a curve are equal if they differ by less than this part of them: means of equal values differ by rounding. */
+const ROUNDING = 1e-9;
+
 /** @type {State[]} */
 const STATES = ["starting", "idle", "running", "failed", "dead", "stopped"];
 /** The order of counts: states that need attention first. @type {State[]} */
@@ -1471,6 +1474,7 @@ class Curve {
     this.least = element("span");
     this.from = element("span");
     this.to = element("span");
+    this.scale = element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least);
     this.ends = element("div", "mk-ends");
     // Otherwise the command-mode shortcuts of JupyterLab would take the arrow keys.
     this.area = element("div", "mk-curve-area", { tabindex: "0", role: "group", "data-lm-suppress-shortcuts": "true",
@@ -1478,7 +1482,7 @@ class Curve {
       /** @type {Node} */ (this.chart));
     this.plot = element("div", "", {},
       element("div", "mk-curve-plot", {}, this.area,
-        element("div", "mk-scale", { "aria-hidden": "true" }, this.most, this.least), this.tip),
+        this.scale, this.tip),
       element("div", "mk-span", { "aria-hidden": "true" }, this.from, this.to), this.ends);
     this.plot.hidden = true;
     this.node = element("li", "mk-curve", {},
@@ -1520,7 +1524,8 @@ class Curve {
     const steps = this.traces.flatMap((trace) => trace.steps);
     if (all.length === 0) return;
     const least = Math.min(...all);
-    const most = Math.max(...all);
+    const greatest = Math.max(...all);
+    const most = greatest - least <= ROUNDING * Math.max(Math.abs(least), Math.abs(greatest)) ? least : greatest;
     this.first = Math.min(...steps);
     this.width = Math.max(1, Math.max(...steps) - this.first);
     const scaled = look.isLog ? Math.log10 : (/** @type {number} */ value) => value;
@@ -1558,6 +1563,7 @@ class Curve {
     show(this.ends, ends.length > 0);
     write(this.most, figure(most));
     write(this.least, most === least ? "" : figure(least));
+    this.scale.classList.toggle("mk-constant", most === least);
     write(this.from, `step ${this.first.toLocaleString("en")}`);
     write(this.to, Math.max(...steps).toLocaleString("en"));
     const known = /** @type {number[]} */ (main.means.filter((mean) => mean !== null));
@@ -1599,7 +1605,7 @@ class Curve {
       if (which > 0) return step > trace.steps[trace.steps.length - 1] ? "" : `${trace.where || "earlier"}: ${figure(value)}`;
       const rank = (/** @type {number} */ each) => (each >= 0 ? ` rank ${each}` : "");
       const [least, most] = [trace.leasts[i] ?? null, trace.mosts[i] ?? null];
-      const spread = least === null || most === null || least === most ? ""
+      const spread = least === null || most === null || figure(least) === figure(most) ? ""
         : ` (${figure(least)}${rank(trace.leastRanks[i])} to ${figure(most)}${rank(trace.mostRanks[i])})`;
       return `step ${trace.steps[i].toLocaleString("en")}: ${figure(value)}${spread}`;
     });
