@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import codecs
 import os
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from monarch_kernel.net.wire.messages import OutputChunk
 from monarch_kernel.net.wire.stream_marks import FIRST_MARK, MarkReader, is_end_of_cell, is_order_mark, switched
+from monarch_kernel.runtime.host.crash_output import CrashFilter
 from monarch_kernel.runtime.host.last_lines import LastLines
 from monarch_kernel.runtime.host.logs import RankLog
 from monarch_kernel.runtime.host.read_counts import ReadCounts
@@ -29,7 +29,6 @@ TAIL_EVERY_S = 0.1
 ORDER_GRACE_S = 0.2
 """How long output waits for earlier output of the other stream: a mark can be lost in a pipe that is full."""
 
-_OURS = re.compile(r'Extension modules: |\s+File "(.*/monarch_kernel/.*|<frozen runpy>)", line|\s*$')
 _READ_NBYTES = 1 << 16
 _READS_PER_TURN = 16
 
@@ -93,6 +92,7 @@ class OutputStream:
         self.fd = fd
         self._last_lines = LastLines()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._crashes = CrashFilter() if name == "stderr" else None
         self._marks = marks
         self._read_to = 0  # a number of bytes until the first mark, then the last mark
         self._reported_to = 0
@@ -132,6 +132,8 @@ class OutputStream:
             if len(data) < _READ_NBYTES:  # the pipe is empty; it never has a part of a mark
                 self._take_in(self._marks.rest(), 0)
             if not data:
+                if self._crashes is not None:
+                    self._show(self._crashes.end())
                 return False
             if len(data) < _READ_NBYTES // 2:
                 return True
@@ -150,9 +152,9 @@ class OutputStream:
         if self._log is not None:
             self._log.write(self.name, data)
         text = self._decoder.decode(data)
-        if text:
-            self._pending.append(text)
-            self._last_lines.add(text)
+        if self._crashes is not None:
+            text = self._crashes.feed(text) + (self._crashes.end() if mark else "")
+        self._show(text)
         if is_end_of_cell(mark):
             self._last_lines.clear()
         if mark and (self._pending or not self._marked):
@@ -160,6 +162,11 @@ class OutputStream:
             self._pending.clear()
         elif mark:
             self._marked[-1] = (*self._marked[-1][:2], self._read_to)
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._pending.append(text)
+            self._last_lines.add(text)
 
     @property
     def reported_to(self) -> int:
@@ -263,8 +270,5 @@ class OutputStream:
         )
 
     def tail(self) -> tuple[str, ...]:
-        """Return the last lines since the last cell ended, for the report of a death.
-
-        faulthandler's lines about this package are left out.
-        """
-        return tuple(line for line in self._last_lines.lines() if not _OURS.match(line))
+        """Return the last lines since the last cell ended, for the report of a death, without empty lines."""
+        return tuple(line for line in self._last_lines.lines() if line.strip())
