@@ -43,7 +43,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def finding_text(finding: Finding, item_width: int, width: int = 100) -> str:
+def finding_text(finding: Finding, item_width: int, width: int = 88) -> str:
     """Format one finding as lines with aligned columns.
 
     Args:
