@@ -21,6 +21,8 @@ __all__ = [
     "RankState",
     "RankView",
     "StopEvent",
+    "TensorLineView",
+    "TensorsView",
     "ThroughputEvent",
     "TrajectoryView",
 ]
@@ -242,6 +244,38 @@ class WaitView(NamedTuple):
     missing: tuple[int, ...] = ()
 
 
+class TensorLineView(NamedTuple):
+    """The distributed tensors that one line of the program has made.
+
+    Attributes:
+        line: such as ``cell [7], line 1: y = f(x)``; empty if it is not known any more.
+        tensors: how many there are.
+        nbytes: their memory on each of their ranks.
+        ranks: the ranks that hold them.
+    """
+
+    line: str
+    tensors: int
+    nbytes: int
+    ranks: tuple[int, ...]
+
+
+class TensorsView(NamedTuple):
+    """The distributed tensors of the program on a mesh.
+
+    Attributes:
+        tensors: how many there are.
+        nbytes: their memory on the rank that holds most.
+        outstanding: how many operations were issued that some rank has not done.
+        lines: the lines that made them; those with the most memory first.
+    """
+
+    tensors: int
+    nbytes: int
+    outstanding: int
+    lines: tuple[TensorLineView, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class MeshView:
     """One mesh of processes as the controller sees it now.
@@ -260,6 +294,7 @@ class MeshView:
         record: the run record that is being written, with its size; empty if there is none.
         trajectories: the last samples that its ranks have shown, the newest last.
         trajectory_count: how many samples they have shown altogether.
+        tensors: the distributed tensors on its ranks; None if there are none.
         is_up: whether all of its ranks have been up. A rank that died or is replaced does not change that.
     """
 
@@ -276,6 +311,7 @@ class MeshView:
     record: str = ""
     trajectories: tuple[TrajectoryView, ...] = ()
     trajectory_count: int = 0
+    tensors: TensorsView | None = None
     is_up: bool = True
 
 

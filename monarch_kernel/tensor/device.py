@@ -25,7 +25,7 @@ from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.tensor.crossing import to_mesh
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
 from monarch_kernel.tensor.drawing import as_seed
-from monarch_kernel.tensor.inventory import copies_of, names_of
+from monarch_kernel.tensor.inventory import TensorsOnView, copies_of, names_of
 from monarch_kernel.tensor.lines import SIZE, Lines, Place, user_place
 from monarch_kernel.tensor.picture import Picture
 from monarch_kernel.tensor.propagation import (
@@ -151,6 +151,7 @@ class Session:
         self.lines = Lines()
         self.devices: dict[Any, Device] = {}
         self.recorder: Recorder | None = None
+        stream.view = TensorsOnView(lambda: list(self.devices.values()))
 
 
 _sessions: WeakKeyDictionary[Runtime, Session] = WeakKeyDictionary()
@@ -295,9 +296,15 @@ class Device:
         if placements:
             self.has_sharded = True
         made._part = part = Part(id, number, self, op)
+        self.target.held[id] = number, op
         if self.session.recorder is not None:
             self.session.recorder.made(part)
         return made
+
+    def adopt(self, part: Part, id: int) -> None:
+        """Make a tensor of ranks that were replaced one of this device, under another id."""
+        part.id, part.device = id, self
+        self.target.held[id] = part.layout, part.op
 
     def put(self, tensor: torch.Tensor) -> DistributedTensor:
         """Copy a plain tensor to all ranks.

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import gc
 import math
+import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from monarch_kernel.base.events import TensorLineView, TensorsView
 from monarch_kernel.base.text import format_nbytes, plural
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
-from monarch_kernel.tensor.propagation import LAYOUTS
+from monarch_kernel.tensor.lines import describe_place
+from monarch_kernel.tensor.propagation import LAYOUTS, Layout
 
 __all__ = [
     "Holding",
     "Holdings",
+    "TensorsOnView",
     "copies_for",
     "copies_of",
     "count_by_name",
@@ -31,6 +36,12 @@ __all__ = [
 ]
 
 _SHOWN = 6
+_SHOWN_MESHES = 64
+_COUNT_SHARE = 30
+"""A view counts tensors again after this many times the time that it took."""
+
+_PUT = "put there by the program"
+_SHARD = re.compile(r"_?S\((\d+)")
 
 _VIEWS = frozenset(
     f"torch.{name}"
@@ -38,14 +49,16 @@ _VIEWS = frozenset(
         "alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "squeeze", "t",
         "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as_real", "view_as_complex",
     )
-)  # fmt: skip
+) | {"alias", "from_local", "local"}  # fmt: skip
 """Operations whose results have the memory of another tensor."""
 
 
-class HasLines(Protocol):
+class Holder(Protocol):
     """The ranks that hold tensors (`device.Device`)."""
 
     lines: Any
+    mesh: Any
+    target: Any
 
 
 class Holding(NamedTuple):
@@ -86,19 +99,76 @@ def tensors_on(device: Any) -> list[DistributedTensor]:
     ]
 
 
-def holdings_of(device: HasLines) -> Holdings:
+def holdings_of(device: Holder) -> Holdings:
     """List the tensors on a device by the lines that made them."""
-    found: dict[str, list[int]] = {}
     lines = device.lines
-    for part in {each._part.id: (each._part.op, each) for each in tensors_on(device)}.values():
-        op, tensor = part
-        line = "put there by the program" if op < 0 else lines.describe(op)
-        counted = found.setdefault(line, [0, 0])
+    sizes = tuple(device.mesh.extent.values())
+    held = device.target.held.copy()
+    for id in device.target.frees.copy():
+        held.pop(id, None)
+    by_place: dict[Any, list[int]] = {}
+    for layout, op in held.values():
+        counted = by_place.setdefault(_PUT if op < 0 else lines.place_of(op), [0, 0])
         counted[0] += 1
-        if lines.name_of(op) not in _VIEWS:
-            counted[1] += math.prod(tensor.shape) * tensor.dtype.itemsize
-    holdings = [Holding(line, count, nbytes) for line, (count, nbytes) in found.items()]
+        if op < 0 or lines.name_of(op) not in _VIEWS:
+            counted[1] += _nbytes(LAYOUTS.numbered(layout), sizes)
+    by_line: dict[str, list[int]] = {}
+    for place, counts in by_place.items():
+        line = place if isinstance(place, str) else "" if place is None else describe_place(place)
+        by_line[line] = [sum(pair) for pair in zip(by_line.get(line, (0, 0)), counts)]
+    holdings = [Holding(line, count, nbytes) for line, (count, nbytes) in by_line.items()]
     return Holdings(sorted(holdings, key=lambda each: (-each.nbytes, -each.tensors)))
+
+
+def _nbytes(layout: Layout, sizes: Sequence[int]) -> int:
+    """The memory of a tensor on the rank with the largest part of it; ``sizes`` are those of the axes of its mesh."""
+    shape = list(layout.shape)
+    for text, size in zip(layout.placements, sizes):
+        if (sharded := _SHARD.match(text)) is not None:
+            shape[int(sharded[1])] = -(-shape[int(sharded[1])] // size)
+    return math.prod(shape) * layout.dtype.itemsize
+
+
+class TensorsOnView:
+    """The tensors of a session as views show them: counted again when enough time has passed that it costs little.
+
+    Args:
+        devices: Returns the devices of the session.
+    """
+
+    def __init__(self, devices: Callable[[], Iterable[Holder]]) -> None:
+        self._devices = devices
+        self._counted: dict[tuple[int, ...], tuple[float, tuple[TensorLineView, ...]]] = {}  # with when to count again
+
+    def __call__(self, procs: Sequence[int]) -> TensorsView | None:
+        """Return the tensors on processes; None if there are none."""
+        ranks_of = {proc: rank for rank, proc in enumerate(procs)}
+        here = [each for each in self._devices() if not each.target.lost and ranks_of.keys() >= set(each.target.procs)]
+        until, lines = self._counted.get(key := tuple(procs), (0.0, ()))
+        began = time.monotonic()
+        if began >= until:
+            lines = _lines_of(here, ranks_of)
+            if len(self._counted) >= _SHOWN_MESHES:
+                self._counted.clear()
+            cost_s = time.monotonic() - began
+            self._counted[key] = began + _COUNT_SHARE * cost_s, lines
+        if not lines:
+            return None
+        by_rank = [0] * len(procs)
+        for line in lines:
+            for rank in line.ranks:
+                by_rank[rank] += line.nbytes
+        outstanding = sum(max(0, each.target.issued - each.target.acked) for each in here)
+        return TensorsView(sum(line.tensors for line in lines), max(by_rank), outstanding, lines)
+
+
+def _lines_of(devices: Iterable[Holder], ranks_of: Mapping[int, int]) -> tuple[TensorLineView, ...]:
+    found = [
+        TensorLineView(*holding, tuple(ranks_of[proc] for proc in device.target.procs))
+        for device in devices
+        for holding in holdings_of(device)
+    ]
+    return tuple(sorted(found, key=lambda line: (-line.nbytes, -line.tensors)))
 
 
 def copies_for(place: int, indexes: Sequence[Sequence[int]], placements: Sequence[str]) -> list[int]:

@@ -12,6 +12,7 @@ import linecache
 import re
 import sys
 import warnings
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -89,6 +90,11 @@ class Lines:
                 stacklevel=2,
             )
 
+    def place_of(self, op: int) -> Place | None:
+        """Where an operation was issued; None if it is too long ago."""
+        known = self._known(op)
+        return None if known is None else (known[2], known[3])
+
     def name_of(self, op: int) -> str:
         """The name of an operation; empty if it is too long ago."""
         known = self._known(op)
@@ -100,6 +106,7 @@ class Lines:
         return "" if known is None else describe_place((known[2], known[3]))
 
 
+@lru_cache(maxsize=4096)
 def describe_place(place: Place) -> str:
     """Describe a place in the user's code: ``cell [7], line 1: y = f(x)``; empty if there is none."""
     code, offset = place

@@ -212,7 +212,7 @@ def _move(losses: _Losses, ids: Iterable[int]) -> None:
         losses.new.has_sharded |= bool(layout.placements)
         new_id = _rewrapped(losses.new, id, layout) if layout.placements else id
         for part in losses.parts[id]:
-            part.id, part.device = new_id, losses.new
+            losses.new.adopt(part, new_id)
 
 
 def _rewrapped(device: Device, id: int, layout: Layout) -> int:
@@ -249,5 +249,5 @@ def _blank(losses: _Losses, id: int) -> bool:
         return False
     new_id, made._part.id = made._part.id, id  # which is freed now
     for part in parts:
-        part.id, part.device = new_id, device
+        device.adopt(part, new_id)
     return True

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from monarch_kernel.errors import Failure, SupervisionError
+from monarch_kernel.features.tensors.messages import ReportOps
+from monarch_kernel.net.wire.codec import join, split
 from monarch_kernel.tensor import TensorError, inspect
 from monarch_kernel.tensor.inventory import holdings_of, names_of
 from tests.tensor.in_process import InProcess
@@ -21,6 +23,47 @@ def test_tensors_are_listed_by_line_and_views_have_no_memory(active: InProcess) 
     assert "large = torch.zeros(1000)" in listed[0].line
     assert repr(listed).splitlines()[0].endswith("in 5 tensors on each rank")
     del small, view
+
+
+def test_what_is_dropped_is_not_listed_before_and_after_ranks_are_told(active: InProcess) -> None:
+    kept, dropped = torch.zeros(10), torch.zeros(1000)
+    del dropped
+    for _ in range(2):
+        assert [(each.tensors, each.nbytes) for each in holdings_of(active.device)] == [(1, 40)]
+        active.stream.free_dropped()
+    assert list(active.device.target.held) == [kept._part.id]  # type: ignore[attr-defined]
+
+
+def test_a_view_has_the_tensors_of_all_ranks_and_the_outstanding_operations(mesh: InProcess) -> None:
+    whole = torch.zeros(1000)
+    part = whole.slice_mesh(r=1) + 1  # type: ignore[attr-defined]
+    target = mesh.device.target
+    view = mesh.stream.shown((0, 1), 0.0)
+    assert view is not None
+    assert [(each.tensors, each.nbytes, each.ranks) for each in view.lines] == [(1, 4000, (0, 1)), (1, 4000, (1,))]
+    assert (view.tensors, view.nbytes) == (2, 8000)
+    assert view.outstanding >= target.issued > target.acked
+    assert mesh.stream.shown((5, 6), 0.0) is None
+    del whole, part
+
+
+def test_ranks_report_what_they_have_done_while_somebody_looks(mesh: InProcess) -> None:
+    x = torch.zeros(1000)
+    assert mesh.stream.tick(0.0) == []
+    mesh.stream.shown((0, 1), 0.0)
+    asks = mesh.stream.tick(1.0)
+    assert [(effect.peer, next(iter(split(join([effect.packed]))))[0]) for effect in asks] == [  # type: ignore[union-attr]
+        (peer, ReportOps(mesh.device.target.number)) for peer in (b"0", b"1")
+    ]
+    assert mesh.stream.tick(1.0) == []  # it has asked
+    x + 1
+    assert len(mesh.stream.tick(1.0)) == 2
+    x + 2
+    assert mesh.stream.tick(60.0) == []
+    for proc in (0, 1):
+        mesh.stream.ops_done(proc, mesh.device.target.number, mesh.device.target.issued)
+    mesh.stream.shown((0, 1), 61.0)
+    assert mesh.stream.tick(61.0) == []
 
 
 def test_the_names_of_variables_that_hold_tensors(active: InProcess) -> None:

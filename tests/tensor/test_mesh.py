@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.tensor import Shard
 
 from monarch_kernel.actor import Actor, ProcMesh, ValueMesh, endpoint, this_host
 from monarch_kernel.errors import SupervisionError
@@ -60,6 +62,34 @@ def test_operations_are_in_order_with_cells_calls_and_values(procs: ProcMesh) ->
         cell.get(LONG_S)
     assert procs["seen"].values() == tuple([7, 3, 5 + rank] for rank in range(4))
     assert inspect(before).item() == 1
+
+
+def test_the_view_shows_the_memory_of_tensors_by_line_and_what_is_outstanding(procs: ProcMesh, tmp_path: Path) -> None:
+    assert procs.view().tensors is None
+    x = procs.shard(torch.zeros(10, 1000), dp=Shard(0), tp=Shard(0))
+    y = x + 1  # the first one waits for what the ranks return
+    go = tmp_path / "go"
+    waits = procs.run(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
+    for _ in range(7):
+        y = x + 1
+
+    def outstanding() -> int:
+        tensors = procs.view().tensors
+        assert tensors is not None
+        return tensors.outstanding
+
+    assert outstanding() >= 7
+    go.touch()
+    waits.get(LONG_S)
+    wait_until(lambda: outstanding() == 0, "the ranks to report what they have done")
+    tensors = procs.view().tensors
+    assert tensors is not None
+    assert (tensors.tensors, tensors.nbytes) == (2, 24_000)  # parts of 3 rows
+    assert [each.ranks for each in tensors.lines] == [(0, 1, 2, 3)] * 2
+    assert {"x = procs.shard(", "y = x + 1"} <= {each.line.split(": ")[1][:16] for each in tensors.lines}
+    assert max(use.nbytes for use in procs.memory().values()) == 24_000
+    del x, y
+    wait_until(lambda: procs.view().tensors is None, "the view to drop them")
 
 
 def test_random_numbers_differ_by_rank_unless_seeds_are_equal(procs: ProcMesh) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from monarch_kernel.base.events import MeshView, TensorsView
 from monarch_kernel.errors import Failure
 from monarch_kernel.features.tensors.messages import FunctionInterrupted, InterruptFunction, OpsDone
 from monarch_kernel.net.wire.codec import pack
@@ -26,8 +29,11 @@ class StreamListener(Protocol):
     def neighbours_of(self, proc: int) -> set[int]:
         """Return the other ranks that have got the same operations as a rank."""
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> list[Effect]:
         """Called a few times a second."""
+
+    def shown(self, procs: Sequence[int], now: float) -> TensorsView | None:
+        """Return the tensors on processes, for display; None if there are none. On any thread."""
 
 
 @register
@@ -50,9 +56,11 @@ class TensorExtension(Extension):
         return []
 
     def tick(self, now: float) -> list[Effect]:
-        if self.listener is not None:
-            self.listener.tick()
-        return []
+        return self.listener.tick(now) if self.listener is not None else []
+
+    def shown(self, view: MeshView, procs: Sequence[int], now: float) -> MeshView:
+        tensors = self.listener.shown(procs, now) if self.listener is not None else None
+        return view if tensors is None else replace(view, tensors=tensors)
 
     def _done(self, record: RankRecord, message: OpsDone, now: float) -> list[Effect]:
         if self.listener is not None:

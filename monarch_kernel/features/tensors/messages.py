@@ -22,6 +22,7 @@ __all__ = [
     "MeasureTensors",
     "OpsDone",
     "PutTensor",
+    "ReportOps",
     "RunOps",
     "ShowTensor",
 ]
@@ -169,6 +170,12 @@ class MeasureTensors(Message, frozen=True):
     """Ask how many tensors the rank holds, and how much memory they take."""
 
     id: int
+
+
+class ReportOps(Message, frozen=True):
+    """Ask for an `OpsDone` of a target after all operations so far."""
+
+    target: int
 
 
 # controller -> rank; handled at once

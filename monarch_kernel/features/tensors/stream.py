@@ -26,6 +26,7 @@ holds for `seal`.
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections import deque
@@ -34,10 +35,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from monarch_kernel.base.events import TensorsView
 from monarch_kernel.errors import Failure, MeshDownError
 from monarch_kernel.features.tensors.backlog import Backlog
 from monarch_kernel.features.tensors.controller import TensorExtension
-from monarch_kernel.features.tensors.messages import DescribeTensors, PutTensor, RunOps
+from monarch_kernel.features.tensors.messages import DescribeTensors, PutTensor, ReportOps, RunOps
 from monarch_kernel.features.tensors.records import DROP, FORGET, FREE
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, Packed, pack
@@ -54,6 +56,9 @@ MAX_OPS = 64
 MAX_BEHIND = 4096
 """Number of operations that ranks may be behind before the program waits for them."""
 
+_SEEN_S = 3.0
+"""For so long after a view has shown the operations, ranks are asked how many they have done."""
+
 
 class Target:
     """Ranks that hold the same distributed tensors.
@@ -64,6 +69,7 @@ class Target:
 
     Attributes:
         frees: Ids of tensors that Python has dropped.
+        held: The tensors that no sealed batch frees: id -> number of its layout, and of the operation that made it.
         issued: The number of operations that were issued for it.
         acked: The number of operations that all its ranks have done.
         lost: The processes that have ended, and how.
@@ -74,8 +80,10 @@ class Target:
         self.number = number
         self.procs = tuple(procs)
         self.frees: deque[int] = deque()
+        self.held: dict[int, tuple[int, int]] = {}
         self.issued = 0
         self.acked = 0
+        self.asked = 0  # for a report of this number of operations
         self.lost: dict[int, Failure] = {}
         self.backlog = Backlog()
         self._done = dict.fromkeys(self.procs, 0)
@@ -138,6 +146,8 @@ class Batch:
         ids = [frees.popleft() for _ in range(len(frees))]
         if ids:
             self.words.extend((FREE, len(ids), *ids))
+            for id in ids:
+                self.target.held.pop(id, None)
         self._is_sealed = True  # last: the I/O thread sends a sealed batch without the lock
 
     def send(self, now: float) -> list[Effect]:
@@ -175,6 +185,7 @@ class OpStream:
         batch: The open batch.
         next_op: The number of the next operation.
         next_id: The id of the next tensor.
+        view: Returns the tensors on processes, for display.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -184,7 +195,9 @@ class OpStream:
         self.batch: Batch | None = None
         self.next_op = 0
         self.next_id = 0
+        self.view: Callable[[Sequence[int]], TensorsView | None] = lambda procs: None
         self._next_entry = 0
+        self._seen_at = -math.inf
         self._targets: list[Target] = []
         self._extension = runtime.extension(TensorExtension)
         self._extension.listener = self
@@ -330,9 +343,27 @@ class OpStream:
     def neighbours_of(self, proc: int) -> set[int]:
         return {each for target in self._targets if proc in target.procs for each in target.procs} - {proc}
 
-    def tick(self) -> None:
-        if not self.runtime.closed:
-            self.free_dropped()
+    def tick(self, now: float) -> list[Effect]:
+        if self.runtime.closed:
+            return []
+        self.free_dropped()
+        if now > self._seen_at + _SEEN_S:
+            return []
+        behind = [
+            each for each in self._targets if each.asked < each.issued and each.acked < each.issued and not each.lost
+        ]
+        effects: list[Effect] = []
+        for target in behind:
+            target.asked = target.issued
+            packed = pack(ReportOps(target.number))
+            effects += [effect for proc in target.procs for effect in self._extension.core.to_rank(proc, packed)]
+        return effects
+
+    # -- for any thread
+
+    def shown(self, procs: Sequence[int], now: float) -> TensorsView | None:
+        self._seen_at = now
+        return self.view(procs)
 
 
 def stream_of(runtime: Runtime) -> OpStream:

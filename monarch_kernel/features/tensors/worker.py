@@ -30,6 +30,7 @@ from monarch_kernel.features.tensors.messages import (
     MeasureTensors,
     OpsDone,
     PutTensor,
+    ReportOps,
     RunOps,
     ShowTensor,
 )
@@ -441,6 +442,7 @@ class TensorWorker:
                 DefineOp: lambda message, frames: self._interpreter.define(message),
                 RunOps: self._run,
                 PutTensor: self._put,
+                ReportOps: lambda message, frames: self._report(message.target, self._done.get(message.target, 0)),
                 DefineBlock: lambda message, frames: self._interpreter.define_block(message),
                 DefineFunction: self._define_function,
                 DefineCall: lambda message, frames: self._interpreter.define_call(message, frames),
@@ -463,9 +465,12 @@ class TensorWorker:
             with self._lock:
                 self._progress.notify_all()
         if done - self._reported.get(target, 0) >= REPORT_EVERY:
-            self._reported[target] = done
-            if not self._rank.is_detached():
-                self._rank.driver.submit(pack(OpsDone(target, done)))
+            self._report(target, done)
+
+    def _report(self, target: int, done: int) -> None:
+        self._reported[target] = done
+        if not self._rank.is_detached():
+            self._rank.driver.submit(pack(OpsDone(target, done)))
 
     def _start_over(self, message: _NewController, _: Sequence[Frame]) -> None:
         """Drop the tensors of a controller that is gone; the next one counts from 0 again."""

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_kernel.base.events import CurveView, LoopView, MeshView, RankState, RankView, WaitView
+from monarch_kernel.base.events import CurveView, LoopView, MeshView, RankState, RankView, TensorsView, WaitView
 from monarch_kernel.base.text import plain
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loader_text
@@ -62,6 +62,7 @@ __all__ = [
     "LoopFrame",
     "MeshFrame",
     "RankFrame",
+    "TensorsFrame",
     "ViewState",
     "WaitFrame",
     "curves_message",
@@ -98,6 +99,7 @@ _NOTED = 3
 _MAX_ERRORS = 4
 _MAX_ERRORS_OF_MANY = 2
 _MAX_LOOPS = 3
+_MAX_LINES = 8
 EARLIER = 3
 """Loops that have ended, whose curves a browser can draw with those of the current ones."""
 
@@ -249,6 +251,26 @@ class LoopFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorsFrame:
+    """The distributed tensors on a mesh.
+
+    Attributes:
+        count: how many there are.
+        nbytes: their memory on the rank that holds most, in bytes.
+        outstanding: operations that some rank has not done.
+        lines: the lines that made those with the most memory: each with its tensors, their bytes on a rank, and the ranks that
+            hold them, such as ``[0-1]``; empty for all.
+        more: number of lines that are omitted.
+    """
+
+    count: int
+    nbytes: int
+    outstanding: int = 0
+    lines: tuple[tuple[str, int, int, str], ...] = ()
+    more: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MeshFrame:
     """The state of one mesh.
 
@@ -268,6 +290,7 @@ class MeshFrame:
         loops: the loops that its ranks run, or the last one.
         waits: waits in collectives that last, and what the watch of live loops reports.
         links: what its links can carry in each direction, such as ``eth0 12 GiB/s``; empty if no speed is known.
+        tensors: the distributed tensors on its ranks; None if there are none.
     """
 
     name: str
@@ -285,6 +308,7 @@ class MeshFrame:
     loops: tuple[LoopFrame, ...] = ()
     waits: tuple[WaitFrame, ...] = ()
     links: str = ""
+    tensors: TensorsFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +375,22 @@ def mesh_frame(
         tuple(_loop_frame(loop, at, last.loops if last is not None else ()) for loop in view.loops[-_MAX_LOOPS:]),
         tuple(map(_wait_frame, view.waits[:_NOTED])),
         _short(view.links, _MAX_TEXT),
+        None if view.tensors is None else _tensors_frame(view.tensors, len(view.ranks)),
+    )
+
+
+def _tensors_frame(tensors: TensorsView, n_ranks: int) -> TensorsFrame:
+    lines = tuple(
+        (
+            _short(each.line, _MAX_TEXT),
+            each.tensors,
+            each.nbytes,
+            "" if len(each.ranks) == n_ranks else _short(format_ranks(each.ranks), _SHORT_TEXT),
+        )
+        for each in tensors.lines[:_MAX_LINES]
+    )
+    return TensorsFrame(
+        tensors.tensors, tensors.nbytes, tensors.outstanding, lines, max(0, len(tensors.lines) - _MAX_LINES)
     )
 
 

@@ -14,6 +14,7 @@ from monarch_kernel.base.text import Column, aligned, format_nbytes, format_seco
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.view.loops import loop_text
 from monarch_kernel.notebook.view.pictures import curves_html
+from monarch_kernel.notebook.view.tensors import tensors_text
 from monarch_kernel.notebook.view.trajectories import trajectories_html
 
 __all__ = ["detached_text", "late_text", "mesh_html", "mesh_line", "mesh_text", "meshes_text"]
@@ -55,14 +56,7 @@ def mesh_text(view: MeshView) -> str:
         lines += aligned(columns)
     if rest:
         lines.append(rest)
-    below = [
-        *map(loop_text, view.loops),
-        *(wait.text for wait in view.waits),
-        *([view.record] if view.record else []),
-        *_lost_hosts(view),
-        *_refused_connections(view),
-    ]
-    return "\n".join([*lines, *map(one_line, below)])
+    return "\n".join([*lines, *map(one_line, _below(view))])
 
 
 def mesh_html(view: MeshView, at: float | None = None) -> str:
@@ -73,14 +67,7 @@ def mesh_html(view: MeshView, at: float | None = None) -> str:
         at: when that was its state, in seconds since 1970, for a reader who sees the table later.
     """
     shown, rest = _ranks_to_show(view)
-    below = [
-        *([rest] if rest else []),
-        *map(loop_text, view.loops),
-        *(wait.text for wait in view.waits),
-        *([view.record] if view.record else []),
-        *_lost_hosts(view),
-        *_refused_connections(view),
-    ]
+    below = [*([rest] if rest else []), *_below(view)]
 
     def mark(row: int, title: str, content: str) -> str:
         if title != "state":
@@ -96,6 +83,17 @@ def mesh_html(view: MeshView, at: float | None = None) -> str:
     table = html_table(caption, columns, below, mark=mark, wraps=("last error",))
     # A live view next to it hides it by this class.
     return f'<div class="mk-static">{table}{curves_html(view.loops)}{trajectories_html(view)}</div>'
+
+
+def _below(view: MeshView) -> list[str]:
+    return [
+        *map(loop_text, view.loops),
+        *(wait.text for wait in view.waits),
+        *(tensors_text(view.tensors, len(view.ranks)) if view.tensors is not None else []),
+        *([view.record] if view.record else []),
+        *_lost_hosts(view),
+        *_refused_connections(view),
+    ]
 
 
 def _moment(at: float) -> str:

@@ -17,6 +17,8 @@ from monarch_kernel.base.events import (
     MeshView,
     RankState,
     RankView,
+    TensorLineView,
+    TensorsView,
     WaitView,
 )
 from monarch_kernel.notebook.view.frames import (
@@ -121,6 +123,19 @@ def hung() -> MeshView:
     return MeshView("trainers", (("gpus", 3),), ranks, age_s=100.0, waits=waits)
 
 
+def holding() -> MeshView:
+    """Make a mesh on whose ranks the program has distributed tensors."""
+    ranks = tuple(rank_view(i, "running") for i in range(4))
+    made = "cell [7], line 3: model = trainers.distribute(GPT(config), plan)"
+    lines = (
+        TensorLineView(made, 148, 6_543_210_000, (0, 1, 2, 3)),
+        TensorLineView("cell [9], line 5, in step: loss.backward()", 60, 1_200_000_000, (0, 1)),
+        *(TensorLineView("", 1, 4096 - i, (0, 1, 2, 3)) for i in range(7)),
+    )
+    tensors = TensorsView(215, 7_743_238_651, 12, lines)
+    return MeshView("trainers", (("gpus", 4),), ranks, age_s=100.0, tensors=tensors)
+
+
 FRAMES = {
     "empty": ViewState(AT),
     "coming": ViewState(AT, (), 16, coming="t: waiting for ranks to start (1 of 4 are up, 1.2 s)"),
@@ -131,6 +146,7 @@ FRAMES = {
     ),
     "large": ViewState(AT, (mesh_frame(large(), AT),), 18),
     "loops": ViewState(AT, (mesh_frame(in_a_loop(), AT),), 19),
+    "tensors": ViewState(AT, (mesh_frame(holding(), AT),), 21),
     "waits": ViewState(AT, (mesh_frame(hung(), AT, doing={0: ("cell [5], line 3", "all_reduce")}),), 20),
 }
 

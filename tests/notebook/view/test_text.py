@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from monarch_kernel.base.events import DetachedView, HostView, MeshView, RankState, RankView, WaitView
+from monarch_kernel.base.events import (
+    DetachedView,
+    HostView,
+    MeshView,
+    RankState,
+    RankView,
+    TensorLineView,
+    TensorsView,
+    WaitView,
+)
 from monarch_kernel.base.text import format_nbytes, format_seconds, last_line, plain
 from monarch_kernel.notebook.view.frames import mesh_frame
 from monarch_kernel.notebook.view.text import detached_text, mesh_html, mesh_line, mesh_text, meshes_text
@@ -59,6 +68,25 @@ class TestMeshText:
         assert mesh_line(well) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local, up for 12 s"
         assert mesh_line(FOUR) == mesh_text(FOUR)
         assert mesh_line(replace(well, is_up=False)) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local"
+
+    def test_distributed_tensors_are_listed_by_line(self) -> None:
+        many = tuple(TensorLineView("", 1, 1024, (0, 1)) for _ in range(3))
+        lines = (
+            TensorLineView("cell [7], line 1: y = x @ x.t()", 1, 4 * MIB, (0, 1)),
+            TensorLineView("cell [8], line 2: z = y[0]", 2, 2048, (1,)),
+            *many,
+        )
+        view = replace(mesh_view(rank_view(0), rank_view(1)), tensors=TensorsView(6, 4 * MIB + 5120, 1, lines))
+        assert mesh_text(view).split("\n")[4:] == [
+            "6 distributed tensors, 4.0 MiB a rank; 1 operation outstanding",
+            "  4.0 MiB in 1 tensor: cell [7], line 1: y = x @ x.t()",
+            "  2.0 KiB in 2 tensors on [1]: cell [8], line 2: z = y[0]",
+            "  1.0 KiB in 1 tensor: an earlier line",
+            "  1.0 KiB in 1 tensor: an earlier line",
+            "  1.0 KiB by 1 other line",
+        ]
+        assert "y = x @ x.t()" in mesh_html(view)
+        assert mesh_line(view) == "trainers: gpus=2, 2 ranks (2 idle), local, up for 12 s"
 
     def test_rates_are_shown_where_bytes_flow(self) -> None:
         lines = mesh_text(mesh_view(rank_view(0, in_bytes_per_s=1.5 * 2**30), rank_view(1))).split("\n")

@@ -465,6 +465,30 @@ def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(view: ViewPage) 
 
 
 @pytest.mark.slow
+def test_distributed_tensors_are_listed_by_the_lines_that_made_them(view: ViewPage) -> None:
+    frame = golden("tensors")
+    view.frame(frame)
+    block = view.page.locator(".mk-tensors-block")
+    summary = block.locator("summary")
+    assert text_of(summary) == "Distributed tensors 215 with 7.2 GiB a rank · 12 operations outstanding"
+    assert not block.locator("li").first.is_visible()
+    summary.click()
+    lines = [text_of(each) for each in block.locator("li").all()]
+    assert lines[0] == "6.1 GiB in 148 tensors: cell [7], line 3: model = trainers.distribute(GPT(config), plan)"
+    assert lines[1] == "1.1 GiB in 60 tensors on [0-1]: cell [9], line 5, in step: loss.backward()"
+    assert lines[2] == "4.0 KiB in 1 tensor: an earlier line"
+    assert (len(lines), block.locator("p").inner_text()) == (8, "and 1 other line")
+    tensors = frame["meshes"][0]["tensors"]
+    del tensors["outstanding"], tensors["more"]
+    view.frame(frame)
+    assert text_of(summary) == "Distributed tensors 215 with 7.2 GiB a rank"
+    assert block.locator("li").first.is_visible()  # as the user has left it
+    del frame["meshes"][0]["tensors"]
+    view.frame(frame)
+    assert not block.is_visible()
+
+
+@pytest.mark.slow
 def test_the_card_of_a_rank_that_waits_for_a_call_has_the_whole_line(view: ViewPage) -> None:
     text = "[0-1] wait for 12 s for source.next of generators[0], [2]; [2] is at actor source: cell [5], line 20"
     waits = (WaitView(text, (0, 1), (2,)),)  # ranks of other meshes are only in the text

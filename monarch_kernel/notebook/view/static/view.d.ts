@@ -92,6 +92,19 @@ export interface MeshFrame {
   loops?: LoopFrame[];
   waits?: WaitFrame[];
   links?: string;
+  tensors?: TensorsFrame;
+}
+
+/** The distributed tensors on a mesh: how many, and their memory on the rank that holds most. */
+export interface TensorsFrame {
+  count: number;
+  nbytes: number;
+  /** Operations that some rank has not done. */
+  outstanding?: number;
+  /** The lines that made those with the most memory; ranks are empty for all. */
+  lines?: [line: string, count: number, nbytes: number, ranks: string][];
+  /** How many lines are omitted. */
+  more?: number;
 }
 
 /** The state of all meshes at one moment, in seconds since 1970 by the clock of the kernel. */

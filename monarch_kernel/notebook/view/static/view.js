@@ -2072,6 +2072,38 @@ class Trajectories {
   }
 }
 
+// --- Distributed tensors ----------------------------------------------------------------------------------------------
+
+/** How much memory the distributed tensors on a mesh have, and which lines of the program made them. */
+class Tensors {
+  constructor() {
+    this.sum = element("span", "mk-hint");
+    this.list = element("ul", "mk-tensors");
+    this.more = element("p", "mk-hint");
+    this.node = element("details", "mk-block mk-tensors-block", {},
+      element("summary", "", {}, element("span", "mk-title", {}, "Distributed tensors"), " ", this.sum), this.list, this.more);
+    this.drawn = "";
+    show(this.node, false);
+  }
+
+  /** @param {import("./view.js").TensorsFrame | undefined} frame */
+  draw(frame) {
+    show(this.node, frame !== undefined);
+    if (frame === undefined) return;
+    const { count, nbytes, outstanding = 0, lines = [], more = 0 } = frame;
+    write(this.sum, [`${count.toLocaleString("en")} with ${bytes(nbytes)} a rank`,
+      ...(outstanding ? [`${counted(outstanding, "operation")} outstanding`] : [])].join(DOT));
+    writeOrHide(this.more, more ? `and ${counted(more, "other line")}` : "");
+    const drawn = JSON.stringify(lines);
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    this.list.replaceChildren(...lines.map(([line, tensors, size, ranks]) => element("li", "", {},
+      element("span", "mk-figure", {}, bytes(size)),
+      element("span", "mk-hint", {}, ` in ${counted(tensors, "tensor")}${ranks ? ` on ${ranks}` : ""}: `),
+      element("code", "", {}, line || "an earlier line"))));
+  }
+}
+
 // --- Meshes -----------------------------------------------------------------------------------------------------------
 
 const TITLES = /** @type {Record<Command, string>} */ ({
@@ -2099,6 +2131,7 @@ class Mesh {
     this.loops = new Map();
     this.loopList = element("div", "mk-loops");
     this.trajectories = new Trajectories(name);
+    this.tensors = new Tensors();
     this.waits = element("ul", "mk-stalls", { "aria-label": "Waits" });
     this.waits.hidden = true;
     this.errors = new Errors(this);
@@ -2123,7 +2156,7 @@ class Mesh {
         element("div", "mk-heading", {}, element("h3", "mk-name", {}, name), element("p", "mk-about", {}, this.facts, this.age)),
         this.actions),
       this.replies.node, element("div", "mk-summary", {}, element("div", "mk-counted", {}, this.countList, this.density), this.traffic.node),
-      this.waits, this.loopList, this.trajectories.node, this.notes, this.errors.node, this.body);
+      this.waits, this.loopList, this.trajectories.node, this.notes, this.errors.node, this.body, this.tensors.node);
     this.drawTrajectories();
   }
 
@@ -2143,6 +2176,7 @@ class Mesh {
     this.errors.draw(frame, at);
     this.replies.check(at);
     this.drawRanks(frame, at);
+    this.tensors.draw(frame.tensors);
     this.history.tell([frame.in_rate ?? 0, frame.out_rate ?? 0], at);
     this.enable();
     this.tick(at);
