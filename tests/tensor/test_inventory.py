@@ -25,7 +25,7 @@ def test_tensors_are_listed_by_line_and_views_have_no_memory(active: InProcess) 
     del small, view
 
 
-def test_what_is_dropped_is_not_listed_before_and_after_ranks_are_told(active: InProcess) -> None:
+def test_what_is_dropped_is_not_listed_before_and_after_ranks_free_it(active: InProcess) -> None:
     kept, dropped = torch.zeros(10), torch.zeros(1000)
     del dropped
     for _ in range(2):

@@ -52,7 +52,7 @@ class CrashFilter:
         return shown
 
     def end(self) -> str:
-        """End the report; return what is to be shown of the line that has not ended."""
+        """End the report; return what to show of the line that has not ended."""
         rest, self._rest = self._rest or "", None
         return rest if self._shows(rest) else ""
 
