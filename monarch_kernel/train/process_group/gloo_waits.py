@@ -13,6 +13,8 @@ receive when it drops the ``Work`` of an ``irecv``. gloo itself does so when a c
 ended, while other peers still send: an abort with many asynchronous collectives pending often comes to that.
 
 gloo closes all connections of a group, and ends what waits for them, when a wait for one of its receives times out.
+
+Receives from any rank belong to no connection, and end last (`any_source`): gloo may be reading a message into them before.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from monarch_kernel.train.process_group.cut_messages import Received, complete, substitutes
+from monarch_kernel.train.process_group.cut_messages import complete, substitutes
+from monarch_kernel.train.process_group.native_waits import NativeWaits
 from monarch_kernel.train.process_group.sockets import SETTLES_WITHIN_S, Socket, settle, wait_until_closed
 from monarch_kernel.train.process_group.strangers import is_lazy
 
@@ -53,7 +56,7 @@ def end_groups(
     backends: Collection[Any],
     connections: Mapping[Socket, socket.socket],
     of_dead: Collection[Socket],
-    received: Received,
+    waits: NativeWaits,
     waiting: Callable[[], Collection[int]],
 ) -> None:
     """End groups, and what waits in them; takes up to two seconds, or longer to complete large messages.
@@ -63,7 +66,7 @@ def end_groups(
         backends: the groups, as `gloo_of` returns them.
         connections: the sockets of these groups, and duplicates of them.
         of_dead: those whose peer has died.
-        received: refuses what is received of messages that were cut.
+        waits: refuses what is received of messages that were cut, and ends receives from any rank.
         waiting: returns the threads that may wait for a message in native code.
     """
     is_quiet = settle(connections.values(), _DEAD_SETTLE_WITHIN_S if of_dead else SETTLES_WITHIN_S)
@@ -79,10 +82,11 @@ def end_groups(
     isolated = substitutes(others) if replaced and not is_closed else {}
     try:
         if replaced:
-            complete(replaced.values(), isolated.values(), received, waiting)
+            complete(replaced.values(), isolated.values(), waits.received, waiting)
         if not is_lazy() and (replaced or not is_closed):
             _end_waits(dist, backends)
     finally:
+        waits.any_source.end()
         for substitute in (*replaced.values(), *isolated.values()):
             substitute.close()
 

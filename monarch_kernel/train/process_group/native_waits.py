@@ -10,7 +10,7 @@ Python runs no signal handler while a thread is in native code. This module ther
 - A wait for keys of a store of this package, below a ``PrefixStore``, is interruptible anyway; it is only noted.
 - ``Work.wait``, waits for functional collectives, ``monitored_barrier``, and what makes a process group of gloo or the server
   of a ``TCPStore``, are noted, with the sockets that were open before. `RankGroup.abort` shuts down those that they have opened
-  since.
+  since, and ends receives from any rank (`any_source`).
 
 When gloo has connected a group, its port is closed (`strangers`), also if a program makes the group with its own store.
 """
@@ -30,6 +30,7 @@ from typing import Any
 
 from monarch_kernel.runtime.worker.store_client import is_session_store, note_values, values_set
 from monarch_kernel.train.process_group import strangers
+from monarch_kernel.train.process_group.any_source import AnySource
 from monarch_kernel.train.process_group.cut_messages import Received
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 
@@ -72,10 +73,12 @@ class NativeWaits:
 
     Attributes:
         received: refuses what waits have received of messages that were cut.
+        any_source: ends receives from any rank; installed apart, because it comes before what counts receives.
     """
 
     def __init__(self) -> None:
         self.received = Received()
+        self.any_source = AnySource()
         self._waits: dict[int, _Wait] = {}  # by thread
         self._stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of gloo's groups
 

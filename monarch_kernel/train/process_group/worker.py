@@ -338,7 +338,10 @@ class RankGroup:
         self.has_aborted |= dist.is_initialized() or self._sockets_before is not None
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        groups = self._groups_with(dead) if dist.is_initialized() else []
+        groups = []
+        if dist.is_initialized():
+            groups = self._groups_with(dead)
+            self._waits.any_source.refuse(dist, dead)
         with self._lock:
             ended: set[Socket] = set()
             for members in list(self._sockets):
@@ -363,8 +366,7 @@ class RankGroup:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
             if connections or groups:
                 of_dead = {each for each in connections if dead is not None and self._ranks.get(each) == dead}
-                received, waiting = self._waits.received, self._calls.in_torch
-                args = (dist, groups, connections, of_dead, received, waiting)
+                args = (dist, groups, connections, of_dead, self._waits, self._calls.in_torch)
                 thread = threading.Thread(target=end_groups, args=args, daemon=True)
                 thread.start()
                 self._ending.append(thread)
@@ -580,6 +582,7 @@ class RankGroup:
         signature = inspect.signature(make)
         if hasattr(make, "monarch_kernel"):
             return
+        self._waits.any_source.install(dist)
         self._meter.install(dist)
         self._waits.install(dist)
         self._purposes.install()

@@ -369,11 +369,14 @@ def test_an_interrupt_frees_a_rank_that_has_a_message_for_a_receive_that_was_giv
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
-def test_an_interrupt_frees_ranks_in_the_middle_of_large_messages(group: ProcMesh, store: GroupStore) -> None:
+@pytest.mark.parametrize("source", ["(rank - 1) % 4", "None"])
+def test_an_interrupt_frees_ranks_in_the_middle_of_large_messages(
+    group: ProcMesh, store: GroupStore, source: str
+) -> None:
     """When a connection ends, gloo forgets the message that it is writing, and the one that it is reading."""
     future = group.run(
         "big, there = torch.ones(2, 16 << 20)\nwhile True:\n"
-        "    works = [dist.isend(big, (rank + 1) % 4), dist.irecv(there, (rank - 1) % 4)]\n"
+        f"    works = [dist.isend(big, (rank + 1) % 4), dist.irecv(there, {source})]\n"
         "    for work in works: work.wait()\n"
     )
     wait_until_in_collective(group)
@@ -621,6 +624,7 @@ there = True
     "operation",
     [
         "dist.send(big, 1) if rank == 0 else dist.recv(big, 0)",
+        "dist.send(big, 1) if rank == 0 else dist.recv(big)",
         "work = dist.isend(big, 1) if rank == 0 else dist.irecv(big, 0)\n"
         "while rank == 1 and not any(map(has_closed, opened)): pass\nwork.wait()",
         "dist.broadcast(big, 0)",
@@ -657,7 +661,9 @@ def test_the_death_of_a_rank_frees_one_that_has_received_a_part_of_its_message(
         mesh.stop(grace_s=0).get()
 
 
-@pytest.mark.parametrize("blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)"])
+@pytest.mark.parametrize(
+    "blocked", [SUM, "dist.barrier()", "dist.broadcast(torch.ones(3), 1)", "dist.recv(torch.ones(1))"]
+)
 def test_the_death_of_a_rank_also_frees_ranks_that_wait_for_a_freed_rank(
     procs: ProcMesh, store: GroupStore, blocked: str, bar: Bar
 ) -> None:
@@ -677,16 +683,28 @@ def test_the_death_of_a_rank_also_frees_ranks_that_wait_for_a_freed_rank(
         mesh.stop(grace_s=0).get()
 
 
-def test_the_death_of_a_rank_does_not_affect_groups_that_it_was_not_in(procs: ProcMesh, store: GroupStore) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "values"),
+    [
+        ("dist.all_reduce(x, group=tp)", {2: 5.0, 3: 5.0}),
+        ("dist.recv(x, group=tp) if rank % 2 else dist.send(x, rank + 1, tp)", {2: 2.0, 3: 2.0}),
+    ],
+    ids=["all_reduce", "receive from any rank"],
+)
+def test_the_death_of_a_rank_does_not_affect_groups_that_it_was_not_in(
+    procs: ProcMesh, store: GroupStore, theirs: str, values: dict[int, float]
+) -> None:
     mesh = this_host().spawn_procs({"dp": 2, "tp": 2}, device="cpu")
     try:
         mesh.run(IMPORTS).get(LONG_S)
         store.form(mesh).get(LONG_S)
-        theirs = "x = torch.ones(1) * rank; dist.all_reduce(x, group=mesh.get_group('tp')); x.item()"
-        later = "import signal\nif rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nif rank > 1: time.sleep(1)"
-        error = mesh.run(f"{later}\n{theirs}").exception(LONG_S)
+        later = (
+            "import signal\nx, tp = torch.ones(1) * rank, mesh.get_group('tp')\n"
+            "if rank == 0: os.kill(os.getpid(), signal.SIGKILL)\nif rank == 2: time.sleep(1)\n"
+        )
+        error = mesh.run(f"{later}{theirs}\nx.item()").exception(LONG_S)
         assert isinstance(error, SupervisionError)
-        assert {point.rank: value for point, value in error.results.items()} == {2: 5.0, 3: 5.0}
+        assert {point.rank: value for point, value in error.results.items()} == values
         assert {point.rank: report.kind for point, report in error.reports.items()} == {0: "lost", 1: "released"}
     finally:
         mesh.stop(grace_s=0).get()

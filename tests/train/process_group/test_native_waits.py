@@ -55,8 +55,12 @@ def outcome(future: Future[object]) -> dict[int, str]:
 
 SERVER = "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
 OF_MESH = "dist.PrefixStore('p', dist.distributed_c10d._get_default_store())"
+GROUP = "group = dist.new_group([0, 1, 2], use_local_synchronization=True)"
 WAITS = {
     "receive": "dist.recv(torch.ones(1), 3)",
+    "receive from any rank": "dist.recv(torch.ones(1))",
+    "receive in a group": f"{GROUP}\ndist.recv(torch.ones(1), group=group)",
+    "receive in the background": "dist.irecv(torch.ones(1)).wait()",
     "monitored barrier": "dist.monitored_barrier()",
     "new group": "dist.new_group([0, 1, 2, 3])",
     "group of others": "dist.new_group([rank, 3])",
@@ -161,7 +165,16 @@ def test_a_wait_is_described(ranks: Ranks, code: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "wait", ["receive", "monitored barrier", "new group", "keys", "key of the mesh", "server that is missing"]
+    "wait",
+    [
+        "receive",
+        "receive from any rank",
+        "monitored barrier",
+        "new group",
+        "keys",
+        "key of the mesh",
+        "server that is missing",
+    ],
 )
 def test_the_failure_of_another_rank_ends_a_wait(ranks: Ranks, wait: str) -> None:
     future = ranks.mesh.run(f"if rank == 3: raise ValueError('no data')\n{WAITS[wait]}")
@@ -169,6 +182,34 @@ def test_the_failure_of_another_rank_ends_a_wait(ranks: Ranks, wait: str) -> Non
     if not future.in_step:
         ranks.store.form(ranks.mesh).get(LONG_S)
     assert ranks.run(SUM) == (10.0,) * 4
+
+
+FROM_ANY = """
+said = []
+works = [dist.irecv(torch.ones(1), tag=tag) for tag in (1, 2)]
+if rank == 3: raise ValueError("no data")
+for receive in (works[0].wait, works[0].wait, works[1].wait, lambda: dist.recv(torch.ones(1))):
+    try: receive()
+    except RuntimeError as error: said.append(str(error))
+said
+"""
+EXCHANGE = """
+x = torch.zeros(1)
+for sender in range(1, 4):
+    if rank == 0: found = dist.recv(x); assert found == x.item()
+    elif rank == sender: dist.send(torch.ones(1) * rank, 0)
+    dist.barrier()
+"""
+
+
+def test_an_ended_group_ends_all_receives_from_any_rank(ranks: Ranks) -> None:
+    """Also another wait for the same receive, one that nothing waited for, and a further one."""
+    error = ranks.mesh.run(FROM_ANY).exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert {point.rank: len(set(said)) for point, said in error.results.items()} == dict.fromkeys(range(3), 1)
+    assert {len(said) for said in error.results.values()} == {4}
+    ranks.store.form(ranks.mesh).get(LONG_S)
+    ranks.run(EXCHANGE)
 
 
 def test_a_store_can_be_used_after_an_interrupt(ranks: Ranks) -> None:
