@@ -211,6 +211,8 @@ CELLS = (
     "for i in range(2000): dist.send(x, (rank + 1) % 4) if rank % 2 else dist.recv(x, (rank - 1) % 4)",
     "for i in range(300): [w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, (rank + 1) % 4), "
     "dist.P2POp(dist.irecv, x, (rank - 1) % 4)])]",
+    "for i in range(2000): dist.send(x, (rank + 1) % 4) if rank % 2 else dist.recv(x)",
+    "if rank: dist.recv(x)",
     "for i in range(300): dist.monitored_barrier()",
     "time.sleep(rank); dist.barrier()",
     "while True: pass",

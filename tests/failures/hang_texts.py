@@ -23,7 +23,7 @@ _NOT_STARTED = re.compile(rf"{_RANKS} (?:has|have|had) not started it: {_PLACE}(
 _IS_AT = re.compile(rf"{_RANKS} (?:is|are|was|were) at {_PLACE}(?:, in [\w.]+)?(?:: .*)?")
 _FINISHED = re.compile(rf"{_RANKS} (?:has|have|had) finished (?:the cell|the call)(?: (?:after|with) .*)?")
 _NO_CODE = re.compile(rf"{_RANKS} (?:has|have|had) not started it: no code of the cell (?:runs|ran) there")
-_ALL = "all ranks of the group have started it"
+_ALL = ("all ranks of the group have started it", "no rank sends")
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _read(text: str, hang: Hang, verdict: Verdict) -> _Line:
         line.waiting.add(rank)
         _check(hang, rank, Waits((_name(head["call"]),), int(head["line"] or 0)), first, verdict)
     for part in (each.partition(" (groups made: ")[0] for each in rest):
-        if part == _ALL:
+        if part in _ALL:
             if any(stall.missing for stall in hang.stalls if _name(line.call) in stall.operations):
                 verdict.wrong.append(part)
         elif (found := _CIRCLE.fullmatch(part)) is not None:

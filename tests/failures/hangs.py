@@ -165,6 +165,7 @@ KINDS = (
     "uneven steps",
     "pipeline",
     "pipeline step",
+    "recv from any rank",
 )
 
 
@@ -180,6 +181,7 @@ def draw(seed: int, kind: str = "") -> Hang:
     kind = kind or drawn
     maker: dict[str, Callable[[random.Random, str], Hang]] = {
         "recv": _message,
+        "recv from any rank": _from_any,
         "recv_object_list": _other_message,
         "irecv": _other_message,
         "tags": _tags,
@@ -412,6 +414,27 @@ def _message(dice: random.Random, kind: str) -> Hang:
     words = (f"{'to' if is_send else 'from'} [{sender}]", *((f"with tag {tag}",) if tag else ()))
     stalls = [Stalled(operation, (receiver,), (sender,), words=words), *_elsewhere(reason, (sender,))]
     return Hang(0, operation[0], "default", reason, cell.code, truth, stalls)
+
+
+def _from_any(dice: random.Random, kind: str) -> Hang:
+    """Some ranks, or all, receive from any rank, and no rank sends."""
+    reason = dice.choice(REASONS)
+    receivers = tuple(sorted(dice.sample(range(N), dice.randrange(1, N + 1))))
+    others = tuple(rank for rank in range(N) if rank not in receivers)
+    tag = dice.choice((0, 3))
+    cell = _begin()
+    cell.add("other = dist.new_group(list(range(4)))")
+    _functions(cell)
+    cell.add(f"if rank in {list(receivers)}:")
+    cell.add(f"    dist.{dice.choice(('recv(x', 'irecv(x'))}, tag={tag})", "waits")
+    cell.lines[-1] += ".wait()" * ("irecv" in cell.lines[-1])
+    cell.add("else:")
+    cell.add(f"    {_WHAT[reason]}", "missing")
+    truth: dict[int, Waits | At | Finished] = {rank: _of_reason(reason, cell) for rank in others}
+    truth.update({rank: Waits(("recv",), cell.names["waits"]) for rank in receivers})
+    words = (f"recv from any rank{' with tag 3' * (tag > 0)}", *(("no rank sends",) if not others else ()))
+    stalls = [Stalled(("recv",), receivers, others, words=words)]
+    return Hang(0, kind, "default", reason, cell.code, truth, stalls + (_elsewhere(reason, others) if others else []))
 
 
 def _other_message(dice: random.Random, kind: str) -> Hang:

@@ -7,7 +7,7 @@ A wait is one collective of one group, or one send or receive, that has not comp
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from monarch_kernel.base.events import MeshView, WaitView
 from monarch_kernel.base.text import format_seconds, one_line
@@ -204,7 +204,7 @@ class _Describer:
             what, missing = collective_text(first, with_group=True), self.missing(wait)
             text = self.text(wait, what, first.age_s)
         else:
-            what, missing = collective_text(replace(first, peer=None), with_group=True), self._missing_peers(calls)
+            what, missing = collective_text(first, with_group=True, with_peer=False), self._missing_peers(calls)
             text = self._text_of_messages(calls, what, first, missing)
         absent = tuple(sorted(rank for each in missing.values() for rank in each))
         return Stall(key, what, ranks, first.age_s, text, absent)
@@ -278,7 +278,7 @@ class _Describer:
             parts.append(f"{format_ranks(rank for ranks in hidden for rank in ranks)} at other lines")
         parts += self._missing_parts(self.missing(wait))
         if len(parts) == 1 and first.members and len(wait.calls) == len(first.members) and first.peer is None:
-            parts.append("all ranks of the group have started it")
+            parts.append("no rank sends" if _is_from_any(first) else "all ranks of the group have started it")
         return one_line("; ".join(parts))
 
     def _sentence(self, ranks: Sequence[int], verb: str, rest: str) -> str:
@@ -417,10 +417,10 @@ def differs(call: Collective, other: Collective) -> bool:
     return call.operation != other.operation or (call.operation in _SAME_SHAPES and call.shapes != other.shapes)
 
 
-def collective_text(wait: Collective, *, with_group: bool = False) -> str:
+def collective_text(wait: Collective, *, with_group: bool = False, with_peer: bool = True) -> str:
     """Format a collective: ``all_reduce #17 (shape 16x8)``; ``recv from [1]``; ``all_gather_object: all_gather #3``."""
     number = f" #{wait.number}" if wait.number else ""
-    if wait.peer is not None:
+    if with_peer and (wait.peer is not None or _is_from_any(wait)):
         number = f" {_peer_text(wait)}"
     ranks = format_ranks(wait.members)
     label = (
@@ -433,9 +433,15 @@ def collective_text(wait: Collective, *, with_group: bool = False) -> str:
 
 
 def _peer_text(message: Collective) -> str:
-    """Format the peer of a send or receive: ``from [1] with tag 2``."""
+    """Format the peer of a send or receive: ``from [1] with tag 2``; ``from any rank``."""
     tag = f" with tag {message.tag}" if message.tag else ""
-    return f"{'to' if message.operation == 'send' else 'from'} {format_ranks([message.peer or 0])}{tag}"
+    peer = "any rank" if message.peer is None else format_ranks([message.peer])
+    return f"{'to' if message.operation == 'send' else 'from'} {peer}{tag}"
+
+
+def _is_from_any(call: Collective) -> bool:
+    """Whether it is a receive that takes a message of any rank."""
+    return call.operation == "recv" and call.peer is None
 
 
 def _circle(peers: Mapping[int, int | None]) -> list[int]:

@@ -254,6 +254,16 @@ def test_the_caller_and_the_purpose_are_part_of_the_text() -> None:
     )
 
 
+def test_receives_from_any_rank_are_named() -> None:
+    """Ranks that all receive have not started something together."""
+    receives = replace(
+        waits(12), collectives=(Collective("recv", 0, members=(0, 1), shapes="4", age_s=12.0, thread=1, tag=2),)
+    )
+    what = "wait for 12 s in recv from any rank with tag 2 (shape 4), cell [5], line 12"
+    assert text({0: receives, 1: receives}) == f"[0-1] {what}; no rank sends"
+    assert text({0: receives}, (1,)) == f"[0] {what.replace('wait', 'waits', 1)}; [1] has finished the cell"
+
+
 def test_steps_of_a_live_loop_are_named() -> None:
     inside = replace(waits(12, number=5), loops=(LoopPlace(7, 5), LoopPlace(3, 9, is_over=True)))
     ended = Doing(loops=(LoopPlace(3, 9, is_over=True), LoopPlace(7, 4, is_over=True)))
