@@ -6,9 +6,10 @@ Theory of operation
 A cell that ends within the limit (``--warn-after``, 10 s by default) costs nothing. From then on the controller asks the ranks
 every few seconds what they do (`ProcMesh.doing`), which takes a rank about a millisecond. These looks are brief, until a rank
 waits: then all ranks say which collectives they have started, which takes them some more. A wait that is older than the limit
-gets a line on stderr, and then, while it lasts, an updated line after 1 minute, 10 minutes, 1 hour, and so on. When it has
-ended, a last line says so. While such a wait lasts, the ranks are asked once a second. The lines of waits that last are part of
-the view of the mesh, too, and so are waits for calls of actors (`runtime.diagnostics.call_waits`).
+gets a line on stderr, and then, while it lasts, an updated line after 1 minute, 10 minutes, 1 hour, and so on. A line that
+lacks what a rank does, because the rank has not answered, is updated when all ranks have. When the wait has ended, a last line
+says so. While such a wait lasts, the ranks are asked once a second. The lines of waits that last are part of the view of the
+mesh, too, and so are waits for calls of actors (`runtime.diagnostics.call_waits`).
 
 Nothing here waits: the code that waits for the cell calls `WaitWatch.poll`.
 """
@@ -63,12 +64,14 @@ class _Told:
         seen_at: when that was.
         next_s: the age at which it is reported again, in seconds.
         is_shown: whether it had a line, or only was one of many.
+        is_partial: whether the last line about it says that a rank has not answered.
     """
 
     stall: Stall
     seen_at: float
     next_s: float
     is_shown: bool
+    is_partial: bool
 
 
 class WaitWatch:
@@ -152,7 +155,9 @@ class WaitWatch:
             known = self._told.get(stall.key)
             is_due, is_shown = stall in due, stall in due[:_MAX_TOLD]
             next_s = _next_s(stall.age_s) if is_due or known is None else known.next_s
-            self._told[stall.key] = _Told(stall, now, next_s, is_shown or (known is not None and known.is_shown))
+            is_partial = bool(stall.silent) if is_shown or known is None else known.is_partial
+            was_shown = known is not None and known.is_shown
+            self._told[stall.key] = _Told(stall, now, next_s, is_shown or was_shown, is_partial)
         shown = [*found, *filter(self._concerns, self._calls)]
         if shown or self._shows_waits:
             self._mesh.show_waits(self, [stall.as_view() for stall in shown[:_MAX_TOLD]])
@@ -160,7 +165,9 @@ class WaitWatch:
 
     def _is_due(self, stall: Stall) -> bool:
         known = self._told.get(stall.key)
-        return known is None or stall.age_s >= known.next_s
+        if known is None or stall.age_s >= known.next_s:
+            return True
+        return known.is_shown and known.is_partial and not stall.silent
 
     def _pause_s(self, found: Sequence[Stall], n_ranks: int) -> float:
         """Return the time until the next look: just after a pending collective reaches the limit, if it still pends."""

@@ -28,8 +28,11 @@ __all__ = [
     "stalls",
 ]
 
-LEAST_WAIT_S = 1.0
-"""The least age of a wait that the report of an interrupt describes, in seconds."""
+LEAST_WAIT_S = 0.9
+"""The least age of a wait that the report of an interrupt describes, in seconds.
+
+Less than 1: the line of a wait may have appeared when the call had lasted for 1 s, and the wait begins a moment later.
+"""
 
 NOT_ANSWERED = "not answered: what runs there is not known"
 """Of a live rank that has not reported what it does. It may be slow, stopped, or in native code that holds the GIL."""
@@ -56,6 +59,7 @@ class Stall:
         age_s: how long the first of them has waited, in seconds.
         text: one line that describes it.
         missing: the ranks that they wait for, sorted.
+        silent: those of the missing ranks that have not answered.
     """
 
     key: tuple[object, ...]
@@ -64,6 +68,7 @@ class Stall:
     age_s: float
     text: str
     missing: tuple[int, ...] = ()
+    silent: tuple[int, ...] = ()
 
     def as_view(self) -> WaitView:
         """Return what views of the mesh show."""
@@ -139,8 +144,8 @@ def stalls(
         calls = calls_text([each.first for _, each in some])
         age_s = max(each.first.age_s for _, each in some)
         ranks = tuple(sorted(wait.calls))
-        missing = tuple(sorted(rank for each in describer.missing(wait).values() for rank in each))
-        found.append(Stall(key, calls, ranks, age_s, describer.text(wait, calls, age_s), missing))
+        missing = describer.missing(wait)
+        found.append(Stall(key, calls, ranks, age_s, describer.text(wait, calls, age_s), *_absent(missing)))
     return sorted(found, key=lambda stall: -stall.age_s)
 
 
@@ -206,8 +211,7 @@ class _Describer:
         else:
             what, missing = collective_text(first, with_group=True, with_peer=False), self._missing_peers(calls)
             text = self._text_of_messages(calls, what, first, missing)
-        absent = tuple(sorted(rank for each in missing.values() for rank in each))
-        return Stall(key, what, ranks, first.age_s, text, absent)
+        return Stall(key, what, ranks, first.age_s, text, *_absent(missing))
 
     def _missing_peers(self, calls: Sequence[tuple[int, Collective]]) -> dict[tuple[str, str], list[int]]:
         """Describe the peers of messages that are elsewhere, as `missing` does."""
@@ -368,6 +372,12 @@ class _Describer:
         ends = answer.loop_ends if isinstance(answer, Doing) else {}
         name = next((name for turn in turns if (name := turn.partition(" = ")[0]) in ends), "")
         return f" with {name} = {ends[name]}" if name else ""
+
+
+def _absent(missing: Mapping[tuple[str, str], Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ranks that a wait needs and that are elsewhere, and those of them that have not answered."""
+    silent = tuple(sorted(missing.get(("has", NOT_ANSWERED), ())))
+    return tuple(sorted(rank for each in missing.values() for rank in each)), silent
 
 
 def place_of_thread(answer: Doing, thread: int) -> str:

@@ -26,6 +26,7 @@ class FakeMesh:
         states: what agents say of the processes of silent ranks.
         shown: the waits in the views.
         calls: the calls that rank 0 waits for.
+        silent: whether rank 1 does not answer.
     """
 
     def __init__(self) -> None:
@@ -37,6 +38,7 @@ class FakeMesh:
         self.in_full = 0
         self.shown: Sequence[WaitView] = ()
         self.calls: tuple[AwaitedCall, ...] = ()
+        self.silent = False
 
     def doing(self, *, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
         self.asked_at.append(self.now)
@@ -44,7 +46,8 @@ class FakeMesh:
         if self.since is None:
             return Future.resolved({0: Doing(calls=self.calls), 1: Doing()})
         call = Collective("all_reduce", self.number, "", (0, 1), "4", self.now - self.since)
-        return Future.resolved({0: Doing((), (call,), {"": self.number}), 1: Doing()})
+        other = Failure("interrupted", "CancelledError", "") if self.silent else Doing()
+        return Future.resolved({0: Doing((), (call,), {"": self.number}), 1: other})
 
     def process_states(self, ranks: Sequence[int]) -> dict[int, Future[str]]:
         return {rank: Future.resolved(self.states.get(rank, "")) for rank in ranks}
@@ -134,6 +137,22 @@ def test_a_wait_that_lasts_is_shown_again_seldom() -> None:
     cell = Cell()
     cell.mesh.since = 0.0
     assert cell.run(7300.0).times == [10, 60, 600, 3600, 7200]
+
+
+def test_a_line_is_updated_once_when_a_silent_rank_has_answered() -> None:
+    cell = Cell()
+    cell.mesh.since, cell.mesh.silent = 0.0, True
+    cell.run(20.0)
+    cell.mesh.silent = False
+    cell.run(30.0)
+    cell.mesh.silent = True
+    cell.run(40.0)
+    cell.mesh.silent = False
+    cell.run(50.0)
+    assert cell.times == [10, 20]
+    (_, partial), (_, whole) = cell.lines
+    assert "[1] has not answered" in partial
+    assert "[1] has not started it" in whole
 
 
 def test_the_end_of_a_wait_is_shown_once() -> None:
