@@ -37,15 +37,16 @@ class _Before:
     def __init__(self, client: Client, futures: Sequence[PendingFuture], waiting_for: WaitingFor) -> None:
         self._owing = {proc for future in futures if future.description for proc in waiting_for(future)}
         self._procs = list(dict.fromkeys(chain.from_iterable(future.procs for future in futures)))
+        self._until = time.monotonic() + STOP_S
         self._looking: Future[list[Doing | Failure]] | None = None
         if self._owing:
             self._looking = ask_doing(client, self._procs)
 
     def waits(self) -> list[str]:
-        """Describe the waits in collectives that the interrupt has ended, as lines. A process had `STOP_S` to answer."""
+        """Describe the waits in collectives that the interrupt has ended, as lines. A process has `STOP_S` to answer."""
         if self._looking is None:
             return []
-        if not self._looking.done():  # native code holds the GIL
+        if not self._looking.wait(max(0.0, self._until - time.monotonic())):  # native code holds the GIL
             self._looking.cancel()
         answers = dict(zip(self._procs, self._looking.get(), strict=True))
         return collective_waits(answers, self._owing, LEAST_WAIT_S, is_over=True)

@@ -82,6 +82,32 @@ def test_short_waits_and_ranks_that_do_not_say_where_they_are_are_left_out() -> 
     assert Ranks(in_sum(0), in_sum(1), Doing(rank=2), silent=PROCS[:1]).effect() == STOPPED
 
 
+def test_ranks_that_say_what_they_do_after_the_others_have_stopped_are_waited_for() -> None:
+    class Late(Ranks):
+        """Its processes answer when something waits for their answer."""
+
+        client = None
+        looking: Future[Any]
+
+        def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
+            said = super().ask(procs, message, read).get()
+            self.looking = Future(self, 8, lambda answers: said)
+            return self.looking
+
+        def wait(self, waiter: Any, timeout_s: float | None) -> bool:
+            if not waiter.ready:
+                self.looking.resolve((), True)
+            return True
+
+        def attend(self, future: object) -> None: ...
+
+        def on_slow_wait(self, wait: object) -> None: ...
+
+    ranks = Late(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2))
+    ranks.future.resolve((), True)  # it needs no wait
+    assert ranks.effect() == f"{STOPPED}\n{WAITED}"
+
+
 def test_ranks_of_two_meshes_are_not_taken_for_one_another() -> None:
     assert Ranks(in_sum(0), in_sum(1), Doing(rank=0)).effect() == STOPPED
 
