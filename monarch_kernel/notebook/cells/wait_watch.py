@@ -65,6 +65,7 @@ class _Told:
         next_s: the age at which it is reported again, in seconds.
         is_shown: whether it had a line, or only was one of many.
         is_partial: whether the last line about it says that a rank has not answered.
+        said: the ranks that wait, according to that line.
     """
 
     stall: Stall
@@ -72,6 +73,7 @@ class _Told:
     next_s: float
     is_shown: bool
     is_partial: bool
+    said: tuple[int, ...]
 
 
 class WaitWatch:
@@ -141,11 +143,16 @@ class WaitWatch:
     def _compare(self, found: Sequence[Stall], now: float) -> None:
         """Tell what is new, what still lasts, and what has ended."""
         current = {stall.key: stall for stall in found}
+        met = set()  # messages in which the peer waits now, too, so that their key is another one
         for key in [key for key in self._told if key not in current]:
             told = self._told.pop(key)
-            if told.is_shown:
+            others = (stall for stall in found if stall.key not in self._told and _is_same(stall, told))
+            if (same := next(others, None)) is not None:
+                self._told[same.key] = told
+                met.add(same.key)
+            elif told.is_shown:
                 self._say(_end_text(told, now))
-        due = [stall for stall in found if self._is_due(stall)]
+        due = [stall for stall in found if self._is_due(stall, stall.key in met)]
         for stall in due[:_MAX_TOLD]:
             self._say(stall.text)
         if hidden := due[_MAX_TOLD:]:
@@ -156,18 +163,20 @@ class WaitWatch:
             is_due, is_shown = stall in due, stall in due[:_MAX_TOLD]
             next_s = _next_s(stall.age_s) if is_due or known is None else known.next_s
             is_partial = bool(stall.silent) if is_shown or known is None else known.is_partial
+            said = stall.ranks if is_shown or known is None else known.said
             was_shown = known is not None and known.is_shown
-            self._told[stall.key] = _Told(stall, now, next_s, is_shown or was_shown, is_partial)
+            self._told[stall.key] = _Told(stall, now, next_s, is_shown or was_shown, is_partial, said)
         shown = [*found, *filter(self._concerns, self._calls)]
         if shown or self._shows_waits:
             self._mesh.show_waits(self, [stall.as_view() for stall in shown[:_MAX_TOLD]])
         self._shows_waits = bool(shown)
 
-    def _is_due(self, stall: Stall) -> bool:
+    def _is_due(self, stall: Stall, met: bool) -> bool:
         known = self._told.get(stall.key)
         if known is None or stall.age_s >= known.next_s:
             return True
-        return known.is_shown and known.is_partial and not stall.silent
+        is_news = known.is_partial or (met and not set(stall.ranks) <= set(known.said))
+        return known.is_shown and is_news and not stall.silent
 
     def _pause_s(self, found: Sequence[Stall], n_ranks: int) -> float:
         """Return the time until the next look: just after a pending collective reaches the limit, if it still pends."""
@@ -176,6 +185,12 @@ class WaitWatch:
             return max(_LOOK_AGAIN_S, least)
         left = [self._after_s - stall.age_s + 0.05 for stall in found]
         return max(least, min([_LOOK_S, *left]), 0.05)
+
+
+def _is_same(stall: Stall, told: _Told) -> bool:
+    """Whether a wait that is new is a known one under another key: the same call on the same rank, which began before."""
+    is_old = stall.age_s >= told.stall.age_s
+    return is_old and stall.call == told.stall.call and not set(stall.ranks).isdisjoint(told.stall.ranks)
 
 
 def _next_s(age_s: float) -> float:

@@ -155,6 +155,42 @@ def test_a_line_is_updated_once_when_a_silent_rank_has_answered() -> None:
     assert "[1] has not started it" in whole
 
 
+def test_a_message_whose_peer_comes_to_wait_too_has_not_ended() -> None:
+    cell = Cell()
+    since = {0: 0.0}
+    silent: list[int] = []
+
+    def doing(*, brief: bool = False) -> Future[dict[int, Doing | Failure]]:
+        def of(rank: int) -> Doing | Failure:
+            if rank in silent:
+                return Failure("interrupted", "CancelledError", "")
+            calls = tuple(
+                Collective("recv", 0, "", (0, 1), "4", cell.mesh.now - since[at], peer=1 - at)
+                for at in since
+                if at == rank
+            )
+            return Doing((), calls)
+
+        return Future.resolved({rank: of(rank) for rank in range(2)})
+
+    cell.mesh.doing = doing  # type: ignore[method-assign]
+    cell.run(20.0)
+    since[1] = 20.0
+    cell.run(30.0)
+    silent.append(1)
+    cell.run(40.0)
+    silent.clear()
+    cell.run(50.0)
+    assert cell.times == [10, 20]
+    assert [text.partition("; ")[2] for _, text in cell.lines] == [
+        "[1] has not started it: no code of the cell runs there",
+        "[1] in recv from [0] (shape 4) instead",
+    ]
+    since.clear()
+    cell.run(60.0)
+    assert cell.lines[-1][1] == "[0-1]: the wait in recv from [1] (shape 4) has ended after 50 s"
+
+
 def test_the_end_of_a_wait_is_shown_once() -> None:
     cell = Cell()
     cell.mesh.since = 0.0
