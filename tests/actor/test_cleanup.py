@@ -283,6 +283,61 @@ def test_a_process_that_stops_waits_for_a_cleanup_that_has_started(procs: ProcMe
     assert stopping.done()
 
 
+class Counter(Actor):
+    """Counts, and waits until its process has heard of the stop of another one."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    @endpoint
+    def add(self) -> int:
+        self.n += 1
+        return self.n
+
+    @endpoint
+    def spawn_caller(self, procs: ProcMesh, counter: Counter, path: str) -> int:
+        self.caller: Any = procs.spawn("caller", CallsAtItsEnd, counter, path)
+        return self.caller.proc.call_one().get(LONG_S)
+
+    @endpoint
+    def await_stop(self, proc: int, path: str) -> None:
+        client = actor_server_here().client
+        wait_until(lambda: client.deaths((proc,)), "the news of the stop")
+        Path(path).touch()
+
+
+class CallsAtItsEnd(Actor):
+    """Calls a counter in another process when that has heard that this process was stopped."""
+
+    def __init__(self, counter: Counter, path: str) -> None:
+        self.counter = counter
+        self.path = path
+
+    @endpoint
+    def proc(self) -> int:
+        return actor_server_here().proc
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        wait_until(Path(self.path).exists, "the other process")
+        Path(f"{self.path}.answer").write_text(str(self.counter.add.call_one().get(LONG_S)))
+
+
+def test_the_cleanup_in_a_stopped_process_calls_actors_of_a_process_that_knows_of_the_stop(
+    procs: ProcMesh, tmp_path: Path
+) -> None:
+    mesh = this_host().spawn_procs({"r": 1}, device="cpu")
+    one = procs.slice(r=0)
+    counter, watcher = one.spawn("counter", Counter), one.spawn("watcher", Counter)
+    proc = counter.spawn_caller.call_one(mesh, counter, str(tmp_path / "known")).get(LONG_S)
+    known = watcher.await_stop.call_one(proc, str(tmp_path / "known"))
+    mesh.stop(grace_s=LONG_S).get(LONG_S)
+    known.get(LONG_S)
+    assert (tmp_path / "known.answer").read_text() == "1"
+    assert counter.add.call_one().get(LONG_S) == 2
+    counter.stop().get(LONG_S)
+    watcher.stop().get(LONG_S)
+
+
 IGNORES = """
 import pathlib, time
 class Ignores:

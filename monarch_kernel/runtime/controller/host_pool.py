@@ -174,7 +174,11 @@ class HostPool:
         is_connected = bool(
             record and record.up and (record.end is None or record.end.kind == "stopped")
         )  # that it must end
-        close = partial(handle.close, timeout_s if is_connected else 0.0)
+
+        def close() -> None:
+            handle.close(timeout_s if is_connected else 0.0)
+            self._loop.enter(partial(self._state.processes.given_back, host))
+
         thread = threading.Thread(target=close, name=f"monarch-close-{host}", daemon=True)
         try:
             thread.start()

@@ -70,6 +70,13 @@ class Introductions:
             for host, reach in self._hosts.introduce(asking.host, record.host, record.peer):
                 effects.append(Send(host_peer(host), pack(reach)))
         news = ProcessStatus(
-            spec.proc, spec.incarnation, address, record.death, record.is_replaced, spec.mesh, spec.rank
+            spec.proc,
+            spec.incarnation,
+            address,
+            record.death,
+            record.is_replaced,
+            record.is_retiring,
+            spec.mesh,
+            spec.rank,
         )
         return [*effects, Send(peer, pack(news))]

@@ -215,8 +215,7 @@ class RankProcesses:
             record.former = None
             if record.death is None:
                 return self._start_again(record.host, (record.spec,))
-        record.has_ended = True
-        effects = self._endings.ended((message.proc,))
+        effects = [*self._endings.ended((message.proc,)), *self._note_end(record)]
         if record.death is not None:
             if record.stopping:
                 record.forget()
@@ -260,6 +259,15 @@ class RankProcesses:
         effects += self._endings.ended([proc for proc, rank in self._ranks.items() if rank.host == host])
         return [*effects, *self._host_requests.host_ended(host)]
 
+    def given_back(self, host: int, now: float) -> list[Effect]:
+        """Handle that a host has been given back (`release_host`), and that nothing runs there any more."""
+        effects: list[Effect] = []
+        for record in self._ranks.values():
+            if record.host == host and record.stopping and not record.has_ended:
+                effects += self._note_end(record)
+                record.forget()
+        return effects
+
     def host_gone(
         self, host: int, reason: str, log: tuple[str, ...], now: float, etype: str = "HostLost"
     ) -> list[Effect]:
@@ -270,7 +278,7 @@ class RankProcesses:
         effects += [Send(host_peer(other), pack(part)) for other, part in self._hosts.part(host)]
         lost = [record for record in self._ranks.values() if record.host == host]
         for record in lost:
-            record.has_ended = True
+            effects += self._note_end(record)
             record.former = None
             if record.death is None:
                 effects += self._on_rank_lost(record, reason, now, log)
@@ -328,6 +336,11 @@ class RankProcesses:
         record = self._ranks[proc]
         host = self._hosts[record.host]
         return record.has_ended or host.gone or not host.up
+
+    def _note_end(self, record: RankRecord) -> list[Effect]:
+        """Note that a process has ended. Ranks keep their connections to a process that was stopped until they know this."""
+        was_retiring, record.has_ended = record.is_retiring, True
+        return self._introductions.announce(record) if was_retiring else []
 
     def _due(self, now: float) -> list[Effect]:
         """Return the restarts whose time has come."""

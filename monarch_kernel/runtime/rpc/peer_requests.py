@@ -9,6 +9,8 @@ when it has ended or was replaced. Requests made before that wait here, in order
 live, and requests and answers go straight from rank to rank.
 
 `runtime.rpc.requests` says how requests resolve. If a process ends, its death answers all requests that it has not answered.
+A process that the program stops counts as dead from then on, but its actors may still clean up, and call actors here. So the
+connection stays open until the controller reports the real end.
 """
 
 from __future__ import annotations
@@ -54,9 +56,13 @@ PeerEffect = Send | Connect | Disconnect | Resolve | Respawned
 
 @dataclass(slots=True)
 class _Peer(Recipient):
-    """A process that this rank has met; ``peer`` is empty until it is up."""
+    """A process that this rank has met.
+
+    ``peer`` is empty until it is up, and ``retiring`` unless it was stopped and may still run.
+    """
 
     incarnation: int = -1
+    retiring: Peer = b""
 
 
 class Peers:
@@ -146,8 +152,11 @@ class Peers:
         known = self._peers.setdefault(news.proc, _Peer())
         if news.incarnation < known.incarnation:
             return []
-        if news.incarnation == known.incarnation and (known.death is not None or (known.up and news.death is None)):
-            return []  # a new controller repeats what is known
+        if news.incarnation == known.incarnation:
+            if known.death is not None and news.death is not None and not news.is_retiring:
+                return _end_retirement(known)
+            if known.death is not None or (known.up and news.death is None):
+                return []  # a new controller repeats what is known
         effects: list[PeerEffect] = []
         is_another = 0 <= known.incarnation < news.incarnation
         if news.death is not None or news.incarnation > known.incarnation:
@@ -196,16 +205,20 @@ class Peers:
 
         Other processes that work on a request it has not answered leave their collectives now: no collective with it ever ends.
         """
-        death = news.death
-        effects: list[PeerEffect] = [Disconnect(known.peer)] if known.up else []
+        death, was_up = news.death, known.up
+        effects = _end_retirement(known)
+        if news.is_retiring:
+            known.retiring = rank_peer(news.proc, news.incarnation)
+        elif was_up:
+            effects.append(Disconnect(known.peer))
         known.peer, known.up, known.death = b"", False, death
         if death is not None:
             self.requests.dead.add(news.proc)
             known.held.clear()
         else:
             self.requests.dead.discard(news.proc)
-            if not effects:
-                return []  # it was not up yet: messages that wait are for the process that comes up
+            if not was_up:
+                return effects  # messages that wait are for the process that comes up
         open_requests, known.open_requests = known.open_requests, {}
         lost = death or Failure("lost", "RankDied", "it ended, and was replaced")
         for id in open_requests:
@@ -216,3 +229,9 @@ class Peers:
 
     def _answer(self, id: int, proc: int, answer: Answer, now: float) -> list[PeerEffect]:
         return [*(self.requests.answer(id, proc, answer, now) or ())]
+
+
+def _end_retirement(known: _Peer) -> list[PeerEffect]:
+    """Close the connection to a process that was stopped, because it has ended now."""
+    retired, known.retiring = known.retiring, b""
+    return [Disconnect(retired)] if retired else []

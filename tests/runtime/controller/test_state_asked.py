@@ -7,6 +7,8 @@ from monarch_kernel.net.transport.base import host_peer, rank_peer
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import (
     GetStacks,
+    Hello,
+    HostHello,
     Interrupt,
     Lost,
     Payload,
@@ -17,6 +19,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.rpc.requests import Resolve, Send
+from monarch_kernel.testing import rank_spec
 from tests.runtime.controller.states import sends, state_of_three
 
 LOOK = pack(GetStacks(7))
@@ -83,3 +86,42 @@ def test_a_rank_that_was_stopped_reaches_others_until_it_has_ended() -> None:
     assert news[0] == rank_peer(1)
     state.handle(Lost(1, 0, 15, "", (), 0), (), host_peer(1), 1.3)
     assert (reached(), state.answer_to(1, answer)) == ([], [])
+
+
+def test_ranks_get_news_of_the_stop_of_a_process_and_of_its_real_end() -> None:
+    state = state_of_three(1, 2)
+    state.handle(WatchProcess(1), (), rank_peer(2), 1.0)
+
+    def news(effects: list[Effect]) -> list[tuple[bytes, bool, bool]]:
+        return [
+            (peer, status.death.kind == "stopped", status.is_retiring)  # type: ignore[attr-defined]
+            for peer, status in sends(effects, ProcessStatus)
+        ]
+
+    assert news(state.processes.stop((1,), "mesh stopped", 2.0, 1.1)) == [(rank_peer(2), True, True)]
+    end = Lost(1, 0, 15, "", (), 0)
+    assert news(state.handle(end, (), host_peer(1), 1.2)) == [(rank_peer(2), True, False)]
+    assert news(state.handle(end, (), host_peer(1), 1.3)) == []
+
+
+def test_the_end_of_a_host_is_the_real_end_of_the_processes_that_were_stopped_there() -> None:
+    state = state_of_three(1)
+    state.hosts.add(2, 0.0)
+    state.handle(HostHello("token", 2, "there", 7, 1, 0), (), host_peer(2), 0.0)
+    state.processes.start(2, [rank_spec(9)], 0.0)
+    state.handle(Hello("token", 9, 70, "cpu"), (), rank_peer(9), 0.0)
+    state.handle(WatchProcess(9), (), rank_peer(1), 1.0)
+    state.processes.stop((9,), "mesh stopped", 2.0, 1.1)
+    (news,) = sends(state.processes.host_gone(2, "it was unplugged", (), 1.2), ProcessStatus)
+    assert news[0] == rank_peer(1)
+    assert not news[1].is_retiring  # type: ignore[attr-defined]
+
+
+def test_a_host_that_was_given_back_need_not_report_the_end_of_its_processes() -> None:
+    state = state_of_three(1, 2)
+    state.handle(WatchProcess(1), (), rank_peer(2), 1.0)
+    state.processes.release_host(1, "given back", 2.0, 1.1)
+    (news,) = sends(state.processes.given_back(1, 1.2), ProcessStatus)
+    assert news[0] == rank_peer(2)
+    assert not news[1].is_retiring  # type: ignore[attr-defined]
+    assert state.processes.given_back(1, 1.3) == []

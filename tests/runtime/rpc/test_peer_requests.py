@@ -27,6 +27,7 @@ from monarch_kernel.runtime.rpc.requests import Resolve, Send
 
 ME = 1
 DEATH = Failure("lost", "RankDied", "killed by SIGKILL")
+STOPPED = Failure("stopped", "Stopped", "its owner ended")
 
 
 def peers() -> Peers:
@@ -114,6 +115,30 @@ def test_a_death_answers_open_and_later_requests() -> None:
     assert state.tell([2], pack(Ping(0))) == []
 
 
+def test_the_connection_to_a_process_that_is_stopped_stays_until_its_real_end() -> None:
+    """Its actors may call actors here while they clean up."""
+    state = peers()
+    state.request(1, [2], pack(Ping(1)), 0.0)
+    state.news(up(2), 0.0)
+    stop = ProcessStatus(2, 0, "", STOPPED, is_retiring=True)
+    effects = state.news(stop, 0.0)
+    assert not [effect for effect in effects if isinstance(effect, Disconnect)]
+    assert resolved(effects) == {1: [STOPPED]}
+    assert resolved(state.request(2, [2], pack(Ping(2)), 0.0)) == {2: [STOPPED]}
+    assert state.news(stop, 0.0) == []
+    assert state.news(up(2), 0.0) == []
+    end = ProcessStatus(2, 0, "", STOPPED)
+    assert state.news(end, 0.0) == [Disconnect(rank_peer(2))]
+    assert state.news(end, 0.0) == []
+
+
+def test_a_process_that_is_stopped_before_it_is_known_to_be_up_may_have_connected() -> None:
+    state = peers()
+    state.meet(2)
+    assert state.news(ProcessStatus(2, 0, "", STOPPED, is_retiring=True), 0.0) == []
+    assert state.news(ProcessStatus(2, 0, "", STOPPED), 0.0) == [Disconnect(rank_peer(2))]
+
+
 def test_other_processes_of_a_request_are_released_at_once_by_a_death() -> None:
     state = peers()
     state.request(1, [2, 3], pack(Ping(1)), 0.0)
@@ -193,6 +218,7 @@ Step = st.one_of(
     st.tuples(st.just("ask"), st.lists(st.integers(2, 4), min_size=1, max_size=3, unique=True)),
     st.tuples(st.just("answer"), st.integers(0, 10)),
     st.tuples(st.just("die"), st.integers(2, 4)),
+    st.tuples(st.just("stop"), st.integers(2, 4)),
     st.tuples(st.just("come"), st.integers(2, 4)),
     st.tuples(st.just("cancel"), st.integers(0, 10)),
 )
@@ -206,8 +232,15 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
     asked: dict[int, list[int]] = {}
     ends: dict[int, int] = {}
     order: dict[bytes, list[int]] = {}
+    connected: set[bytes] = set()
 
     def took(effects: list[PeerEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Connect):
+                assert effect.peer not in connected
+                connected.add(effect.peer)
+            elif isinstance(effect, Disconnect):
+                connected.discard(effect.peer)
         for id in resolved(effects):
             ends[id] = ends.get(id, 0) + 1
         for peer, message in sent(effects):
@@ -226,6 +259,11 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
         elif kind == "die" and alive.get(what):
             alive[what] = False
             took(state.news(ProcessStatus(what, incarnation[what], "", DEATH), 0.0))
+        elif kind == "stop" and alive.get(what):
+            alive[what] = False
+            was_connected = rank_peer(what, incarnation[what]) in connected
+            took(state.news(ProcessStatus(what, incarnation[what], "", STOPPED, is_retiring=True), 0.0))
+            assert (rank_peer(what, incarnation[what]) in connected) == was_connected
         elif asked and kind == "answer":
             id = what % len(asked) + 1
             for proc in asked[id]:
@@ -235,6 +273,7 @@ def test_every_request_resolves_once(steps: list[tuple[str, Any]]) -> None:
             took(state.cancel(what % len(asked) + 1, 0.0))
     for proc in (2, 3, 4):
         took(state.news(ProcessStatus(proc, incarnation[proc] + 1, "", DEATH), 0.0))
+    assert not connected
     assert ends == dict.fromkeys(asked, 1)
     assert len(state.requests) == 0
     assert all(ids == sorted(ids) for ids in order.values())

@@ -70,7 +70,8 @@ class ProcessStatus(Message, frozen=True):
     """Report that a watched process (`WatchProcess`) is up and listens at ``address``, or has ended (``death``).
 
     An empty address means that the process is on another host, and is reached through the host agent. If ``is_replaced``,
-    another process replaces it automatically, and its end is no failure to the owners of actors in it. The process is rank
+    another process replaces it automatically, and its end is no failure to the owners of actors in it. If ``is_retiring``, the
+    program has stopped it, and until another `ProcessStatus` its actors may clean up and call others. The process is rank
     ``rank`` of mesh ``mesh``.
     """
 
@@ -79,6 +80,7 @@ class ProcessStatus(Message, frozen=True):
     address: str
     death: Failure | None = None
     is_replaced: bool = False
+    is_retiring: bool = False
     mesh: str = ""
     rank: int = -1
 
