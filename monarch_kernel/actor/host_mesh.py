@@ -281,9 +281,7 @@ class HostMesh(Handle, Shaped):
             ]
             if is_here:  # a remote host fills in the device, the threads and the GPUs itself
                 specs = [_complete_here(spec, gpus) for spec in specs]
-            runtime.start_ranks(number, specs)
-        if self._view:
-            runtime.host_pool.note_view(self._view, procs)
+            runtime.start_ranks(number, specs, view=self._view)
         if policy.restart != "never":
             runtime.replacement.restart_when_lost(procs, policy, session.replace_hosts)
         mesh = ProcMesh(runtime, Region.whole(extent), procs, name, extent, session)

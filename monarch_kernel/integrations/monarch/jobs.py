@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from monarch_kernel.actor import HostMesh, allocate, this_host
@@ -87,7 +88,7 @@ class JobTrait:
 
     _has_hosts = False
     _apply_id: str | None = None
-    _held: JobState | None = None
+    _held: Mapping[str, HostMesh] = MappingProxyType({})
     _timeout_s = DEFAULT_TIMEOUT_S
 
     def _launchers(self) -> Mapping[str, Request]:
@@ -105,26 +106,23 @@ class JobTrait:
                 "apply(client_script=...) runs a program on the cluster: submit the program itself, such as with sbatch, and "
                 "call state() in it"
             )
-        hosts: dict[str, HostMesh] = {}
-        self._held = JobState(hosts)
+        self._held = hosts = dict[str, HostMesh]()
         try:
             for name, (make, count) in self._launchers().items():
                 hosts[name] = allocate(make(), count, timeout_s=self._timeout_s)
-                self._held = JobState(hosts)
         except BaseException:
             self._kill()
-            self._held = None
+            self._held = {}
             raise
 
     def _state(self) -> JobState:
         """Return views of the hosts that `_create` has requested."""
-        return JobState({name: view_of(hosts) for name, hosts in vars(self._held or JobState({}))["_hosts"].items()})
+        return JobState({name: view_of(hosts) for name, hosts in self._held.items()})
 
     def _kill(self) -> None:
         """Give the hosts back."""
-        if self._held is not None:
-            for name in vars(self._held)["_hosts"]:
-                getattr(self._held, name).shutdown().get()
+        for hosts in self._held.values():
+            hosts.shutdown().get()
 
     def enable_telemetry(self: J, config: TelemetryConfig | None = None, **options: Any) -> J:
         """Return the job; Monarch's dashboard is not started."""
@@ -173,7 +171,7 @@ class JobTrait:
         """End all processes on the hosts, and give the hosts back."""
         if self._has_hosts:
             self._kill()
-        self._held, self._has_hosts, self._apply_id = None, False, None
+        self._held, self._has_hosts, self._apply_id = {}, False, None
 
 
 def checked(meshes: Mapping[str, int]) -> dict[str, int]:
@@ -226,7 +224,7 @@ class LocalJob(JobTrait):
     def _create(self, client_script: str | None) -> None:
         if client_script is not None:
             super()._create(client_script)
-        self._held = JobState({name: this_host() for name in self._names})
+        self._held = {name: this_host() for name in self._names}
 
     def _kill(self) -> None:
         """Leave this machine as it is."""

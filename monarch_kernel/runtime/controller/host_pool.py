@@ -23,6 +23,7 @@ from monarch_kernel.net.wire.config import AgentConfig
 from monarch_kernel.net.wire.messages import ReadLog
 from monarch_kernel.runtime.controller.effects import Effect
 from monarch_kernel.runtime.controller.host_compatibility import Comparison, compare
+from monarch_kernel.runtime.controller.process_records import RankRecord
 from monarch_kernel.runtime.controller.state import State
 from monarch_kernel.runtime.controller.view_data import NEVER_CONNECTED, host_views
 from monarch_kernel.runtime.host.logs import LogRecord, log_records
@@ -91,7 +92,6 @@ class HostPool:
         self._closing: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._new_views = itertools.count(1)
-        self._views: dict[int, int] = {}  # process -> the view of hosts through which it was spawned, unless that is 0
 
     # -- for any thread
 
@@ -232,22 +232,28 @@ class HostPool:
 
     def procs_on(self, hosts: Sequence[int], view: int = 0) -> tuple[int, ...]:
         """The processes of these hosts that were spawned through a view of them and have not ended, even if they are ending."""
-        ranks = list(self._state.ranks.items())
-        there = (proc for proc, record in ranks if record.host in hosts and not record.has_ended)
-        return tuple(proc for proc in there if self._views.get(proc, 0) == view)
+        return tuple(
+            record.spec.proc for record in self._ranks_on(hosts) if record.view == view and not record.has_ended
+        )
 
     def new_view(self) -> int:
         """Return the number of another view of hosts."""
         return next(self._new_views)
 
-    def note_view(self, view: int, procs: Sequence[int]) -> None:
-        """Note that processes were spawned through a view of hosts."""
-        self._views.update(dict.fromkeys(procs, view))
-
     def can_end(self, host: int) -> bool:
         """Whether no process on a host is alive, or could be replaced there."""
-        ranks = list(self._state.ranks.values())
-        return not any(record.host == host and not (record.stopping and record.has_ended) for record in ranks)
+        return all(record.stopping and record.has_ended for record in self._ranks_on((host,)))
+
+    def _ranks_on(self, hosts: Sequence[int]) -> list[RankRecord]:
+        """The records of the processes of these hosts, also of those that the program has started just now."""
+
+        def find() -> list[RankRecord]:
+            return [record for record in self._state.ranks.values() if record.host in hosts]
+
+        try:
+            return self._loop.run_on_io_thread(find)
+        except MeshDownError:  # nothing changes any more
+            return find()
 
     def end_agent(self, host: int) -> None:
         """End an agent on this machine, but not the session; it counts as gone on return."""

@@ -93,6 +93,7 @@ class RankRecord(Recipient):
             decision of the controller.
         is_replaced: Whether another process replaces it, so that its death needs no attention.
         former: The process that it replaces, until that process has ended. Only then does this one start.
+        view: The number of the view of hosts through which the program spawned it; 0 for the hosts themselves.
         out_of_band: Requests that it has not answered yet and that do not count as work.
         names: The names in its namespace, with the kind of each value.
         last_request: The request that it worked on last.
@@ -121,6 +122,7 @@ class RankRecord(Recipient):
     has_ended: bool = False
     is_replaced: bool = False
     former: RankRecord | None = None
+    view: int = 0
     out_of_band: set[int] = field(default_factory=set)
     names: dict[str, str] = field(default_factory=dict)
     last_request: int = 0

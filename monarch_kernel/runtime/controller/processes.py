@@ -100,11 +100,11 @@ class RankProcesses:
 
     # -- ranks
 
-    def start(self, host: int, specs: Sequence[RankSpec], now: float) -> list[Effect]:
-        """Start processes on a host."""
+    def start(self, host: int, specs: Sequence[RankSpec], now: float, *, view: int = 0) -> list[Effect]:
+        """Start processes on a host, through a view of the hosts."""
         record = self._hosts[host]
         for spec in specs:
-            self._ranks[spec.proc] = RankRecord(spec, host, deadline=now + RANK_DEADLINE_S)
+            self._ranks[spec.proc] = RankRecord(spec, host, deadline=now + RANK_DEADLINE_S, view=view)
         effects = find_routes(record, specs)
         self._coming.update(spec.proc for spec in specs)
         if record.gone:
@@ -139,7 +139,7 @@ class RankProcesses:
             if self._hosts[at].gone:
                 at = (hosts or {}).get(at, at)
             record = self._ranks[proc] = RankRecord(spec, at, deadline=now + RANK_DEADLINE_S, watchers=former.watchers)
-            record.up_at = former.up_at
+            record.up_at, record.view = former.up_at, former.view
             self._connected.pop(former.peer, None)
             self._requests.dead.discard(proc)
             effects += find_routes(self._hosts[at], (spec,))

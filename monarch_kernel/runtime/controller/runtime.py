@@ -340,9 +340,9 @@ class Runtime(ClientBase):
             raise MeshDownError("the session was shut down; start again with this_host() or %mesh up")
         return given[0]
 
-    def start_ranks(self, host: int, specs: Sequence[RankSpec]) -> None:
-        """Start processes on a host; returns at once."""
-        self.enter(partial(self._state.processes.start, host, specs))
+    def start_ranks(self, host: int, specs: Sequence[RankSpec], *, view: int = 0) -> None:
+        """Start processes on a host, through a view of the hosts; returns at once."""
+        self.enter(partial(self._state.processes.start, host, specs, view=view))
 
     def stop_ranks(
         self, procs: Sequence[int], reason: str, finish: Callable[[Sequence[Answer]], T], grace_s: float = 2.0

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from monarch_kernel.net.wire.config import AgentConfig
+from monarch_kernel.runtime.controller.effects import Effect
+from monarch_kernel.runtime.controller.host_pool import Item
 from monarch_kernel.runtime.controller.runtime import Runtime
-from monarch_kernel.testing import FakeHost, FakeLauncher, MemoryHub
+from monarch_kernel.testing import FakeHost, FakeLauncher, MemoryHub, rank_spec
 
 LONG_S = 60.0
 
@@ -83,3 +85,38 @@ def test_leaving_gives_back_only_replaced_hosts(runtime: Runtime) -> None:
     runtime.leave()
     meanwhile.join()
     assert [host.closed for host in launcher.slow] == [True, False]
+
+
+def test_processes_that_have_just_been_started_are_found(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their start may still wait for the I/O thread."""
+    (host,) = add(runtime, SlowLauncher(1), 1)
+    go = threading.Event()
+
+    def hold(now: float) -> list[Effect]:
+        go.wait(LONG_S)
+        return []
+
+    runtime.enter(hold)
+    runtime.start_ranks(host, [rank_spec(1)], view=3)
+    enter = runtime.enter
+
+    def enter_and_go(item: Item) -> None:
+        enter(item)
+        go.set()
+
+    monkeypatch.setattr(runtime, "enter", enter_and_go)
+    try:
+        assert runtime.host_pool.procs_on((host,), 3) == (1,)
+        assert not runtime.host_pool.can_end(host)
+    finally:
+        go.set()
+
+
+def test_processes_belong_to_the_view_through_which_they_were_started(runtime: Runtime) -> None:
+    (host,) = add(runtime, SlowLauncher(1), 1)
+    pool = runtime.host_pool
+    runtime.start_ranks(host, [rank_spec(1)])
+    runtime.start_ranks(host, [rank_spec(2)], view=3)
+    assert (pool.procs_on((host,)), pool.procs_on((host,), 3), pool.procs_on((host,), 4)) == ((1,), (2,), ())
+    runtime.close()
+    assert pool.procs_on((host,), 3) == (2,)

@@ -201,6 +201,16 @@ def test_a_live_rank_is_ended_before_its_successor_starts() -> None:
     assert came == [(b"R2+1", Ping(2))]
 
 
+def test_a_process_that_replaces_another_belongs_to_the_same_view_of_hosts() -> None:
+    state = running()
+    state.processes.start(1, [rank_spec(9)], 0.0, view=3)
+    state.handle(Lost(9, 0, 9, "", (), 0), (), AGENT, 1.0)
+    former = state.ranks[9]
+    state.processes.heal((9,), 2.0)
+    assert state.ranks[9] is not former
+    assert state.ranks[9].view == 3
+
+
 def up_again(state: State, proc: int, incarnation: int) -> list[Effect]:
     """The new process says hello, and answers request 2 after writing something."""
     peer = rank_peer(proc, incarnation)
