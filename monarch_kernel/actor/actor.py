@@ -155,9 +155,9 @@ class _MarksConcurrent(Protocol):
 
 
 @overload
-def endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Endpoint[P, R]: ...
 @overload
-def endpoint(function: Callable[Concatenate[Any, P], R], /) -> Endpoint[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], R]) -> Endpoint[P, R]: ...
 @overload
 def endpoint(
     *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
@@ -167,8 +167,7 @@ def endpoint(
     *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
 ) -> _MarksPorted: ...
 def endpoint(
-    function: Callable[..., Any] | None = None,
-    /,
+    method: Callable[..., Any] | None = None,
     *,
     propagate: Any = None,
     explicit_response_port: bool = False,
@@ -177,7 +176,7 @@ def endpoint(
     """Mark a method (sync or async) as callable from other processes.
 
     Args:
-        function: the method. Without it, the result is a decorator with the other options.
+        method: the method. Without it, the result is a decorator with the other options.
         propagate: how the shape of the result follows from the arguments, for ``rref``.
         explicit_response_port: whether the method gets a `Port` as its first argument, and answers by sending to it
             instead of returning.
@@ -186,11 +185,11 @@ def endpoint(
     Raises:
         TypeError: the marked object is not a function, or does not take self (or the port).
     """
-    return _mark("endpoint", function, takes_port=explicit_response_port, propagate=propagate)
+    return _mark("endpoint", method, takes_port=explicit_response_port, propagate=propagate)
 
 
 @overload
-def concurrent_endpoint(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> Endpoint[P, R]: ...
+def concurrent_endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Endpoint[P, R]: ...
 @overload
 def concurrent_endpoint(
     *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
@@ -200,8 +199,7 @@ def concurrent_endpoint(
     *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
 ) -> _MarksPorted: ...
 def concurrent_endpoint(
-    function: Callable[..., Any] | None = None,
-    /,
+    method: Callable[..., Any] | None = None,
     *,
     propagate: Any = None,
     explicit_response_port: bool = False,
@@ -217,7 +215,7 @@ def concurrent_endpoint(
         ValueError: the method is not async.
     """
     return _mark(
-        "concurrent_endpoint", function, is_concurrent=True, takes_port=explicit_response_port, propagate=propagate
+        "concurrent_endpoint", method, is_concurrent=True, takes_port=explicit_response_port, propagate=propagate
     )
 
 

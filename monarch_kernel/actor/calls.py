@@ -16,7 +16,7 @@ from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
-from monarch_kernel.runtime.rpc.gather import error_for, read_value
+from monarch_kernel.runtime.rpc.gather import error_for
 from monarch_kernel.runtime.rpc.waits import Wait
 
 __all__ = ["Accumulator", "as_endpoint", "send"]
@@ -28,38 +28,41 @@ R = TypeVar("R")
 
 @overload
 def as_endpoint(
-    method: Callable[P, Coroutine[Any, Any, R]],
+    not_an_endpoint: Callable[P, Coroutine[Any, Any, R]],
     *,
     propagate: Any = None,
     explicit_response_port: Literal[False] = False,
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+    not_an_endpoint: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
 ) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Port[R], P], Any], *, propagate: Any = None, explicit_response_port: Literal[True]
+    not_an_endpoint: Callable[Concatenate[Port[R], P], Any],
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
 ) -> Endpoint[P, R]: ...
-def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
+def as_endpoint(not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """Make an endpoint of a method that is not marked as one: ``as_endpoint(mesh.method).call()``.
 
     Args:
-        method: a method of a mesh of actors, in the process that spawned the mesh.
+        not_an_endpoint: a method of a mesh of actors, in the process that spawned the mesh.
         propagate: as for `endpoint`.
         explicit_response_port: as for `endpoint`.
 
     Raises:
-        TypeError: ``method`` is not a method of a mesh of actors.
+        TypeError: ``not_an_endpoint`` is not a method of a mesh of actors.
     """
-    if isinstance(method, BoundEndpoint):
-        return method
-    if not isinstance(method, PlainMethod):
-        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(method).__name__}")
-    spec = EndpointSpec(method._function, takes_port=explicit_response_port, propagate=propagate)
+    if isinstance(not_an_endpoint, BoundEndpoint):
+        return not_an_endpoint
+    if not isinstance(not_an_endpoint, PlainMethod):
+        raise TypeError(f"as_endpoint() takes a method of a mesh of actors, not a {type(not_an_endpoint).__name__}")
+    spec = EndpointSpec(not_an_endpoint._function, takes_port=explicit_response_port, propagate=propagate)
     if explicit_response_port:
         spec.name += WITH_PORT
-    return _MethodEndpoint(method._mesh, spec)
+    return _MethodEndpoint(not_an_endpoint._mesh, spec)
 
 
 class _MethodEndpoint(BoundEndpoint):
@@ -113,11 +116,7 @@ def _first(answers: Sequence[Answer]) -> Answer:
 def _pass_on(answer: Future[Answer], port: Port[Any], rank: int) -> None:
     if answer.exception(0) is not None:  # the session was shut down
         return
-    found = answer.get(0)
-    if port.is_ranked and not isinstance(found, Failure):
-        port.send_as(rank, read_value(found))
-    else:
-        port.pass_on(found)
+    port.pass_on(answer.get(0), rank)
 
 
 class Accumulator(Generic[P, R, A]):

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, cast
 
 from monarch_kernel.actor.context import context
 from monarch_kernel.actor.pickle_errors import error_of_user
@@ -17,7 +17,7 @@ from monarch_kernel.net.wire.codec import dump, pack
 from monarch_kernel.net.wire.messages import Payload, PortSend
 from monarch_kernel.runtime.controller.session import current_session
 from monarch_kernel.runtime.diagnostics.failures import describe
-from monarch_kernel.runtime.rpc.answers import Answer
+from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import read_value
@@ -36,6 +36,8 @@ else:
 
     T = TypeVar("T")
 
+R = TypeVar("R")
+
 
 def client_here() -> Client:
     """Return the client that sends the requests of this code: that of the rank, or of the session of the program."""
@@ -50,10 +52,9 @@ def client_here() -> Client:
 class Port(Handle, Generic[T]):
     """The sending end of a channel. It can be passed to any process, as an argument or inside of one."""
 
-    def __init__(self, client: Client, number: int, is_ranked: bool = False) -> None:
+    def __init__(self, client: Client, number: int) -> None:
         self._client = client
         self._number = number
-        self._is_ranked = is_ranked
 
     def __repr__(self) -> str:
         return f"<Port {self._number:#x}>"
@@ -65,12 +66,19 @@ class Port(Handle, Generic[T]):
         return hash(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_port, (self._number, self._is_ranked)
+        return open_port, (self._number,)
 
     @property
-    def is_ranked(self) -> bool:
-        """Whether values arrive with the rank of their sender (`Channel.open_ranked`)."""
-        return self._is_ranked
+    def return_undeliverable(self) -> bool:
+        """Whether values come back that can't be delivered. They are dropped; the property is for code of PyTorch Monarch."""
+        return False
+
+    @return_undeliverable.setter
+    def return_undeliverable(self, value: bool) -> None:
+        if value:
+            raise NotImplementedError(
+                "values for a receiver that is gone are dropped: let an endpoint answer, whose caller gets the error"
+            )
 
     def send(self, value: T) -> None:
         """Send a value. Values of one sender arrive in order. If the receiver is gone, the value is dropped silently.
@@ -78,29 +86,26 @@ class Port(Handle, Generic[T]):
         Raises:
             PayloadError: the value can't be pickled.
         """
-        self.send_as(context().message_rank.rank, value)
-
-    def send_as(self, rank: int, value: Any) -> None:
-        """Send a value for a rank, which arrives with it if the port is ranked."""
-        value = (rank, value) if self._is_ranked else value
+        rank = context().message_rank.rank
         try:
             payload, frames = dump(
                 value, f"what is sent into a port (a {type(value).__name__})", roots={"value": value}
             )
         except PayloadError as error:
             raise error_of_user(error) from error.__cause__
-        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, payload), frames))
+        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, payload, rank), frames))
 
     def exception(self, error: BaseException) -> None:
         """Send an error, which the receiver's future raises."""
-        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, Payload(), describe(error))))
+        rank = context().message_rank.rank
+        self._client.tell((origin_of(self._number),), pack(PortSend(self._number, Payload(), rank, describe(error))))
 
-    def pass_on(self, answer: Answer) -> None:
-        """Send the answer to a request without unpickling it."""
+    def pass_on(self, answer: Answer, rank: int) -> None:
+        """Send the answer of a rank to a request without unpickling it."""
         if isinstance(answer, Failure):
-            packed = pack(PortSend(self._number, Payload(), answer))
+            packed = pack(PortSend(self._number, Payload(), rank, answer))
         else:
-            packed = pack(PortSend(self._number, answer.payload), tuple(answer.frames))
+            packed = pack(PortSend(self._number, answer.payload, rank), tuple(answer.frames))
         self._client.tell((origin_of(self._number),), packed)
 
 
@@ -136,7 +141,14 @@ class PortReceiver(Generic[T]):
         that is cancelled, or whose wait is interrupted: the value goes to the next future. A future whose ``get(timeout)``
         timed out takes no value until it is used again.
         """
-        return _NextValue(_Receiving(self), self._client.new_number(), self._read)
+        return self._receive(_read)
+
+    def ranked(self) -> RankedPortReceiver[T]:
+        """Return a receiver of the same values that gives pairs of rank and value, as `Channel.open_ranked` does."""
+        return RankedPortReceiver(self)
+
+    def _receive(self, finish: Callable[[Sequence[Answer]], R]) -> Future[R]:
+        return _NextValue(_Receiving(self), self._client.new_number(), finish)
 
     def _take(self, answer: Answer) -> None:
         with self._lock:
@@ -191,11 +203,35 @@ class PortReceiver(Generic[T]):
         future.resolve([answer], True)
         return True
 
-    def _read(self, answers: Sequence[Answer]) -> T:
-        (answer,) = answers
-        if isinstance(answer, Failure):
-            raise rebuild_exception(answer)
-        return read_value(answer)  # type: ignore[no-any-return]
+
+class RankedPortReceiver(PortReceiver[tuple[int, T]]):
+    """The receiving end of a channel, which gives pairs of rank and value."""
+
+    def __init__(self, receiver: PortReceiver[T]) -> None:
+        self._receiver = receiver
+
+    def __repr__(self) -> str:
+        return f"<ranked {self._receiver!r}>"
+
+    def recv(self) -> Future[tuple[int, T]]:
+        """Return a future of a rank and a value; it behaves as that of `PortReceiver.recv`."""
+        return self._receiver._receive(_read_ranked)
+
+    def ranked(self) -> RankedPortReceiver[Any]:
+        """Return this receiver, whose values have their ranks already."""
+        return self
+
+
+def _read(answers: Sequence[Answer]) -> Any:
+    (answer,) = answers
+    if isinstance(answer, Failure):
+        raise rebuild_exception(answer)
+    return read_value(answer)
+
+
+def _read_ranked(answers: Sequence[Answer]) -> Any:
+    value = _read(answers)
+    return cast(Value, answers[0]).rank, value
 
 
 def _cancelled() -> CancelledError:
@@ -289,16 +325,15 @@ class Channel(Generic[T]):
         return Port(client, number), PortReceiver(client, number)
 
     @classmethod
-    def open_ranked(cls, once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
+    def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
         """Open a channel whose receiver gives pairs of rank and value.
 
         The rank is that of the actor that answers, in the mesh that `send` addresses, or of the actor that sends.
         """
-        client = client_here()
-        number = client.new_number()
-        return Port(client, number, True), PortReceiver(client, number)
+        port, receiver = cls.open(once)
+        return port, receiver.ranked()
 
 
-def open_port(number: int, is_ranked: bool = False) -> Port[Any]:
+def open_port(number: int) -> Port[Any]:
     """Make the port that came from another process."""
-    return Port(client_here(), number, is_ranked)
+    return Port(client_here(), number)

@@ -151,7 +151,9 @@ class HostMesh(Handle, Shaped):
         self,
         per_host: Mapping[str, int] | None = None,
         bootstrap: Callable[[], Any] | None = None,
-        name: str | None = "",
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
         *,
         env: Mapping[str, str] | None = None,
         device: Device | None = None,
@@ -161,8 +163,6 @@ class HostMesh(Handle, Shaped):
         restart_within_s: float = 300.0,
         backoff_s: float = 1.0,
         fresh: bool | None = None,
-        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
-        proc_bind: Sequence[Mapping[str, str]] | None = None,
     ) -> ProcMesh:
         """Start processes on every host. Returns at once; the first request waits until the processes are up.
 
@@ -436,7 +436,7 @@ def serve_ranks(session: Session) -> ProcMesh:
     return mesh
 
 
-def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+def get_or_spawn_controller(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
     """Return the only actor with this name in the whole job. The first call spawns it in the program's own process.
 
     Raises:
@@ -445,13 +445,13 @@ def get_or_spawn_controller(name: str, cls: Callable[P, A], *args: P.args, **kwa
         ActorError: raised by the future: the constructor raised. The next call spawns a new actor.
     """
     check_title("name", name)
-    endpoints_of(cls, RESERVED)
-    assert isinstance(cls, type)
-    check_constructor(cls, args, kwargs)
+    endpoints_of(Class, RESERVED)
+    assert isinstance(Class, type)
+    check_constructor(Class, args, kwargs)
     client = client_here()
     if isinstance(client, Runtime):
         serve_ranks(client.session)
-    future = directory_of(client).get_or_spawn.call_one(_program(client), name, cls, args, kwargs)
+    future = directory_of(client).get_or_spawn.call_one(_program(client), name, Class, args, kwargs)
     return cast("Future[A]", future.read_with(partial(_as_if_here, future.finish)))
 
 

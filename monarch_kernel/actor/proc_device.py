@@ -122,6 +122,10 @@ class ProcDevice(ProcHandle):
         """
         return _on_mesh(self).rank_tensor(self, axis)
 
+    def rank_tensors(self) -> dict[str, Any]:
+        """Make a `rank_tensor` for each axis."""
+        return {axis: self.rank_tensor(axis) for axis in self.extent}
+
     def values(self, tensor: Any) -> ValueMesh[Any]:
         """Fetch the parts of a distributed tensor from the ranks of this mesh, as plain tensors on the CPU.
 

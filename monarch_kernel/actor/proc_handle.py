@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch_kernel.actor.done_awaitable import DoneAwaitable
 from monarch_kernel.actor.fault_hook import call_fault_hook
@@ -67,7 +67,7 @@ class ProcHandle(Handle, Shaped):
         return done
 
     def logging_option(
-        self, stream_to_client: bool = True, aggregate_window_sec: int | None = 3, level: int = logging.INFO
+        self, stream_to_client: bool = False, aggregate_window_sec: int | None = None, level: int = logging.INFO
     ) -> DoneAwaitable:
         """Accept options of PyTorch Monarch. Output of the processes always reaches the program, and equal lines are folded.
 
@@ -108,6 +108,28 @@ class ProcHandle(Handle, Shaped):
     def is_whole(self) -> bool:
         """Whether this is the whole mesh as it was spawned, not a slice."""
         return len(self._region) == len(self._base)
+
+    @classmethod
+    def from_host_mesh(cls, host_mesh: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise an error: PyTorch Monarch makes meshes from objects of its library by this, and hosts spawn processes here."""
+        raise NotImplementedError(
+            "from_host_mesh() takes an object of Monarch's Rust library: call spawn_procs() of the mesh of hosts"
+        )
+
+    def to_table(self) -> str:
+        """Return the processes as a table, one column for each place on the last axis: ``1.gpu[3]`` is the fourth of host 1."""
+        per_host = self.spawned_extent.nelements // (1 if self._hosts is None else len(self._hosts))
+        names = [f"{rank // per_host}.gpu[{rank % per_host}]" for rank in self.ranks]
+        outer, inner = list(self.extent)[:-1], list(self.extent)[-1:]
+        n_columns = self.extent[inner[0]] if inner else 1
+        head = [*outer, *(f"{inner[0]}={i}" for i in range(n_columns))] if inner else ["process"]
+        rows = []
+        for first in range(0, len(names), n_columns):
+            point = self.extent.point(first)
+            rows.append([*(str(point[axis]) for axis in outer), *names[first : first + n_columns]])
+        widths = [max(map(len, column)) for column in zip(head, *rows)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in (head, *rows)]
+        return "\n".join(lines)
 
     def deaths(self) -> dict[int, Failure]:
         """Return flat rank -> how it ended, for the ranks that are dead or stopped."""

@@ -237,7 +237,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         """
         self[name] = value
 
-    def spawn(self, name: str, cls: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
+    def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Spawn an actor of a class on every rank. Returns at once a handle with the endpoints of the class.
 
         Raises:
@@ -246,23 +246,23 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             SupervisionError: ranks were stopped.
         """
         check_title("name", name)
-        endpoints = endpoints_of(cls, RESERVED)
-        assert isinstance(cls, type)  # a Callable tells type checkers what the constructor takes
-        check_constructor(cls, args, kwargs)
+        endpoints = endpoints_of(Class, RESERVED)
+        assert isinstance(Class, type)  # a Callable tells type checkers what the constructor takes
+        check_constructor(Class, args, kwargs)
         stopped = {rank: death for rank, death in self.deaths().items() if death.kind == "stopped"}
         if stopped:
             reports = {self.spawned_extent.point(rank): death for rank, death in stopped.items()}
             raise SupervisionError(f"spawning {name} on {self.name} failed: it was not sent", reports, {})
-        roots = {cls.__name__: cls, **{f"args[{i}]": each for i, each in enumerate(args)}, **kwargs}
+        roots = {Class.__name__: Class, **{f"args[{i}]": each for i, each in enumerate(args)}, **kwargs}
         parts: list[Any] = []
         SENDING.parts = parts
         try:
-            payload, frames = dump((cls, args, kwargs), f"class {cls.__name__} or its arguments", roots=roots)
+            payload, frames = dump((Class, args, kwargs), f"class {Class.__name__} or its arguments", roots=roots)
         except PayloadError as error:
             raise error_of_user(error) from error.__cause__
         finally:
             SENDING.parts = None
-        mesh = ActorMesh(self, self._region, name, self._client.new_number(), cls, endpoints)
+        mesh = ActorMesh(self, self._region, name, self._client.new_number(), Class, endpoints)
         # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
         mesh.announce(payload, frames, parts)
         return cast(A, mesh)

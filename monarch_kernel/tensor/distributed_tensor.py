@@ -186,7 +186,7 @@ class DistributedTensor(torch.Tensor):
 
     def reduce(
         self,
-        axes: str | Sequence[str],
+        dims: str | Sequence[str],
         reduction: str = "sum",
         scatter: bool = False,
         mesh: Any = None,
@@ -195,7 +195,7 @@ class DistributedTensor(torch.Tensor):
         """Reduce along axes of the mesh: each rank gets the result of the ranks that differ only in these axes.
 
         Args:
-            axes: An axis of the mesh or several; ``()`` for all.
+            dims: An axis of the mesh or several; ``()`` for all.
             reduction: ``sum``, ``avg``, ``max``, ``min`` or ``product`` of the elements, or ``stack``: a tensor with a new
                 first dimension for the ranks.
             scatter: Whether the first dimension of the tensor is an index along these axes. Each rank keeps only its own part
@@ -208,7 +208,7 @@ class DistributedTensor(torch.Tensor):
             ValueError: There is no such reduction, or an axis is named twice.
             TensorError: The shape or the dtype does not fit, or a gradient would be needed.
         """
-        made = self._part.device.reduced(self, axes, reduction, scatter=scatter, in_place=False, mesh=mesh)
+        made = self._part.device.reduced(self, dims, reduction, scatter=scatter, in_place=False, mesh=mesh)
         if out is None:
             return made
         if not isinstance(out, DistributedTensor) or (out.shape, out.dtype) != (made.shape, made.dtype):
@@ -216,9 +216,9 @@ class DistributedTensor(torch.Tensor):
             raise TensorError(f"out has to be a distributed tensor {describe(made)} for this reduction, not {kind}")
         return out.copy_(made)  # type: ignore[return-value]
 
-    def reduce_(self, axes: str | Sequence[str], reduction: str = "sum") -> DistributedTensor:
+    def reduce_(self, dims: str | Sequence[str], reduction: str = "sum") -> DistributedTensor:
         """Reduce along axes of the mesh (see `reduce`), and write the result into this tensor."""
-        return self._part.device.reduced(self, axes, reduction, scatter=False, in_place=True)
+        return self._part.device.reduced(self, dims, reduction, scatter=False, in_place=True)
 
     @property
     def data(self) -> torch.Tensor:

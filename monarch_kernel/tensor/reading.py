@@ -165,15 +165,23 @@ def _layout(each: TensorLayout) -> tuple[Any, ...]:
     return *place, getattr(torch, each.dtype), torch.device(each.device), 0, each.placements
 
 
-def show(*tensors: DistributedTensor) -> None:
-    """Print tensors: the values of each rank, or statistics if there are many; ranks with the same share a line."""
+def show(*tensors: DistributedTensor, shard: Mapping[str, int] | None = None, **point: int) -> None:
+    """Print tensors: the values of each rank, or statistics if there are many; ranks with the same share a line.
+
+    Args:
+        tensors: The tensors.
+        shard: The place of the ranks on axes of the mesh; by default, all ranks are shown.
+        point: The same, as keywords: ``show(x, gpus=0)``.
+
+    Raises:
+        KeyError: There is no such axis.
+    """
     for tensor in tensors:
         if not isinstance(tensor, DistributedTensor):
             raise TypeError(f"show() takes distributed tensors, not a {type(tensor).__name__}")
-        source: Any = tensor._part.device
-        texts = _request(
-            source, source.mesh, ShowTensor, tensor._part.id, "showing a tensor", lambda found: found
-        ).get()
+        shown = tensor.slice_mesh(**{**(shard or {}), **point}) if shard or point else tensor
+        source: Any = shown._part.device
+        texts = _request(source, source.mesh, ShowTensor, shown._part.id, "showing a tensor", lambda found: found).get()
         groups: dict[str, list[int]] = {}
         for rank, text in zip(source.mesh.ranks, texts.values()):
             groups.setdefault(text, []).append(rank)

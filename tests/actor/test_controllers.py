@@ -63,7 +63,7 @@ def ended(controller: None) -> Iterator[None]:
     """End the actors of a test."""
     yield
     for name in NAMES:
-        get_or_spawn_controller(name, Worker).get(LONG_S).stop().get(LONG_S)
+        get_or_spawn_controller(name=name, Class=Worker).get(LONG_S).stop().get(LONG_S)
 
 
 def test_ranks_and_threads_that_ask_at_once_get_the_same_actor(procs: ProcMesh) -> None:

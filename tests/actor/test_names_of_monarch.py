@@ -24,6 +24,7 @@ from monarch_kernel.actor import (
     ProcMesh,
     SupervisionError,
     ValueMesh,
+    as_endpoint,
     concurrent_endpoint,
     context,
     current_rank,
@@ -31,6 +32,7 @@ from monarch_kernel.actor import (
     endpoint,
     send,
     this_host,
+    this_proc,
 )
 from monarch_kernel.actor.spawning import BootstrapCommand, Start, check_binds, default_bootstrap_cmd, starts
 from monarch_kernel.errors import MeshFailure
@@ -69,6 +71,10 @@ class Subject(Actor):
     @endpoint
     async def give_up(self) -> None:
         context().actor_instance.abort("enough is enough")
+
+    @endpoint
+    async def fail(self) -> None:
+        raise ValueError("no answer")
 
     @endpoint
     async def reply(self, port: Any) -> None:
@@ -218,6 +224,24 @@ def test_an_actor_ends_itself(procs: ProcMesh, faults: list[MeshFailure], kind: 
     assert "enough is enough" in faults[0].report()
 
 
+def test_a_mesh_is_shown_as_a_table(procs: ProcMesh) -> None:
+    assert procs.to_table() == "r=0       r=1\n0.gpu[0]  0.gpu[1]"
+    assert procs.split(r=("dp", "tp"), dp=2).to_table() == "dp  tp=0\n0   0.gpu[0]\n1   0.gpu[1]"
+    assert procs.slice(r=1).to_table() == "process\n0.gpu[1]"
+    assert this_proc().to_table() == "process\n0.gpu[0]"
+
+
+def test_names_of_arguments_are_those_of_monarch(procs: ProcMesh) -> None:
+    subject: Any = procs.spawn(name="subject", Class=Subject)
+    assert len(subject.rank.call().get(LONG_S)) == 2
+    marked: Any = endpoint(method=lambda self: 1)
+    assert marked.function(None) == 1
+    assert as_endpoint(not_an_endpoint=subject.rank) is not None
+    with pytest.raises(NotImplementedError, match="spawn_procs"):
+        ProcMesh.from_host_mesh(this_host(), None)
+    subject.stop().get(LONG_S)
+
+
 def test_answers_come_with_their_rank(procs: ProcMesh) -> None:
     subject: Any = procs.spawn("subject", Subject)
     port, receiver = Channel.open_ranked()
@@ -228,6 +252,14 @@ def test_answers_come_with_their_rank(procs: ProcMesh) -> None:
     port, receiver = Channel.open(once=True)
     subject.slice(r=1).reply.broadcast(port)
     assert receiver.recv().get(LONG_S) == "sent"
+    port, receiver = Channel.open()
+    send(subject.rank, (), {}, port=port)
+    ranked = receiver.ranked()
+    assert {ranked.recv().get(LONG_S), ranked.recv().get(LONG_S)} == {(0, 0), (1, 1)}
+    send(subject.slice(r=1).fail, (), {}, port=port)
+    with pytest.raises(ValueError, match="no answer"):
+        ranked.recv().get(LONG_S)
+    assert ranked.ranked() is ranked
 
 
 def test_processes_start_with_the_given_interpreter_environment_and_cpus(procs: ProcMesh, tmp_path: Path) -> None:
@@ -259,7 +291,7 @@ def test_processes_start_with_the_given_interpreter_environment_and_cpus(procs: 
     for begin in (lambda: procs.logging_option(True, 3), procs.sync_workspace, this_host().sync_workspace):
         assert (asyncio.run(begin()), begin().get()) == (None, None)  # type: ignore[func-returns-value]
     with pytest.raises(ValueError, match="aggregate_window_sec=None"):
-        procs.logging_option(stream_to_client=False)
+        procs.logging_option(aggregate_window_sec=3)
     with pytest.raises(ValueError, match="from 0 to 255"):
         procs.logging_option(level=256)
 

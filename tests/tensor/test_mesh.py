@@ -147,6 +147,16 @@ def test_show_prints_equal_ranks_once(procs: ProcMesh, capsys: pytest.CaptureFix
         "[1,3] tensor(1)",
         "[0-3] shape (40, 40), float32, min 1, mean 1, max 1, 1 of 1,600 elements are not finite",
     ]
+    ranks = procs.rank_tensors()
+    assert list(ranks) == ["dp", "tp"]
+    show(*ranks.values(), dp=1)
+    show(ranks["dp"], shard={"dp": 1, "tp": 0})
+    assert capsys.readouterr().out.splitlines() == [
+        "[2-3] tensor(1)",
+        "[2] tensor(0)",
+        "[3] tensor(1)",
+        "[2] tensor(1)",
+    ]
 
 
 def test_a_failure_on_one_rank_loses_what_depends_on_it_there(procs: ProcMesh) -> None:

@@ -98,7 +98,6 @@ class ResponsePort(Port[T]):
     """The port for the only answer of an endpoint that is marked with ``explicit_response_port=True``."""
 
     def __init__(self, responses: Responses, id: int) -> None:
-        self._is_ranked = False
         self._responses = responses
         self._id = id
 
@@ -131,6 +130,6 @@ class ResponsePort(Port[T]):
         """
         self._responses.fail(self._id, error)
 
-    def pass_on(self, answer: Answer) -> None:
+    def pass_on(self, answer: Answer, rank: int) -> None:
         """Answer the call with the answer to another request."""
         self._responses.pass_on(self._id, answer)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import index
 from typing import TypeVar, cast
 
+from monarch_kernel.base.mesh.monarch_bytes import Reader
 from monarch_kernel.base.text import plural, were
 
 __all__ = ["Extent", "Point", "as_index", "as_size", "list_axes", "quote"]
@@ -38,8 +39,8 @@ class Extent(Mapping[str, int]):
     has one element.
 
     Args:
-        sizes: axis -> size, or pairs of axis and size; or the names of the axes, if ``of`` has their sizes.
-        of: the sizes of these axes.
+        labels: axis -> size, or pairs of axis and size; or the names of the axes, if ``sizes`` has their sizes.
+        sizes: the sizes of these axes.
 
     Raises:
         ValueError: an axis is not an identifier or is named twice, or a size is not an int of at least 1.
@@ -55,17 +56,17 @@ class Extent(Mapping[str, int]):
 
     def __init__(
         self,
-        sizes: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[str] = (),
-        of: Sequence[int] | None = None,
+        labels: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[str] = (),
+        sizes: Sequence[int] | None = None,
     ) -> None:
-        if of is not None:
-            labels = cast("Sequence[str]", sizes)
-            if len(labels) != len(of):
+        if sizes is not None:
+            names = cast("Sequence[str]", labels)
+            if len(names) != len(sizes):
                 raise ValueError(
-                    f"{plural(len(labels), 'axis', 'axes')} {were(len(labels))} given with {plural(len(of), 'size')}"
+                    f"{plural(len(names), 'axis', 'axes')} {were(len(names))} given with {plural(len(sizes), 'size')}"
                 )
-            sizes = list(zip(labels, of))
-        pairs = list(sizes.items() if isinstance(sizes, Mapping) else cast("Iterable[tuple[str, int]]", sizes))
+            labels = list(zip(names, sizes))
+        pairs = list(labels.items() if isinstance(labels, Mapping) else cast("Iterable[tuple[str, int]]", labels))
         self._sizes: dict[str, int] = {}
         for axis, size in pairs:
             if not isinstance(axis, str) or not axis.isidentifier():
@@ -90,6 +91,16 @@ class Extent(Mapping[str, int]):
     def sizes(self) -> Listed[int]:
         """Sizes of the axes, in order."""
         return Listed(self._sizes.values())
+
+    @classmethod
+    def from_bytes(cls, bytes: bytes) -> Extent:
+        """Read an extent of PyTorch Monarch from its bytes, which its ``__reduce__`` gives.
+
+        Raises:
+            ValueError: they are not those of an extent.
+        """
+        reader = Reader(bytes)
+        return cls(reader.texts(), reader.numbers())
 
     def point(self, rank: int) -> Point:
         """Give the point with this flat rank.
@@ -168,6 +179,17 @@ class Point(Mapping[str, int]):
             raise IndexError(f"rank {rank} is out of range: {extent} has ranks 0 to {extent.nelements - 1}")
         self._rank = rank
         self._extent = extent
+
+    @classmethod
+    def from_bytes(cls, bytes: bytes) -> Point:
+        """Read a point of PyTorch Monarch from its bytes, which its ``__reduce__`` gives.
+
+        Raises:
+            ValueError: they are not those of a point.
+        """
+        reader = Reader(bytes)
+        rank = reader.number()
+        return cls(rank, Extent(reader.texts(), reader.numbers()))
 
     @property
     def rank(self) -> int:

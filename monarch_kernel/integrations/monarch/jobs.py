@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from monarch_kernel.actor import HostMesh, allocate, this_host
 from monarch_kernel.actor.host_mesh import view_of
@@ -36,6 +36,12 @@ Request = tuple[Callable[[], Launcher], int]
 
 
 J = TypeVar("J", bound="JobTrait")
+
+_FILES = "use a directory that hosts share, sync_workspace() for code, or send the content to an actor"
+_NOT_SAVED = (
+    "a job is not saved, because its hosts end with the program: call state() in the program; a mesh of a notebook goes on "
+    "with %mesh up --detach"
+)
 
 
 @dataclass(frozen=True)
@@ -124,13 +130,43 @@ class JobTrait:
         for hosts in self._held.values():
             hosts.shutdown().get()
 
-    def enable_telemetry(self: J, config: TelemetryConfig | None = None, **options: Any) -> J:
+    def enable_telemetry(
+        self: J,
+        config: TelemetryConfig | None = None,
+        *,
+        mesh_admin_config: MeshAdminConfig | None = None,
+        **options: Any,
+    ) -> J:
         """Return the job; Monarch's dashboard is not started."""
         return self
 
     def enable_admin(self: J, config: MeshAdminConfig | None = None, **options: Any) -> J:
         """Return the job; Monarch's server for administration is not started."""
         return self
+
+    def telemetry_query_client(self) -> NoReturn:
+        """Raise an error: there is no dashboard that could be asked."""
+        raise NotImplementedError("Monarch's dashboard is not started: %mesh show, or get_meter() with OpenTelemetry")
+
+    def profile(self, *, on_trace_ready: Callable[[Any], Any] | None = None) -> NoReturn:
+        """Raise an error: meshes are profiled, and not jobs."""
+        raise NotImplementedError("profile a mesh of processes, with %mesh profile, or torch.profiler in an actor")
+
+    def remote_mount(self, source: str, mntpoint: str | None = None, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise an error: there are no mounts."""
+        raise NotImplementedError(f"files are not mounted on hosts: {_FILES}")
+
+    def gather_mount(self, remote_mount_point: str, local_mount_point: str, meshes: Any = None) -> NoReturn:
+        """Raise an error: there are no mounts."""
+        raise NotImplementedError(f"files of hosts are not mounted here: {_FILES}")
+
+    def dump(self, filename: str) -> NoReturn:
+        """Raise an error: hosts end with the program, so another program can't go on with them."""
+        raise NotImplementedError(_NOT_SAVED)
+
+    def dumps(self) -> NoReturn:
+        """Raise the error of `dump`."""
+        raise NotImplementedError(_NOT_SAVED)
 
     def apply(self, client_script: str | None = None) -> None:
         """Request the hosts, unless they have been requested.
@@ -142,7 +178,7 @@ class JobTrait:
             self._create(client_script)
             self._has_hosts, self._apply_id = True, str(uuid.uuid4())
 
-    def state(self, cached_path: str | None = None) -> JobState:
+    def state(self, cached_path: str | None = ".monarch/job_state.pkl") -> JobState:
         """Return the hosts; the first call requests them, and they may still come up.
 
         Each call gives other meshes of the same hosts: their ``stop()`` ends the processes that were spawned through them.
@@ -225,6 +261,11 @@ class LocalJob(JobTrait):
         if client_script is not None:
             super()._create(client_script)
         self._held = {name: this_host() for name in self._names}
+
+    @property
+    def process(self) -> NoReturn:
+        """Raise an error: no process runs a program as a job."""
+        raise NotImplementedError("a job starts no program: the program that calls state() uses the hosts")
 
     def _kill(self) -> None:
         """Leave this machine as it is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monarch_kernel.integrations.monarch.jobs import DEFAULT_TIMEOUT_S, JobTrait, Request, checked, given
@@ -22,10 +23,21 @@ class ImageSpec:
     Attributes:
         image: the image, which has monarch_kernel and torch.
         resources: such as ``{"nvidia.com/gpu": 4, "cpu": 8, "memory": "64Gi"}``.
+        enable_fuse: must be False: files are not mounted on pods.
+        shared_memory_size: accepted, without an effect: /dev/shm of a pod can take as much memory as the pod.
+
+    Raises:
+        NotImplementedError: ``enable_fuse`` is True.
     """
 
     image: str
     resources: Mapping[str, str | int] | None = None
+    enable_fuse: bool = False
+    shared_memory_size: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.enable_fuse:
+            raise NotImplementedError("files are not mounted on pods: leave enable_fuse out, and add volumes with pod=")
 
 
 @dataclass(frozen=True)
@@ -33,15 +45,39 @@ class KubeConfig:
     """Where the configuration of the cluster is.
 
     Attributes:
-        path: the file; empty for that of kubectl or, in a pod, for that of the cluster.
+        local: the file; None for that of kubectl or, in a pod, for that of the cluster.
+        remote: must be None: `KubernetesLauncher` reads files.
+
+    Raises:
+        NotImplementedError: ``remote`` is given.
     """
 
-    path: str = ""
+    local: Path | None = None
+    remote: None = None
+
+    def __post_init__(self) -> None:
+        if self.remote is not None:
+            raise NotImplementedError(
+                "a configuration in memory is not taken: write it to a file, and call KubeConfig.from_path(file)"
+            )
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> KubeConfig:
         """Return the configuration in a file."""
-        return cls(os.fspath(path))
+        return cls(Path(path).expanduser())
+
+    @classmethod
+    def from_config(cls, config: Any) -> KubeConfig:
+        """Raise the error of ``remote``."""
+        return cls(remote=config)
+
+    @property
+    def out_of_cluster(self) -> bool:
+        """Whether the configuration is in a file, and not that of the cluster or of kubectl."""
+        return self.local is not None
+
+    def load(self) -> None:
+        """Do nothing: `KubernetesLauncher` reads the file when it needs it."""
 
 
 class KubernetesJob(JobTrait):
@@ -79,9 +115,9 @@ class KubernetesJob(JobTrait):
         name: str,
         num_replicas: int,
         label_selector: str | None = None,
-        pod_rank_label: str | None = None,
+        pod_rank_label: str = "apps.kubernetes.io/pod-index",
         image_spec: ImageSpec | str | None = None,
-        port: int = 0,
+        port: int = 26600,
         pod_template: Any = None,
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
@@ -125,7 +161,7 @@ class KubernetesJob(JobTrait):
             def make() -> Launcher:
                 from monarch_kernel.launch.kubernetes import KubernetesLauncher
 
-                place = given(namespace=self._namespace, kubeconfig=self._kubeconfig.path)
+                place = given(namespace=self._namespace, kubeconfig=os.fspath(self._kubeconfig.local or ""))
                 return KubernetesLauncher(**{**place, **options})
 
             return make, count

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from monarch_kernel.base.mesh import Extent, Region
+from monarch_kernel.base.mesh.monarch_bytes import Reader
 from monarch_kernel.base.text import plural, were
 
 __all__ = ["NDSlice", "Shape"]
@@ -101,16 +102,16 @@ class NDSlice(Sequence[int]):
             raise IndexError(f"{list(coordinates)} is no point of sizes {self.sizes}")
         return self.offset + sum(at * stride for at, stride in zip(coordinates, self.strides))
 
-    def coordinates(self, rank: int) -> list[int]:
+    def coordinates(self, value: int) -> list[int]:
         """Return the point of a rank.
 
         Raises:
             ValueError: the slice does not have this rank.
         """
         for at in itertools.product(*map(range, self.sizes)):
-            if self.nditem(at) == rank:
+            if self.nditem(at) == value:
                 return list(at)
-        raise ValueError(f"rank {rank} is not in {self!r}")
+        raise ValueError(f"rank {value} is not in {self!r}")
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NDSlice):
@@ -138,13 +139,23 @@ class Shape:
         ValueError: there are not as many names as axes.
     """
 
-    def __init__(self, labels: Sequence[str], ndslice: NDSlice) -> None:
-        if len(labels) != ndslice.ndim:
+    def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:
+        if len(labels) != slice.ndim:
             raise ValueError(
-                f"{plural(len(labels), 'name')} {were(len(labels))} given for {plural(ndslice.ndim, 'axis', 'axes')}"
+                f"{plural(len(labels), 'name')} {were(len(labels))} given for {plural(slice.ndim, 'axis', 'axes')}"
             )
         self.labels = list(labels)
-        self.ndslice = ndslice
+        self.ndslice = slice
+
+    @classmethod
+    def from_bytes(cls, bytes: bytes) -> Shape:
+        """Read a shape of PyTorch Monarch from its bytes, which its ``__reduce__`` gives.
+
+        Raises:
+            ValueError: they are not those of a shape.
+        """
+        reader = Reader(bytes)
+        return cls(reader.texts(), NDSlice(offset=reader.number(), sizes=reader.numbers(), strides=reader.numbers()))
 
     @classmethod
     def unity(cls) -> Shape:
@@ -199,16 +210,16 @@ class Shape:
             ),
         )
 
-    def select(self, label: str, chosen: slice) -> Shape:
+    def select(self, label: str, slice: slice) -> Shape:
         """Return the ranks at some places of an axis.
 
         Raises:
             ValueError: there is no such axis, or no place is chosen.
         """
         axis = self._axis(label)
-        places = range(self.ndslice.sizes[axis])[chosen]
+        places = range(self.ndslice.sizes[axis])[slice]
         if not places:
-            raise ValueError(f"no place of axis {label!r} is chosen by {chosen}")
+            raise ValueError(f"no place of axis {label!r} is chosen by {slice}")
         sizes, strides = list(self.ndslice.sizes), list(self.ndslice.strides)
         offset = self.ndslice.offset + places.start * strides[axis]
         sizes[axis], strides[axis] = len(places), strides[axis] * places.step

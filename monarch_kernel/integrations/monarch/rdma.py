@@ -50,6 +50,17 @@ class RDMAAction(native.RDMAAction):
         """Start all transfers; the arguments and errors are those of `monarch_kernel.rdma.RDMAAction.submit`."""
         return _without_result(super().submit(timeout))
 
+    def fetch_add(self, src: RDMABuffer, dst: Any, add: int) -> NoReturn:
+        """Raise an error, as in Monarch, which has the name and not yet the function."""
+        raise NotImplementedError(_NO_ATOMICS)
+
+    def compare_and_swap(self, src: RDMABuffer, dst: Any, compare: int, swap: int) -> NoReturn:
+        """Raise an error, as in Monarch, which has the name and not yet the function."""
+        raise NotImplementedError(_NO_ATOMICS)
+
+
+_NO_ATOMICS = "memory of others is read and written, without atomic operations: let an endpoint of the owner do it"
+
 
 def _without_result(future: Future[Any]) -> Future[Any]:
     finish = future.finish

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch_kernel.integrations.monarch.jobs import DEFAULT_TIMEOUT_S, JobTrait, Request, checked, given
 from monarch_kernel.launch.base import Launcher
 
 __all__ = ["SlurmJob"]
-
-_UNUSED = ("monarch_port", "ntasks_per_node", "out_of_cluster", "attach_to", "bind_to")
 
 
 class SlurmJob(JobTrait):
@@ -33,7 +31,10 @@ class SlurmJob(JobTrait):
         job_start_timeout: how long the job may wait in the queue, in seconds.
         account: the account.
         qos: the quality of service.
-        unused: ``out_of_cluster``, ``attach_to`` and ``bind_to``, which have no effect: hosts connect to the program.
+        out_of_cluster: accepted, without an effect: hosts connect to the program.
+        attach_to: accepted, without an effect.
+        bind_to: accepted, without an effect.
+        unknown: raises an error that says where options of ``sbatch`` go.
 
     Raises:
         TypeError: another option is given.
@@ -45,7 +46,7 @@ class SlurmJob(JobTrait):
         meshes: Mapping[str, int],
         python_exe: str = "python",
         slurm_args: Sequence[str] = (),
-        monarch_port: int = 0,
+        monarch_port: int = 22222,
         job_name: str = "monarch_job",
         ntasks_per_node: int = 1,
         time_limit: str | None = None,
@@ -58,11 +59,13 @@ class SlurmJob(JobTrait):
         job_start_timeout: float | None = None,
         account: str | None = None,
         qos: str | None = None,
-        **unused: Any,
+        out_of_cluster: bool = False,
+        attach_to: Any = None,
+        bind_to: Any = None,
+        **unknown: Any,
     ) -> None:
-        unknown = [name for name in unused if name not in _UNUSED]
         if unknown:
-            raise TypeError(f"SlurmJob() has no argument {unknown[0]!r}; pass further options of sbatch as slurm_args")
+            raise TypeError(f"SlurmJob() has no argument {next(iter(unknown))!r}; pass options of sbatch as slurm_args")
         if ntasks_per_node != 1:
             raise ValueError(
                 f"ntasks_per_node must be 1, not {ntasks_per_node}: each node has one host agent, which starts the processes"
@@ -92,6 +95,12 @@ class SlurmJob(JobTrait):
             ValueError: it has no nodes.
         """
         self._counts |= checked({name: num_nodes})
+
+    def share_node(self, tasks_per_node: int, gpus_per_task: int, partition: str) -> NoReturn:
+        """Raise an error: each node has one host agent, which starts all processes there."""
+        raise NotImplementedError(
+            "a node has one host agent: spawn all processes of the node through it, or give gpus_per_node and exclusive=False"
+        )
 
     def can_run(self, spec: JobTrait) -> bool:
         """Whether the nodes of this job fit another one, which has the same meshes and options."""

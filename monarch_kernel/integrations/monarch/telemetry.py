@@ -79,26 +79,26 @@ def span(name: str, attributes: dict[str, Any] | None = None, **more: Any) -> It
 
 
 @overload
-def traced(function: F, /) -> F: ...
+def traced(fn: F) -> F: ...
 @overload
-def traced(function: None = None, /, *, name: str | None = None, **attributes: Any) -> Callable[[F], F]: ...
-def traced(function: Any = None, /, *, name: str | None = None, **attributes: Any) -> Any:
+def traced(fn: None = None, *, name: str | None = None, **attributes: Any) -> Callable[[F], F]: ...
+def traced(fn: Any = None, *, name: str | None = None, **attributes: Any) -> Any:
     """Mark a function, sync or async, so that each call is a span with the name of the function, or another name."""
-    if function is None:
+    if fn is None:
         return lambda inner: traced(inner, name=name, **attributes) if name or attributes else traced(inner)
-    label = name or str(getattr(function, "__qualname__", "a function"))
-    if inspect.iscoroutinefunction(function):
+    label = name or str(getattr(fn, "__qualname__", "a function"))
+    if inspect.iscoroutinefunction(fn):
 
-        @functools.wraps(function)
+        @functools.wraps(fn)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             with span(label, attributes):
-                return await function(*args, **kwargs)
+                return await fn(*args, **kwargs)
 
         return call_async
 
-    @functools.wraps(function)
+    @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         with span(label, attributes):
-            return function(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     return call

@@ -17,16 +17,26 @@ class ChannelTransport(enum.Enum):
     TcpWithHostname = "tcp(hostname)"
     MetaTlsWithHostname = "metatls(hostname)"
     MetaTlsWithIpV6 = "metatls(ipv6)"
+    MetaQuicWithHostname = "metaquic(hostname)"
+    MetaQuicWithIpV6 = "metaquic(ipv6)"
     Tls = "tls"
+    Quic = "quic"
     Local = "local"
     Unix = "unix"
+
+    def get(self) -> ChannelTransport:
+        """Return the transport itself."""
+        return self
 
 
 _BY_SCHEME = {
     "tcp": ChannelTransport.TcpWithHostname,
     "metatls": ChannelTransport.MetaTlsWithIpV6,
     "metatls-hostname": ChannelTransport.MetaTlsWithHostname,
+    "metaquic": ChannelTransport.MetaQuicWithIpV6,
+    "metaquic-hostname": ChannelTransport.MetaQuicWithHostname,
     "tls": ChannelTransport.Tls,
+    "quic": ChannelTransport.Quic,
     "local": ChannelTransport.Local,
     "inproc": ChannelTransport.Local,
     "ipc": ChannelTransport.Unix,

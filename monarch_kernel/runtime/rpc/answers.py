@@ -13,11 +13,15 @@ __all__ = ["Answer", "Value"]
 
 
 class Value(NamedTuple):
-    """A rank's successful answer: a pickled value, its buffers, and its representations for display."""
+    """A rank's successful answer: a pickled value, its buffers, and its representations for display.
+
+    ``rank`` is that of the sender of a value that came through a port.
+    """
 
     payload: Payload
     frames: Sequence[Frame]
     bundle: dict[str, object]
+    rank: int = -1
 
 
 Answer = Value | Failure

@@ -41,4 +41,4 @@ class PortTable:
         elif message.failure is not None:
             take(message.failure)
         else:
-            take(Value(message.payload, frames, {}))
+            take(Value(message.payload, frames, {}, message.rank))

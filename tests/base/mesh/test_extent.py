@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -160,3 +161,35 @@ def test_coordinates_must_be_complete_known_and_in_range() -> None:
         EXTENT.point(0)["x"]
     with pytest.raises(KeyError):
         EXTENT["x"]
+
+
+def monarch_bytes(*values: Any) -> bytes:
+    """Write values as PyTorch Monarch does: numbers of eight bytes, and sequences behind their length."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(value.to_bytes(8, "little"))
+        else:
+            items = value.encode() if isinstance(value, str) else monarch_bytes(*value)
+            parts.append(len(value).to_bytes(8, "little") + items)
+    return b"".join(parts)
+
+
+@given(extents, st.data())
+def test_extents_and_points_of_monarch_are_read_from_their_bytes(extent: Extent, data: st.DataObject) -> None:
+    written = monarch_bytes(list(extent), list(extent.values()))
+    assert Extent.from_bytes(written) == extent
+    point = extent.point(data.draw(st.integers(0, extent.nelements - 1)))
+    assert Point.from_bytes(monarch_bytes(point.rank) + written) == point
+    end = data.draw(st.integers(0, len(written) - 1))
+    with pytest.raises(ValueError, match="the bytes end"):
+        Extent.from_bytes(written[:end])
+
+
+def test_a_sequence_that_is_longer_than_the_bytes_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="the bytes end before the end of a sequence"):
+        Extent.from_bytes(monarch_bytes(1 << 62))
+
+
+def test_axes_may_be_named_apart_from_their_sizes() -> None:
+    assert Extent(labels=["a", "b"], sizes=[2, 3]) == Extent(["a", "b"], [2, 3]) == Extent({"a": 2, "b": 3})

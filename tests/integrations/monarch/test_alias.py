@@ -274,6 +274,9 @@ def test_slices_and_shapes() -> None:
     with pytest.raises(TypeError, match="from 0"):
         whole[-1]
     shape = Shape(["a", "b"], NDSlice(offset=1, sizes=[2, 2], strides=[4, 1]))
+    numbers = (1, 2, 2, 2, 2, 4, 1)  # the offset, the sizes and the strides behind their number
+    written = b"".join(n.to_bytes(8, "little") for n in (2, 1)) + b"a" + (1).to_bytes(8, "little") + b"b"
+    assert Shape.from_bytes(written + b"".join(n.to_bytes(8, "little") for n in numbers)) == shape
     assert (shape.ranks(), str(shape), shape.coordinates(6)) == ([1, 2, 5, 6], "{a=2,b=2}", {"a": 1, "b": 1})
     assert shape.at("a", 1).ranks() == [5, 6]
     assert shape.select("b", slice(1, 2)).ranks() == [2, 6]

@@ -110,6 +110,26 @@ def test_arguments_of_jobs_are_checked() -> None:
         LocalJob().apply("train.py")
 
 
+def test_what_jobs_do_not_do_is_refused_with_another_way() -> None:
+    job: Any = SlurmJob({"a": 1})
+    for call, says in [
+        (lambda: job.dump("job.pkl"), "--detach"),
+        (job.dumps, "--detach"),
+        (lambda: job.gather_mount("/there", "/here"), "sync_workspace"),
+        (lambda: job.remote_mount("/here"), "sync_workspace"),
+        (job.profile, "%mesh profile"),
+        (job.telemetry_query_client, "%mesh show"),
+        (lambda: job.share_node(2, 1, "gpu"), "exclusive=False"),
+        (lambda: LocalJob().process, "state"),
+        (lambda: ImageSpec("monarch:1", enable_fuse=True), "pod="),
+        (lambda: KubeConfig.from_config(object()), "from_path"),
+    ]:
+        with pytest.raises(NotImplementedError, match=says):
+            call()
+    assert not KubeConfig().out_of_cluster
+    assert KubeConfig.from_path("config").out_of_cluster
+
+
 def test_a_job_whose_second_mesh_is_refused_keeps_no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hosts:
         def shutdown(self) -> Any:

@@ -89,10 +89,14 @@ class ProcessStatus(Message, frozen=True):
 
 
 class PortSend(Message, frozen=True):
-    """Send a value, or an error, to a port. The receiver is the process that made the number of the port."""
+    """Send a value, or an error, to a port. The receiver is the process that made the number of the port.
+
+    ``rank`` is that of the actor that answers, or sends.
+    """
 
     port: int
     payload: Payload
+    rank: int
     failure: Failure | None = None
 
 
