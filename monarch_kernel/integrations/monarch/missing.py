@@ -6,7 +6,7 @@ import dis
 import sys
 from typing import NoReturn
 
-__all__ = ["MissingNameError", "refuse"]
+__all__ = ["MISSING_MODULES", "MissingNameError", "refuse"]
 
 
 class MissingNameError(ImportError, NotImplementedError):
@@ -64,6 +64,37 @@ _REASONS = {
     "Selection": "selects ranks in Monarch's messages: use slice() of a mesh",
     "TorchX": "was Monarch's former way to jobs: use SlurmJob or KubernetesJob",
 }  # fmt: skip
+
+
+MISSING_MODULES = {
+    **dict.fromkeys(
+        (
+            "builtins", "cached_remote_function", "common", "controller", "fetch", "gradient", "gradient_generator", "memory",
+            "mesh_controller", "opaque_module", "opaque_object", "parallel", "profiler", "random", "remote_class", "safe_torch",
+            "tensor_engine", "tensorboard", "worker", "world_mesh",
+        ),
+        _TENSORS,
+    ),
+    **dict.fromkeys(("distributed_telemetry", "monarch_dashboard"),
+        "belongs to Monarch's dashboard: the panel of JupyterLab and %mesh show meshes"),
+    "experimental": "is experimental in Monarch: use the names of monarch.actor",
+    "gather_mount": "mounts files of hosts: use a directory that hosts share, or send the content to an actor",
+    "notebook": "reserves hosts of Meta's scheduler: use SlurmJob, KubernetesJob or ProcessJob",
+    **dict.fromkeys(("proc_mesh", "python_local_mesh", "rust_backend_mesh"),
+        "is deprecated in Monarch: call this_host().spawn_procs(per_host={'gpus': 8})"),
+    "remotemount": "mounts files on hosts: use a directory that hosts share, or sync_workspace() for code",
+    "simulator": _SIMULATOR,
+    **dict.fromkeys(("actor_mesh", "bootstrap_main"), _RUST),
+    **dict.fromkeys(
+        (
+            "tools.cli", "tools.colors", "tools.commands", "tools.components", "tools.config", "tools.debug_env",
+            "tools.mesh_spec", "tools.utils",
+        ),
+        "belongs to Monarch's command line: use monarch.job (SlurmJob, KubernetesJob, ProcessJob), or %mesh up --on slurm in a "
+        "notebook",
+    ),
+}  # fmt: skip
+"""Modules of Monarch that are missing on purpose -> the reason, and what to use."""
 
 
 def refuse(module: str, name: str, default: str = "") -> NoReturn:

@@ -2,7 +2,7 @@
 
 ``monarch._src`` has the Python sources of Monarch, and ``monarch._rust_bindings`` its library. Public names such as
 SupervisionError are defined there, and libraries import them from there. Each of these modules has all names of the public
-module of the same subject, and refuses others.
+module of the same subject, and refuses others. Modules that are missing on purpose (`MISSING_MODULES`) say why.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
-from monarch_kernel.integrations.monarch.missing import refuse
+from monarch_kernel.integrations.monarch.missing import MISSING_MODULES, MissingNameError, refuse
 
 __all__ = ["install"]
 
@@ -56,9 +56,21 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         name = fullname.removeprefix(self._prefix)
+        if name != fullname and name in MISSING_MODULES:
+            return ModuleSpec(fullname, _Refusing(name), is_package=True)
         if name == fullname or name not in _NAMES:
             return None
         return ModuleSpec(fullname, _Loader(name), is_package=any(other.startswith(f"{name}.") for other in _NAMES))
+
+
+class _Refusing(Loader):
+    """Loads a module that is missing on purpose: the import raises an error that says why."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def exec_module(self, module: ModuleType) -> NoReturn:
+        raise MissingNameError(f"the module {module.__name__} {MISSING_MODULES[self._name]}", name=module.__name__)
 
 
 class _Loader(Loader):

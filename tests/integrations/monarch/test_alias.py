@@ -120,6 +120,34 @@ def test_a_name_that_is_missing_on_purpose_says_why_and_what_to_use() -> None:
     assert lines[5:] == ["False None"]
 
 
+def test_a_module_that_is_missing_on_purpose_says_why_and_what_to_use() -> None:
+    said = run(
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "for name in ('monarch.common.future', 'monarch.tools.commands', 'monarch.remotemount', 'monarch.simulator'):\n"
+        "    try: __import__(name)\n"
+        "    except NotImplementedError as error: print(error.name, error)\n"
+        "from monarch.tools.network import get_ipaddr\n"
+        "print([name for name in sys.modules if 'common' in name and name.startswith('monarch.')])\n"
+        "try: from monarch import random\n"
+        "except ImportError as error: print(error)\n",
+        PATH,
+    )
+    for line, words in zip(
+        said.splitlines(),
+        [
+            "monarch.common the module monarch.common belongs to",
+            "use monarch.job",
+            "sync_workspace",
+            "spawn_procs",
+            "[]",
+            "random belongs to",
+        ],
+        strict=True,
+    ):
+        assert words in line
+
+
 def test_libraries_import_public_names_from_private_modules() -> None:
     said = run(
         "import monarch\n"
