@@ -142,8 +142,8 @@ class Zygote:
         return ()
 
 
-def serve(fd: int) -> None:
-    """Run as the zygote until the agent closes its end."""
+def serve(fd: int) -> NoReturn:
+    """Run as the zygote, which ends when the agent closes its end."""
     entry, preload, preload_later, addresses, token, leftover = json.loads(sys.stdin.buffer.read())
     log = os.dup(2)
     take_log(LogFileHandler(log))  # also for the forks, in which descriptor 2 belongs to the user's code
@@ -169,7 +169,10 @@ def serve(fd: int) -> None:
             else:
                 with contextlib.suppress(Exception):  # ranks that need it report why it can't be imported
                     _load([requested.pop(0)])
-        packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
+        try:
+            packet, fds, _, _ = socket.recv_fds(channel, _PACKET_NBYTES, 2)
+        except ConnectionResetError:  # the agent has ended before it read all reports
+            packet = b""
         if not packet:
             for pgid in inherited:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -177,7 +180,7 @@ def serve(fd: int) -> None:
             kill_marked()
             if leftover:
                 shutil.rmtree(leftover, ignore_errors=True)
-            return
+            _leave(0)  # to finalize an interpreter that has torch takes half a second, for which the agent would wait
         request = ForkRequest.decode(packet)
         if isinstance(request, OrphanGroups):
             inherited = request.groups

@@ -22,9 +22,10 @@ from tests.support.timing import Bar
 from tests.support.waiting import LONG_S, wait_until
 
 PROBE = """
-    import json, os, random, sys, time
+    import atexit, json, os, random, sys, time
 
     print("imported by", os.getpid(), file=sys.stderr)
+    atexit.register(print, "finalized", file=sys.stderr)
     while not os.path.exists(os.environ["PROBE_GO"]):
         time.sleep(0.001)
     state = random.getstate()
@@ -186,6 +187,25 @@ def test_the_zygote_ends_with_its_agent(nursery: Nursery, bar: Bar) -> None:
         log = nursery.zygote.close()
     assert is_gone(pid)
     assert "imported by" in log[0]
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["all reports are read", "a report is not read"])
+def test_the_zygote_ends_by_itself_and_does_not_finalize_what_it_has_imported(nursery: Nursery, reads: bool) -> None:
+    ((out, _),) = nursery.fork(0)
+    assert read_all(out)
+    if reads:
+        assert nursery.report() is not None
+    else:
+        assert select.select([nursery.zygote.socket], [], [], LONG_S)[0], "no report came"
+    pid, end = pid_of(nursery), os.pidfd_open(pid_of(nursery))
+    try:
+        nursery.zygote.socket.close()
+        found = os.waitid(os.P_PIDFD, end, os.WEXITED | os.WNOWAIT)
+    finally:
+        os.close(end)
+    assert found is not None
+    assert (found.si_pid, found.si_code, found.si_status) == (pid, os.CLD_EXITED, 0)
+    assert "finalized" not in nursery.log.read_text()
 
 
 def test_a_killed_zygote_is_noticed(nursery: Nursery) -> None:
