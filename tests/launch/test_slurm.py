@@ -130,6 +130,7 @@ def test_variables_of_the_notebooks_own_job_are_not_passed_on(
     assert agent.host == 2
     assert agent.hello["env"]["SLURM_NTASKS"] == "1"
     assert agent.hello["env"]["MINE"] == "too"
+    assert "SLURM_GET_USER_ENV" not in agent.hello["env"]  # Slurm has not run a login shell on the node
 
 
 @needs_slurm

@@ -237,7 +237,7 @@ class SlurmLauncher:
         settings = {**job.settings, "host": job.first, "number_from": "SLURM_PROCID"}
         ours = {**exported(os.environ, self._export), AGENT_VARIABLE: json.dumps(settings)}
         if (problem := too_many(n, self._partition)) == "":
-            done = call("sbatch", "--parsable", f"--export=ALL,{AGENT_VARIABLE}", text=self.script(n), env=ours)
+            done = call("sbatch", "--parsable", "--export=ALL", text=self.script(n), env=ours)
             if done.returncode:
                 problem = why_refused(done.stderr, self._partition)
             elif not (id := done.stdout.strip().rpartition("\n")[2].partition(";")[0]):
