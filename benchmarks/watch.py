@@ -52,7 +52,7 @@ def step_of_model(step):
 """
 FAULTS = {
     "hang": (
-        "time.sleep(12) if rank == 3 else None\ndist.all_reduce(torch.ones(4))",
+        "time.sleep(60) if rank == 3 else None\ndist.all_reduce(torch.ones(4))",
         "[3] has not started it",
     ),
     "not a number": (
@@ -178,8 +178,11 @@ def told(mesh: ProcMesh, store: GroupStore, fault: str) -> tuple[float, str]:
         time.sleep(0.05)
     took_s = time.monotonic() - began
     watched.end()
-    if not future.done() and any(loop.view().state != "over" for loop in mesh.loops):
-        mesh.loop.stop()
+    if not future.done():
+        if any(loop.view().state != "over" for loop in mesh.loops):
+            mesh.loop.stop()
+        else:
+            mesh.interrupt()
     failed = future.exception() is not None
     if failed:
         store.form(mesh).get()
