@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,16 +75,6 @@ def test_variables_of_the_notebook_are_untouched(four: Notebook) -> None:
     four.ok("%%remote t\nimport torch\nx = torch.zeros(5)")
     assert four.ok("x").plain == "[1, 2, 3]"
     assert labelled(four.ok("%remote t x.shape")) == ["[0-3] torch.Size([5])"]
-
-
-@pytest.mark.slow
-def test_a_cell_may_take_longer_than_half_a_minute(four: Notebook, bar: Bar) -> None:
-    with bar.below(2, "the first output"):
-        cell = four.send("%%remote t\nimport time\nprint('begins', flush=True)\ntime.sleep(31)\nprint('ends')\nrank")
-        cell.wait_for(lambda cell: "begins" in cell.stdout)
-    cell.wait(60)
-    assert "[0-3] ends" in cell.stdout
-    assert labelled(cell) == [f"[{rank}] {rank}" for rank in range(4)]
 
 
 def test_rich_results_come_with_their_ranks_in_order(four: Notebook) -> None:
@@ -197,59 +188,10 @@ def test_a_killed_rank_is_named_and_the_others_continue(own: Notebook, bar: Bar)
     assert labelled(own.ok("%%remote t[[0, 1, 3]]\n'lives'")) == ["[0-1,3] 'lives'"]
 
 
-# -- the end of a kernel
+# -- kernels that end, and a cell that takes long meanwhile
 
 
-@pytest.mark.slow
-def test_ranks_end_with_their_kernel(new_notebook: Callable[..., Notebook]) -> None:
-    notebook = new_notebook(n=4)
-    for now in (False, True):
-        below = notebook.processes()
-        assert len(below) >= 6  # agent, zygote, ranks
-        notebook.manager.restart_kernel(now=now)
-        notebook.client.wait_for_ready(timeout=60)
-        assert_gone(below)
-        notebook.ok("%mesh up t -n 4 --device cpu", 60)
-    below = notebook.processes()
-    os.kill(notebook.pid, signal.SIGKILL)
-    assert_gone(below)
-
-
-@pytest.mark.slow
-def test_two_notebooks_at_once(tmp_path: Path) -> None:
-    """One kernel ends while the other runs."""
-    cells = ["%mesh up t -n 2 --device cpu", f"%%remote t\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); x.item()"]
-    clients = []
-    try:
-        for _ in range(2):
-            notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-            client = NotebookClient(notebook, kernel_name="monarch", timeout=60)
-            client.create_kernel_manager()
-            client.start_new_kernel()
-            client.start_new_kernel_client()
-            clients.append(client)
-        for client in clients:
-            for index, cell in enumerate(client.nb.cells):
-                client.execute_cell(cell, index)
-            assert "2.0" in str(client.nb.cells[1].outputs)
-        clients.pop()._cleanup_kernel()
-        again = clients[0].execute_cell(nbformat.v4.new_code_cell("%remote t x.item() + 1"), 1)
-        assert "3.0" in str(again.outputs)
-    finally:
-        for client in clients:
-            client._cleanup_kernel()
-
-
-@pytest.mark.slow
-def test_torch_may_be_in_use_before_the_mesh_comes_up(new_notebook: Callable[..., Notebook]) -> None:
-    notebook = new_notebook()
-    notebook.ok(
-        "import torch\ntorch.set_num_threads(2)\n(torch.randn(200, 200) @ torch.randn(200, 200)).sum().backward", 60
-    )
-    notebook.ok("%mesh up t -n 2 --device cpu", 60)
-    assert labelled(notebook.ok("%%remote t\nimport torch\n(torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()")) == [
-        "[0-1] 8.0"
-    ]
+LONG = "%%remote t\nimport time\nprint('begins', flush=True)\ntime.sleep(31)\nprint('ends')\nrank"
 
 
 @pytest.fixture
@@ -260,30 +202,98 @@ def console() -> Iterator[pexpect.spawn]:
     terminal.close(force=True)
 
 
+@pytest.fixture(scope="class")
+def long_cell(four: Notebook) -> Iterator[tuple[Cell, float]]:
+    """A cell that takes half a minute, and how soon its first output came; it runs beside the tests of a class."""
+    cell = four.send(LONG).wait_for(lambda cell: "begins" in cell.stdout)
+    yield cell, time.monotonic() - cell.sent_at
+    if not cell.reply:  # the test that waits for its end did not run
+        four.interrupt()
+        cell.wait()
+
+
 @pytest.mark.slow
-def test_in_a_console(console: pexpect.spawn) -> None:
-    console.expect(r"In \[1\]:")
-    kernel = psutil.Process(console.pid).children(recursive=True)
-    console.sendline("%mesh up t -n 2 --device cpu")
-    console.expect(r"In \[2\]:")
-    below = psutil.Process(console.pid).children(recursive=True)
-    assert len(below) > len(kernel)
-    console.sendline("%mesh")
-    console.expect("2 idle")
-    console.expect(r"In \[3\]:")
-    console.sendline("%remote t rank * 100 + 11")
-    console.expect(r"\[1\] 111")
-    console.expect(r"In \[4\]:")
-    console.sendline("%remote t [print('loops', flush=True), [0 for _ in iter(int, 1)]]")
-    console.expect(r"\] loops")  # only ranks print "] ": the terminal has echoed the line itself
-    # The signal that the console sends at Ctrl-C. A Ctrl-C while the console takes a lock would block it forever
-    # (jupyter_console 6.6).
-    os.killpg(os.getpgid(kernel[0].pid), signal.SIGINT)
-    console.expect("interrupted on")
-    console.expect(r"In \[5\]:")
-    console.sendline("exit")
-    console.expect(pexpect.EOF)
-    assert_gone(below)
+@pytest.mark.usefixtures("long_cell")
+class TestBesideALongCell:
+    def test_ranks_end_with_their_kernel(self, new_notebook: Callable[..., Notebook]) -> None:
+        notebook = new_notebook(n=4)
+        for now in (False, True):
+            below = notebook.processes()
+            assert len(below) >= 6  # agent, zygote, ranks
+            notebook.manager.restart_kernel(now=now)
+            notebook.client.wait_for_ready(timeout=60)
+            assert_gone(below)
+            notebook.ok("%mesh up t -n 4 --device cpu", 60)
+        below = notebook.processes()
+        os.kill(notebook.pid, signal.SIGKILL)
+        assert_gone(below)
+
+    def test_two_notebooks_at_once(self, tmp_path: Path) -> None:
+        """One kernel ends while the other runs."""
+        cells = [
+            "%mesh up t -n 2 --device cpu",
+            f"%%remote t\n{TORCH}\nx = torch.ones(1); dist.all_reduce(x); x.item()",
+        ]
+        clients = []
+        try:
+            for _ in range(2):
+                notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+                client = NotebookClient(notebook, kernel_name="monarch", timeout=60)
+                client.create_kernel_manager()
+                client.start_new_kernel()
+                client.start_new_kernel_client()
+                clients.append(client)
+            for client in clients:
+                for index, cell in enumerate(client.nb.cells):
+                    client.execute_cell(cell, index)
+                assert "2.0" in str(client.nb.cells[1].outputs)
+            clients.pop()._cleanup_kernel()
+            again = clients[0].execute_cell(nbformat.v4.new_code_cell("%remote t x.item() + 1"), 1)
+            assert "3.0" in str(again.outputs)
+        finally:
+            for client in clients:
+                client._cleanup_kernel()
+
+    def test_torch_may_be_in_use_before_the_mesh_comes_up(self, new_notebook: Callable[..., Notebook]) -> None:
+        notebook = new_notebook()
+        notebook.ok(
+            "import torch\ntorch.set_num_threads(2)\n(torch.randn(200, 200) @ torch.randn(200, 200)).sum().backward", 60
+        )
+        notebook.ok("%mesh up t -n 2 --device cpu", 60)
+        assert labelled(
+            notebook.ok("%%remote t\nimport torch\n(torch.ones(2, 2) @ torch.ones(2, 2)).sum().item()")
+        ) == ["[0-1] 8.0"]
+
+    def test_in_a_console(self, console: pexpect.spawn) -> None:
+        console.expect(r"In \[1\]:")
+        kernel = psutil.Process(console.pid).children(recursive=True)
+        console.sendline("%mesh up t -n 2 --device cpu")
+        console.expect(r"In \[2\]:")
+        below = psutil.Process(console.pid).children(recursive=True)
+        assert len(below) > len(kernel)
+        console.sendline("%mesh")
+        console.expect("2 idle")
+        console.expect(r"In \[3\]:")
+        console.sendline("%remote t rank * 100 + 11")
+        console.expect(r"\[1\] 111")
+        console.expect(r"In \[4\]:")
+        console.sendline("%remote t [print('loops', flush=True), [0 for _ in iter(int, 1)]]")
+        console.expect(r"\] loops")  # only ranks print "] ": the terminal has echoed the line itself
+        # The signal that the console sends at Ctrl-C. A Ctrl-C while the console takes a lock would block it forever
+        # (jupyter_console 6.6).
+        os.killpg(os.getpgid(kernel[0].pid), signal.SIGINT)
+        console.expect("interrupted on")
+        console.expect(r"In \[5\]:")
+        console.sendline("exit")
+        console.expect(pexpect.EOF)
+        assert_gone(below)
+
+    def test_a_cell_may_take_longer_than_half_a_minute(self, long_cell: tuple[Cell, float], bar: Bar) -> None:
+        cell, first_output_s = long_cell
+        bar.check(first_output_s, 2, "the first output")
+        cell.wait()
+        assert "[0-3] ends" in cell.stdout
+        assert labelled(cell) == [f"[{rank}] {rank}" for rank in range(4)]
 
 
 # -- misuse
