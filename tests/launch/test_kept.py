@@ -18,6 +18,7 @@ from monarch_kernel.actor import ProcMesh
 from monarch_kernel.actor.host_mesh import serve_ranks
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.net.wire.config import Recipe
+from monarch_kernel.runtime.controller import state
 from monarch_kernel.runtime.detached.registry import Home
 from monarch_kernel.runtime.detached.session import DetachedSession
 from tests.launch.rays import RayCluster, raylet_of
@@ -130,6 +131,15 @@ def end(program: subprocess.Popen[str]) -> None:
     program.communicate()
 
 
+SOON_LOST_S = 4.0
+"""How long an attach waits for the host that the test has killed; the other one tries to connect once a second."""
+
+
+@pytest.fixture
+def soon_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "ATTACH_HOST_S", SOON_LOST_S)
+
+
 def check_another_host_is_asked_for(kept: Kept, tmp_path: Path) -> None:
     root = tmp_path / "meshes"
     program, agents = brought_up(kept, root)
@@ -161,11 +171,11 @@ def check_all_is_given_back_in_time(kept: Kept, tmp_path: Path) -> None:
     wait_until(lambda: not kept.left(), "the engine to get everything back")
 
 
-def test_a_lost_host_is_replaced_after_attach_ssh(on_ssh: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_ssh(on_ssh: Kept, soon_lost: None, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ssh, tmp_path)
 
 
-def test_a_lost_host_is_replaced_after_attach_ray(on_ray: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_ray(on_ray: Kept, soon_lost: None, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_ray, tmp_path)
 
 
@@ -177,7 +187,7 @@ def test_detached_hosts_are_given_back_after_their_time_ray(on_ray: Kept, tmp_pa
     check_all_is_given_back_in_time(on_ray, tmp_path)
 
 
-def test_a_lost_host_is_replaced_after_attach_slurm(on_slurm: Kept, tmp_path: Path) -> None:
+def test_a_lost_host_is_replaced_after_attach_slurm(on_slurm: Kept, soon_lost: None, tmp_path: Path) -> None:
     check_another_host_is_asked_for(on_slurm, tmp_path)
 
 

@@ -21,6 +21,8 @@ from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.errors import AttachError, LaunchError
 from monarch_kernel.notebook.magics.attach import DetachedMeshes
 from monarch_kernel.notebook.syntax.usage import UsageProblem
+from monarch_kernel.runtime.controller import state
+from monarch_kernel.runtime.detached import registry
 from monarch_kernel.runtime.detached.registry import Home
 from monarch_kernel.runtime.detached.session import DetachedSession, end
 from tests.failures.machines import family
@@ -124,6 +126,16 @@ def program(root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
     program.close()
 
 
+SOON_LOST_S = 4.0
+"""How long an attach waits for a host that a test has killed; those that live try to connect once a second."""
+
+
+@pytest.fixture
+def none_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an attach wait only briefly for hosts: the test has seen all of them end."""
+    monkeypatch.setattr(state, "ATTACH_RANKS_S", 0.2)
+
+
 def attach_mesh(root: Path) -> tuple[DetachedSession, ProcMesh]:
     session, manifest = DetachedSession.attach(Home(root, "t"))
     serve_ranks(session)
@@ -149,7 +161,10 @@ def test_programs_attach_repeatedly_even_before_agents_notice_the_loss(program: 
 
 
 @pytest.mark.slow
-def test_attach_with_a_replaced_host_and_a_lost_host(program: Program, root: Path) -> None:
+def test_attach_with_a_replaced_host_and_a_lost_host(
+    program: Program, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "ATTACH_HOST_S", SOON_LOST_S)
     program.do("heal")
     assert len(program.agents) == 3
     program.kill()
@@ -168,7 +183,8 @@ HEALER = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from tests.runtime.detached.test_session import LONG_S, attach_mesh, wait_until
+from tests.runtime.detached.test_session import LONG_S, SOON_LOST_S, attach_mesh, state, wait_until
+state.ATTACH_HOST_S = SOON_LOST_S
 session, mesh = attach_mesh(Path({root!r}))
 wait_until(lambda: len(mesh.deaths()) == 2, "the lost host to be found so")
 mesh.heal().get(LONG_S)
@@ -205,7 +221,7 @@ LONGER_S = 6.0
 @pytest.mark.parametrize("program", [{"keep_s": KEEP_S}], indirect=True)
 @pytest.mark.parametrize("how", ["leave", "kill"])
 def test_a_mesh_ends_after_its_time_limit_and_attach_reports_it(
-    program: Program, root: Path, how: str, bar: Bar
+    program: Program, root: Path, how: str, bar: Bar, none_comes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     below = [process for agent in program.agents for process in family(agent)]
     program.do("leave") if how == "leave" else program.kill()
@@ -227,6 +243,7 @@ def test_a_mesh_ends_after_its_time_limit_and_attach_reports_it(
         assert end(Home(root, "t")) == 0
     else:  # no host has connected, which decides it
         home = Home(root, "t")
+        monkeypatch.setattr(registry, "_ENDING_S", 0.0)
         wait_until(home.is_gone, "no host to be expected any more")
         assert meshes.text([]).startswith("t is gone: its time is over: it was kept for 1 s")
         assert not meshes.text([])
@@ -239,7 +256,7 @@ def test_the_time_limit_counts_only_without_a_program(program: Program, root: Pa
     program.do("leave")
     session, mesh = attach_mesh(root)
     try:
-        until = time.monotonic() + 1.5 * LONGER_S
+        until = time.monotonic() + 1.1 * LONGER_S
         while time.monotonic() < until:
             assert mesh.run("kept").get(LONG_S).values() == (0, 7, 14, 21)
         assert not Home(root, "t").time_over()
@@ -248,7 +265,7 @@ def test_the_time_limit_counts_only_without_a_program(program: Program, root: Pa
 
 
 @pytest.mark.slow
-def test_the_error_says_why_a_mesh_cannot_be_attached(program: Program, root: Path) -> None:
+def test_the_error_says_why_a_mesh_cannot_be_attached(program: Program, root: Path, none_comes: None) -> None:
     with pytest.raises(AttachError, match="attached to another kernel"):
         attach_mesh(root)
     program.do("leave")
