@@ -363,13 +363,16 @@ def serving(folder: Path, python: str = sys.executable, disabled: Collection[str
         server.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="package", params=["newest"])
 def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of the JupyterLab in the environment of the tests, or of the oldest supported one."""
+    """A server of the JupyterLab in the environment of the tests, or of the oldest supported one.
+
+    With a parameter in all tests, those with `OLDEST_TOO` share the server of the others.
+    """
     if why := missing():
         pytest.skip(why)
     python = sys.executable
-    if getattr(request, "param", "newest") == "oldest":
+    if request.param == "oldest":
         python = str(OLDEST)
         if not OLDEST.exists():
             pytest.skip(f"there is no {OLDEST.relative_to(ROOT)} with the oldest JupyterLab (make .venv-oldest/.stamp)")

@@ -156,7 +156,6 @@ if rank == 1:
 torch.distributed.all_reduce(torch.ones(4))"""
 
 
-@OLDEST_TOO
 def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, HANGS)
     lab.start(1)
@@ -233,9 +232,8 @@ def test_notices_name_the_notebook_where_two_are_open(lab: Lab, server: Server) 
     lab.shot("notices")
 
 
-@OLDEST_TOO
-@pytest.mark.parametrize("remedy", ["heal", "restart of the kernel"])
-def test_the_notice_of_a_death_goes_after_a_heal_and_after_a_restart(lab: Lab, server: Server, remedy: str) -> None:
+def with_notice_of_a_death(lab: Lab, server: Server) -> Locator:
+    """Open a notebook in which a rank dies; gives the notice, which says when."""
     lab.load(server.write("a.ipynb", UP, *KILLING))
     lab.run(0)
     expect(lab.status).to_have_text("t: 2 ranks")
@@ -243,21 +241,29 @@ def test_the_notice_of_a_death_goes_after_a_heal_and_after_a_restart(lab: Lab, s
     notice = lab.page.locator(".Toastify__toast").filter(has_text="rank [1] died at")
     expect(notice).to_have_text(re.compile(r"died at \d+:\d\d:\d\d"))
     lab.shot("death")
-    if remedy == "heal":
-        lab.command("monarch-kernel:heal")
-    else:
-        lab.show_panel()
-        expect(cards(lab, "dead")).to_have_count(1)
-        expect(notice).to_have_count(1)
-        lab.command("kernelmenu:restart")
-        lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    return notice
+
+
+def test_the_notice_of_a_death_goes_after_a_heal(lab: Lab, server: Server) -> None:
+    notice = with_notice_of_a_death(lab, server)
+    lab.command("monarch-kernel:heal")
     expect(notice).to_have_count(0)
     lab.shot("no death")
-    if remedy != "heal":
-        expect(cards(lab)).to_have_count(0)
-        lab.wait_idle()
-        lab.run(0)
-        expect(cards(lab, "idle")).to_have_count(2)
+
+
+@OLDEST_TOO
+def test_the_notice_of_a_death_goes_after_a_restart(lab: Lab, server: Server) -> None:
+    notice = with_notice_of_a_death(lab, server)
+    lab.show_panel()
+    expect(cards(lab, "dead")).to_have_count(1)
+    expect(notice).to_have_count(1)
+    lab.command("kernelmenu:restart")
+    lab.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
+    expect(notice).to_have_count(0)
+    expect(cards(lab)).to_have_count(0)
+    lab.wait_idle()
+    lab.run(0)
+    expect(cards(lab, "idle")).to_have_count(2)
 
 
 def test_errors_and_stacks_have_their_time_and_are_grey_once_they_no_longer_hold(lab: Lab, server: Server) -> None:
