@@ -19,6 +19,7 @@ from typing import Any
 import pexpect
 import psutil
 import pytest
+import zmq
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_core.utils import ensure_event_loop
@@ -306,7 +307,9 @@ class Notebook:
         del self.cells[last.id]
 
     def pump(self, timeout_s: float) -> None:
-        """Receive all pending messages; wait a moment if there are none."""
+        """Receive all pending messages; if there are none, wait for the first one, at most for a moment."""
+        channels = self.client.shell_channel, self.client.iopub_channel
+        zmq.zmq_poll([(channel.socket, zmq.POLLIN) for channel in channels], round(1000 * timeout_s))
         with suppress(Empty):
             while True:
                 reply = self.client.shell_channel.get_msg(timeout=0)
@@ -318,8 +321,7 @@ class Notebook:
                     cell.take_reply(reply["content"])
         with suppress(Empty):
             while True:
-                self._take(self.client.iopub_channel.get_msg(timeout=timeout_s))
-                timeout_s = 0
+                self._take(self.client.iopub_channel.get_msg(timeout=0))
 
     def _take(self, message: dict[str, Any]) -> None:
         self.on_message(message)
