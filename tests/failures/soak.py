@@ -57,9 +57,6 @@ FAULTS_OF_A_ROUND = 4
 ROUND_S = 60.0
 """Far longer than any step of a round takes."""
 
-LATELY = 10
-"""Rounds; ranks that replace others have fewer threads at first."""
-
 SETTLES_S = 6.0
 """Longer than threads stay that end on their own: those of destroyed groups and those that measure durations."""
 
@@ -235,6 +232,7 @@ class Soak:
         self._dice = random.Random(seed)
         self._say = say
         self._samples: list[Held] = []
+        self._at_last: float = math.inf  # threads at rest after the last round
         self._is_warm = False
         self._rounds: dict[str, Callable[[], None]] = {
             "cells": self._cells,
@@ -483,11 +481,15 @@ class Soak:
         return self._at_rest(roles)
 
     def _at_rest(self, roles: dict[int, str]) -> Held:
-        """What the processes hold when they have as few threads as lately; destroyed groups keep theirs for a while."""
-        fewest = min((each.n_threads for each in self._samples[-LATELY:]), default=math.inf)
+        """What the processes hold when they have as few threads as after the last round, or more that stay.
+
+        Destroyed groups keep theirs for a while. Ranks that replace others have fewer threads at first.
+        """
         until = time.monotonic() + SETTLES_S
-        while (held := held_by(roles)).n_threads > fewest and time.monotonic() < until:
+        while (held := held_by(roles)).n_threads > self._at_last and time.monotonic() < until:
             time.sleep(0.05)
+        if self._is_warm:
+            self._at_last = held.n_threads
         return held
 
     def _judge(self) -> None:
