@@ -19,7 +19,7 @@ from tests.failures.hang_texts import Verdict, judge
 from tests.failures.hangs import KINDS, Hang, N, draw
 from tests.notebook.kernel.conftest import Cell, Notebook
 
-__all__ = ["HangCampaign", "InterruptCampaign", "Report"]
+__all__ = ["UP", "HangCampaign", "InterruptCampaign", "Report"]
 
 SAYS_WITHIN_S = 8.0
 FREE_WITHIN_S = 2.0

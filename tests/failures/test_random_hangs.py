@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.failures.hang_campaign import HangCampaign, InterruptCampaign
+from tests.failures.hang_campaign import UP, HangCampaign, InterruptCampaign
 from tests.failures.hang_texts import judge
 from tests.failures.hangs import KINDS, draw
 from tests.notebook.kernel.conftest import Notebook
@@ -15,10 +15,12 @@ SEED = 40
 INTERRUPTS = 28
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
+    """A kernel and a mesh for both campaigns; each starts with a cell that must be right."""
     notebook = Notebook()
     try:
+        notebook.ok(UP)
         yield notebook
     finally:
         notebook.close()
