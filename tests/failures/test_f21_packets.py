@@ -12,7 +12,7 @@ from tests.failures.machines import LONG_S, CallLog, Machines, Stream, hosts_on
 pytestmark = pytest.mark.slow
 
 LOST_AFTER_S = 5.0
-BIG_NBYTES = 1_000_000
+BIG_NBYTES = 400_000
 
 
 class Echo(Actor):
