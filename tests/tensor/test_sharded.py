@@ -56,6 +56,31 @@ def test_the_second_time_nothing_waits(procs: ProcMesh) -> None:
     assert torch.equal(first.full_tensor(), second.full_tensor())
 
 
+NOTES_SEARCHES = """
+from torch.distributed.tensor import DTensor
+kind, searched = type(DTensor._op_dispatcher.sharding_propagator), []
+search = kind.propagate_op_sharding_non_cached
+def noting(self, schema):
+    searched.append(str(schema.op))
+    return search(self, schema)
+kind.propagate_op_sharding_non_cached = noting
+"""
+
+
+def test_the_operation_does_not_search_again_for_the_rule_that_ranks_have_found(procs: ProcMesh) -> None:
+    x = numbers(7, 3)
+    there = procs.shard(x, dp=Shard(0), tp=Shard(1))
+    assert torch.equal(there.full_tensor(), x)
+    procs.run(NOTES_SEARCHES).get(LONG_S)
+    try:
+        y = there.erfc()
+        torch.testing.assert_close(y.full_tensor(), x.erfc())
+        again = "[each for each in searched if 'erfc' in each]"
+        assert procs.run(again).get(LONG_S).values() == ([],) * 4
+    finally:
+        procs.run("kind.propagate_op_sharding_non_cached = search").get(LONG_S)
+
+
 def test_uneven_parts_and_new_tensors(procs: ProcMesh) -> None:
     x = procs.shard(torch.arange(5.0), dp=Shard(0))
     assert [inspect(x, dp=dp).tolist() for dp in (0, 1)] == [[0, 1, 2], [3, 4]]

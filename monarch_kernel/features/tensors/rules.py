@@ -214,7 +214,7 @@ def _by_rule(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
         return whole  # torch's rule splits the new dimensions by the first axis only
     try:
         info = dispatcher.unwrap_to_op_info(op, tuple(args), kwargs)
-        found: Any = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+        found = _rule(dispatcher.sharding_propagator, info.schema)
     except NotImplementedError:
         if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
             return op  # type: ignore[no-any-return]  # torch does its parts
@@ -224,6 +224,24 @@ def _by_rule(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     if is_view:
         return functools.partial(_as_view, op, op) if found.needs_redistribute else functools.partial(_sharing, op)
     return functools.partial(_unmasked, op)
+
+
+def _rule(propagator: Any, schema: Any) -> Any:
+    """Find torch's rule, and let torch's next search for it return it, too.
+
+    The operation that follows would search again, as torch's cache in C++ has only what an operation has searched for. A search
+    takes longer than all else. Where the cache in Python has the rule, it may be that of an earlier process group.
+    """
+    search, cache = type(propagator).propagate_op_sharding_non_cached, propagator.propagate_op_sharding
+    misses = cache.cache_info().misses
+    found = cache(schema)
+    if cache.cache_info().misses > misses:
+        propagator.propagate_op_sharding_non_cached = lambda wanted: (
+            found if wanted == schema else search(propagator, wanted)
+        )
+    else:
+        vars(propagator).pop("propagate_op_sharding_non_cached", None)
+    return found
 
 
 def _is_split_twice(tensor: Any) -> bool:
