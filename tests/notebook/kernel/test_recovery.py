@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 
 RANKS = 4
 DEFINE = """%%remote
-import random, time, torch
+import pathlib, random, time, torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 class Net(nn.Module):
@@ -54,15 +54,16 @@ for step in live.loop(60, on_failure="recover"):
     schedule.step()
     losses.append((step, loss.item()))
     live.log(loss=loss)
-    time.sleep({sleep_s})
+    if not pathlib.Path({go!r}).exists(): time.sleep(0.05)
 """
 SUM = """%%remote --out sums
 sum(float(param.full_tensor().double().sum()) for param in model.parameters()), losses
 """
 
 
-def train(sleep_s: float = 0.0, options: str = "") -> str:
-    return TRAIN.format(sleep_s=sleep_s, options=options)
+def train(go: Path = Path("/"), options: str = "") -> str:
+    """A training whose steps take a while until a file is there."""
+    return TRAIN.format(go=str(go), options=options)
 
 
 @pytest.fixture(scope="module")
@@ -107,19 +108,21 @@ def kill(notebook: Notebook, rank: int) -> None:
 def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
     trained: Notebook, undisturbed: list[object], tmp_path: Path
 ) -> None:
-    said = trained.ok(f"%mesh tensorboard t {tmp_path}").stdout
+    board, go = tmp_path / "board", tmp_path / "go"
+    said = trained.ok(f"%mesh tensorboard t {board}").stdout
     assert said == (
-        f"t: its loops are written to {tmp_path}, each to a separate folder\n"
-        f"to see them: %load_ext tensorboard, then %tensorboard --logdir {tmp_path}\n"
+        f"t: its loops are written to {board}, each to a separate folder\n"
+        f"to see them: %load_ext tensorboard, then %tensorboard --logdir {board}\n"
     )
-    cell = trained.ok(train(0.05, "--background"))
+    cell = trained.ok(train(go, "--background"))
     reaches(trained, 12)
     trained.ok("%mesh loop scale=1.0")
     kill(trained, 2)
+    go.touch()
     assert outcome(trained) == undisturbed, cell.text
     assert trained.ok("%mesh tensorboard off").text.startswith("t: its loops are no longer written")
-    assert [each.name for each in tmp_path.iterdir()] == ["loop_0"]
-    assert [step for step, _ in scalars(tmp_path / "loop_0", "loss")] == list(range(60))
+    assert [each.name for each in board.iterdir()] == ["loop_0"]
+    assert [step for step, _ in scalars(board / "loop_0", "loss")] == list(range(60))
     died, back = [line for line in cell.stderr.splitlines() if line.startswith("t: ")]
     assert died == "t: [2] died (killed by SIGKILL); going back to the last snapshot"
     number = cell.reply["execution_count"]
@@ -131,9 +134,9 @@ def test_a_rank_that_is_killed_is_replaced_and_the_outcome_is_the_same(
 
 
 @pytest.mark.slow
-def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed: list[object]) -> None:
+def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed: list[object], tmp_path: Path) -> None:
     """They are killed at once, one after the other, and while others are being replaced."""
-    cell = trained.ok(train(0.05, "--background"))
+    cell = trained.ok(train(tmp_path / "go", "--background"))
     reaches(trained, 7)
     kill(trained, 0)
     kill(trained, 2)
@@ -141,6 +144,7 @@ def test_several_ranks_are_killed_again_and_again(trained: Notebook, undisturbed
     kill(trained, 3)
     wait_until(lambda: trained.value("t.incarnations()")[3] == 1, "another process")
     kill(trained, 3)
+    (tmp_path / "go").touch()
     assert outcome(trained) == undisturbed, cell.text
     assert trained.value("t.incarnations()") == (1, 0, 1, 2)
 
@@ -280,9 +284,11 @@ def test_a_rollback_waits_for_the_last_steps_of_a_stopped_loop(trained: Notebook
 
 
 @pytest.mark.slow
-def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, undisturbed: list[object]) -> None:
-    trained.ok(train(0.05, "--background"))
-    reaches(trained, 31)
+def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(
+    trained: Notebook, undisturbed: list[object], tmp_path: Path
+) -> None:
+    trained.ok(train(tmp_path / "never", "--background"))
+    reaches(trained, 16)
     trained.ok("%mesh loop stop")
     said = trained.ok("%mesh rollback t").stdout
     step = int(
@@ -299,8 +305,10 @@ def test_a_stopped_loop_is_rolled_back_by_hand_and_continues(trained: Notebook, 
 
 
 @pytest.mark.slow
-def test_ranks_healed_by_hand_get_their_snapshots_from_others(trained: Notebook, undisturbed: list[object]) -> None:
-    plain = train(0.05, "--background").replace(', on_failure="recover"', "")
+def test_ranks_healed_by_hand_get_their_snapshots_from_others(
+    trained: Notebook, undisturbed: list[object], tmp_path: Path
+) -> None:
+    plain = train(tmp_path / "never", "--background").replace(', on_failure="recover"', "")
     trained.ok(plain)
     reaches(trained, 12)
     kill(trained, 1)
