@@ -30,13 +30,17 @@ TOGETHER = {
 LONGEST = (
     "JupyterLab",
     "Ray",
+    "tests/tensor/test_sharded_grid.py",
     "tests/notebook/kernel/test_interrupt_local.py",
     "tests/notebook/kernel/test_detach.py",
+    "tests/notebook/kernel/test_recovery.py",
     "tests/notebook/kernel/test_exact_resume.py",
     "tests/notebook/kernel/test_acceptance.py",
     "tests/notebook/kernel/test_kernel.py",
     "tests/failures/test_random_hangs.py",
     "tests/tensor/test_op_db.py",
+    "tests/tensor/test_sharded_operations.py",
+    "tests/train/process_group/test_group.py",
     "tests/launch/test_slurm.py",
     "tests/launch/test_conformance.py",
     "tests/notebook/view/test_layout.py",
@@ -46,7 +50,7 @@ LONGEST = (
     "tests/test_demo.py",
     "tests/test_demo_live.py",
     "tests/train/checkpoint/test_checkpoint.py",
-    "tests/train/process_group/test_group.py",
+    "tests/failures/test_f52_interrupted_ddp.py",
     "tests/runtime/host/test_agent.py",
 )
 """What takes more than half a minute, the longest first: modules, and names in `TOGETHER`. The others run after them.
