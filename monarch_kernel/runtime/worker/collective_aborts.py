@@ -44,6 +44,10 @@ class Group(Protocol):
         """Return for how long a thread (its `threading.get_ident`) has been in a call of torch.distributed; 0 if in none."""
         ...
 
+    def messages_since(self, at: float) -> bool:
+        """Return whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
+        ...
+
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         ...
@@ -106,7 +110,9 @@ class CollectiveAborts:
     of a model. So this looks for a wait again and again until the interrupt has taken effect, and not only once.
 
     An interrupt may also be raised after a collective has started, and before the code waits for it. If the collective does not
-    end, the ranks no longer agree on the number of the next one.
+    end, the ranks no longer agree on the number of the next one. Of messages no rank can say how many its peers have sent or
+    expect, and what the next cell receives could be one that the interrupted code has sent. So an interrupt of code that has
+    sent or received messages always ends the group.
 
     Args:
         rank: The rank.
@@ -149,9 +155,15 @@ class CollectiveAborts:
             self._later(COLLECTIVE_GRACE_S, self._look_again, executor, id, waits)
 
     def leave(self, executor: Executor) -> None:
-        """Abort the group if a collective that an interrupted request has started does not end; for the executor's thread."""
+        """Abort the group if a collective that an interrupted request has started does not end, or if it has used messages.
+
+        For the executor's thread.
+        """
         group = self._rank.group
         if group is None or group.collectives() < 0:  # there is none, or it is unusable anyway
+            return
+        if group.messages_since(executor.began_at):
+            group.abort()
             return
         waited_s = 0.0
         while self._pending_s([executor]) > 0:

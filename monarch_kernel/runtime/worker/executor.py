@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -151,6 +152,7 @@ class Executor:
         self.waiter = Waiter()
         self.handlers: dict[type[Message], Handler] = {PostMortem: self._post_mortem}
         self.current = 0
+        self.began_at = 0.0
         self.interrupted = 0
         self.delivered = 0
         self.released = 0
@@ -268,6 +270,7 @@ class Executor:
             self.current = 0
             return False
         self.current = getattr(self.taken[0], "id", 0)
+        self.began_at = time.perf_counter()
         return True
 
     @contextlib.contextmanager

@@ -230,6 +230,7 @@ class CollectiveMeter:
             before = 0
             call: BlockedCall | None = None  # that the flight recorder does not have
             if not is_recorded:
+                thread.messaged_at = started
                 about = _of_message(method_name, args)
                 _check_peer(group, about[0])
                 name = group.group_name
@@ -259,6 +260,10 @@ class CollectiveMeter:
             return work
 
         return method
+
+    def messages_since(self, at: float) -> bool:
+        """Whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
+        return self._thread.messaged_at >= at
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         check = self._check

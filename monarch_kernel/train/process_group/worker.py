@@ -291,6 +291,10 @@ class RankGroup:
         """
         return self._calls.waits_s(thread)
 
+    def messages_since(self, at: float) -> bool:
+        """Whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
+        return self._meter.messages_since(at)
+
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         return self._waits.end_key_wait(thread)

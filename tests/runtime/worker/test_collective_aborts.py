@@ -26,6 +26,7 @@ class Work:
         is_raised: whether KeyboardInterrupt was raised.
         waits: whether the code waits in a collective.
         other_waits: whether the code of another executor does.
+        messaged_at: when the code has sent or received its last message.
         aborts: when the group was aborted.
     """
 
@@ -37,6 +38,8 @@ class Work:
         self.is_raised = False
         self.waits = False
         self.other_waits = False
+        self.began_at = 100.0
+        self.messaged_at = 0.0
         self.aborts: list[float] = []
         self._calls: list[tuple[float, Callable[[], object]]] = []
         rank: Any = SimpleNamespace(group=self, executors=lambda: [self, SimpleNamespace(thread_id=2)])
@@ -82,6 +85,9 @@ class Work:
 
     def pending_s(self, others: Collection[int] = ()) -> float:
         return 1e-9 if self.waits or (self.other_waits and 2 not in others) else 0.0
+
+    def messages_since(self, at: float) -> bool:
+        return self.messaged_at >= at
 
     def abort(self) -> None:
         self.aborts.append(self.now)
@@ -167,6 +173,19 @@ def test_a_collective_that_was_started_and_left_breaks_the_group(work: Work) -> 
     work.waits = True
     work.leave()
     assert work.aborts == [pytest.approx(COLLECTIVE_GRACE_S)]
+
+
+def test_code_that_has_used_messages_breaks_the_group_at_once(work: Work) -> None:
+    """What its peers have sent, and it has not received, would be taken by the next cell."""
+    work.messaged_at = work.began_at + 1
+    work.leave()
+    assert work.aborts == [0]
+
+
+def test_messages_of_an_earlier_request_do_not_count(work: Work) -> None:
+    work.messaged_at = work.began_at - 1
+    work.leave()
+    assert not work.aborts
 
 
 def test_a_collective_that_ends_soon_after_it_was_left_keeps_the_group(work: Work) -> None:

@@ -369,6 +369,26 @@ def test_an_interrupt_frees_a_rank_that_has_a_message_for_a_receive_that_was_giv
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
 
+def test_no_cell_receives_what_an_interrupted_cell_has_sent(group: ProcMesh, store: GroupStore, tmp_path: Path) -> None:
+    """No rank waits in torch, so that nothing else tells of the messages."""
+    sleeps = f"\nopen({str(tmp_path)!r} + f'/{{name}}{{rank}}', 'w').close()\ntime.sleep(300)"
+    future = group.run(f"name = 'a'; w = dist.isend(torch.full((1,), -1.0), rank ^ 1){sleeps}")
+    wait_for_files(tmp_path, *(f"a{rank}" for rank in range(4)))
+    future.interrupt()
+    assert isinstance(future.exception(LONG_S), RemoteError)
+    assert not future.in_step
+    store.form(group).get(LONG_S)
+    code = (
+        "x = torch.zeros(1); w = dist.isend(torch.ones(1) * rank, rank ^ 1); dist.recv(x, rank ^ 1); w.wait(); x.item()"
+    )
+    assert group.run(code).get(LONG_S).values() == (1.0, 0.0, 3.0, 2.0)
+    future = group.run(f"name = 'b'; {SUM}{sleeps}")  # no message in this one
+    wait_for_files(tmp_path, *(f"b{rank}" for rank in range(4)))
+    future.interrupt()
+    assert isinstance(future.exception(LONG_S), RemoteError)
+    assert future.in_step
+
+
 @pytest.mark.parametrize("source", ["(rank - 1) % 4", "None"])
 def test_an_interrupt_frees_ranks_in_the_middle_of_large_messages(
     group: ProcMesh, store: GroupStore, source: str
