@@ -335,28 +335,25 @@ class RankGroup:
         if "torch.distributed" not in sys.modules:  # no collective was started, and the import takes seconds
             return
         dist = _dist()
-
         self._meter.aborted(self.pending, dead)
         self._check.withdraw()
         self._aborted = True
         self.has_aborted |= dist.is_initialized() or self._sockets_before is not None
         if self._spec.device == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
-        groups = []
+        groups = self._groups_with(dead) if dist.is_initialized() else []
         if dist.is_initialized():
-            groups = self._groups_with(dead)
             self._waits.any_source.refuse(dist, dead)
         with self._lock:
             ended: set[Socket] = set()
             for members in list(self._sockets):
                 if dead is None or not members or dead in members:
                     ended |= self._sockets.pop(members)
-            is_forming = self._sockets_before is not None
             new, size = self._waits.opened(dead)  # by code that waits for its peers, or for keys of a store
             if self._sockets_before is not None:
                 new |= open_sockets() - self._sockets_before
                 size = self._spec.world_size
-            self._client.end(None if is_forming else dead)
+            self._client.end(None if self._sockets_before is not None else dead)
             connections: dict[Socket, socket.socket] = {}  # of groups that are formed
             for each in (ended | new) & open_sockets():  # sockets of destroyed groups are closed
                 if (connection := copy_of(each)) is not None:
