@@ -156,6 +156,7 @@ if rank == 1:
 torch.distributed.all_reduce(torch.ones(4))"""
 
 
+@OLDEST_TOO
 def test_the_ranks_of_a_hung_collective_are_named_until_it_ends(lab: Lab, server: Server) -> None:
     with_mesh(lab, server, HANGS)
     lab.start(1)
@@ -244,6 +245,7 @@ def with_notice_of_a_death(lab: Lab, server: Server) -> Locator:
     return notice
 
 
+@OLDEST_TOO
 def test_the_notice_of_a_death_goes_after_a_heal(lab: Lab, server: Server) -> None:
     notice = with_notice_of_a_death(lab, server)
     lab.command("monarch-kernel:heal")
