@@ -29,7 +29,8 @@ const MESH: Kinds<MeshFrame> = {
   notes: 'object',
   loops: 'object',
   waits: 'object',
-  links: 'string'
+  links: 'string',
+  tensors: 'object'
 };
 const LOOP: Kinds<LoopFrame> = {
   request: 'number',
