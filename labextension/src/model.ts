@@ -17,6 +17,7 @@ export type {
   RunFrame,
   State,
   ToKernel,
+  TensorsFrame,
   WaitFrame
 } from '../../monarch_kernel/notebook/view/static/view.js';
 

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { describe, expect, it } from 'vitest';
 
 import * as model from '../src/model';
-import type { ErrorFrame, Frame, KnobFrame, LoopFrame, MeshFrame, RankFrame, State, WaitFrame } from '../src/model';
+import type { ErrorFrame, Frame, KnobFrame, LoopFrame, MeshFrame, RankFrame, State, TensorsFrame, WaitFrame } from '../src/model';
 
 const python = readFileSync(new URL('../../monarch_kernel/notebook/view/frames.py', import.meta.url), 'utf8');
 
@@ -60,6 +60,13 @@ const ERROR: Kinds<ErrorFrame> = {
   at: 'number',
   is_past: 'boolean'
 };
+const TENSORS: Kinds<TensorsFrame> = {
+  count: 'number',
+  nbytes: 'number',
+  outstanding: 'number',
+  lines: 'object',
+  more: 'number'
+};
 const RANK: Kinds<RankFrame> = {
   rank: 'number',
   state: 'string',
@@ -102,7 +109,7 @@ function frame(...meshes: MeshFrame[]): Frame {
 }
 
 describe('the protocol', () => {
-  it.each(['empty', 'coming', 'small', 'large', 'loops', 'waits'])('of %s.json is that of our types', name => {
+  it.each(['empty', 'coming', 'small', 'large', 'loops', 'tensors', 'waits'])('of %s.json is that of our types', name => {
     const found = golden(name);
     check(found, FRAME);
     for (const each of found.meshes ?? []) {
@@ -111,6 +118,7 @@ describe('the protocol', () => {
       each.errors?.forEach(error => check(error, ERROR));
       each.loops?.forEach(loop => check(loop, LOOP));
       each.waits?.forEach(wait => check(wait, WAIT));
+      if (each.tensors) check(each.tensors, TENSORS);
       for (const { value, ...rest } of each.loops?.flatMap(loop => loop.knobs ?? []) ?? []) {
         check(rest, KNOB);
         expect(['number', 'string', 'boolean']).toContain(typeof (value ?? ''));
