@@ -460,7 +460,7 @@ def simulate(hosts: int, per_host: int, costs: Costs, latency_s: float, bytes_pe
             sim.at(costs.agent_up_s, sim.agents[host].say_hello)
             runtime.enter(partial(runtime.host_pool._expect, host, None, LOST_AFTER_S))
             runtime.start_ranks(host, _specs(procs, host, per_host, extent))
-        mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", time.monotonic(), extent)
+        mesh = ProcMesh(runtime, Region.whole(extent), procs, "simulated", extent)
         mesh.initialized.get()
         note("up", end.end(started))
         while sim.next():  # runs all remaining events

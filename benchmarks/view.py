@@ -55,7 +55,7 @@ specs = [rank_spec(proc, rank=rank, world_size={CROWD}, mesh="crowd") for rank, 
 runtime.start_ranks(add_host(runtime, FakeLauncher()), specs)
 ranks = [FakeRank(hub, proc, token="t") for proc in procs]
 for each in ranks: each.hello()
-mesh = ProcMesh(runtime, Region.whole(extent), procs, "crowd", time.monotonic(), extent)
+mesh = ProcMesh(runtime, Region.whole(extent), procs, "crowd", extent)
 while any(rank.state == "starting" for rank in mesh.view().ranks): runtime.run_on_io_thread(lambda: None)
 records = [runtime._state.ranks[proc] for proc in mesh.procs]
 steps = 0
