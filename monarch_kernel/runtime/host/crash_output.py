@@ -18,6 +18,9 @@ _REPORT = re.compile(
 )
 """How the lines of a report begin."""
 
+_MAX_LENGTH = 1 << 16
+"""A longer line belongs to no report."""
+
 _OURS = re.compile(r'  File "(.*/monarch_kernel/.*|<frozen runpy>)", line')
 _OF_COMMAND = '  File "<string>", line'
 """The frame of ``python -c``, which runs this package; below other frames it is ``exec`` of the user."""
@@ -32,24 +35,33 @@ class CrashFilter:
 
     def feed(self, text: str) -> str:
         """Return what to show of the text that follows, without the line of a report that has not ended."""
-        shown = ""
-        if self._rest is None:
-            at = text.find(_BEGIN)
-            if at < 0:
-                return text
-            shown, text = text[:at], text[at:]
-        lines = ((self._rest or "") + text).split("\n")
-        self._rest = lines.pop()
-        for i, line in enumerate(lines):
-            if not _REPORT.match(line):
-                rest, self._rest = self._rest, None
-                return shown + self.feed("\n".join([*lines[i:], rest]))
-            if self._shows(line):
-                shown += f"{line}\n"
-        if not _REPORT.match(self._rest):
-            rest, self._rest = self._rest, None
-            shown += rest
-        return shown
+        shown: list[str] = []
+        text, is_report, at = (self._rest or "") + text, self._rest is not None, 0
+        self._rest = None
+        while at < len(text):
+            if not is_report:
+                begin = text.find(_BEGIN, at)
+                if begin < 0:
+                    shown.append(text[at:])
+                    break
+                shown.append(text[at:begin])
+                at, is_report = begin, True
+            end = text.find("\n", at) + 1
+            line = text[at : end or len(text)]
+            is_report = bool(_REPORT.match(line)) and len(line) <= _MAX_LENGTH
+            if is_report and not end:
+                self._rest = line
+                break
+            if is_report and self._shows(line):
+                shown.append(line)
+            if is_report:
+                at = end
+            elif line.startswith(_BEGIN):  # it is too long
+                shown.append(line)
+                at += len(line)
+        else:
+            self._rest = "" if is_report else None
+        return "".join(shown)
 
     def end(self) -> str:
         """End the report; return what to show of the line that has not ended."""

@@ -53,6 +53,18 @@ def test_a_second_report_is_filtered_as_well() -> None:
     assert filter.feed("".join(PIECES) + "and then\n" + "".join(PIECES)) == f"{SHOWN}and then\n{SHOWN}"
 
 
+def test_thousands_of_reports_in_one_read_are_no_problem() -> None:
+    text = "Fatal Python error: no\nthen\n" * 5000
+    assert CrashFilter().feed(text) == text
+
+
+@pytest.mark.parametrize("begin", ["Fatal Python error: ", "Fatal Python error: no\nExtension modules: "])
+def test_a_line_that_never_ends_is_not_kept(begin: str) -> None:
+    filter = CrashFilter()
+    shown = "".join(filter.feed(each) for each in (begin, *["x" * 1000] * 100))
+    assert shown == begin + "x" * 100_000
+
+
 def test_exec_of_the_user_stays() -> None:
     assert '"<string>"' in CrashFilter().feed("".join(PIECES[:6]) + '  File "<string>", line 2 in <module>\n')
 
