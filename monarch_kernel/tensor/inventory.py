@@ -53,7 +53,7 @@ _VIEWS = frozenset(
 """Operations whose results have the memory of another tensor."""
 
 
-class Holder(Protocol):
+class TensorHolder(Protocol):
     """The ranks that hold tensors (`device.Device`)."""
 
     lines: Any
@@ -99,7 +99,7 @@ def tensors_on(device: Any) -> list[DistributedTensor]:
     ]
 
 
-def holdings_of(device: Holder) -> Holdings:
+def holdings_of(device: TensorHolder) -> Holdings:
     """List the tensors on a device by the lines that made them."""
     lines = device.lines
     sizes = tuple(device.mesh.extent.values())
@@ -136,7 +136,7 @@ class TensorsOnView:
         devices: Returns the devices of the session.
     """
 
-    def __init__(self, devices: Callable[[], Iterable[Holder]]) -> None:
+    def __init__(self, devices: Callable[[], Iterable[TensorHolder]]) -> None:
         self._devices = devices
         self._counted: dict[tuple[int, ...], tuple[float, tuple[TensorLineView, ...]]] = {}  # with when to count again
 
@@ -162,7 +162,7 @@ class TensorsOnView:
         return TensorsView(sum(line.tensors for line in lines), max(by_rank), outstanding, lines)
 
 
-def _lines_of(devices: Iterable[Holder], ranks_of: Mapping[int, int]) -> tuple[TensorLineView, ...]:
+def _lines_of(devices: Iterable[TensorHolder], ranks_of: Mapping[int, int]) -> tuple[TensorLineView, ...]:
     found = [
         TensorLineView(*holding, tuple(ranks_of[proc] for proc in device.target.procs))
         for device in devices

@@ -83,7 +83,7 @@ class Target:
         self.held: dict[int, tuple[int, int]] = {}
         self.issued = 0
         self.acked = 0
-        self.asked = 0  # for a report of this number of operations
+        self.asked: set[int] = set()  # the processes that were asked for a report, and have not reported since
         self.lost: dict[int, Failure] = {}
         self.backlog = Backlog()
         self._done = dict.fromkeys(self.procs, 0)
@@ -92,6 +92,7 @@ class Target:
     def done(self, proc: int, count: int) -> None:
         """Note what a rank has done; on the I/O thread."""
         self._done[proc] = count
+        self.asked.discard(proc)
         self.acked = min(self._done.values())
         self._wake()
 
@@ -349,12 +350,9 @@ class OpStream:
         self.free_dropped()
         if now > self._seen_at + _SEEN_S:
             return []
-        behind = [
-            each for each in self._targets if each.asked < each.issued and each.acked < each.issued and not each.lost
-        ]
         effects: list[Effect] = []
-        for target in behind:
-            target.asked = target.issued
+        for target in [each for each in self._targets if each.acked < each.issued and not each.asked and not each.lost]:
+            target.asked.update(target.procs)
             packed = pack(ReportOps(target.number))
             effects += [effect for proc in target.procs for effect in self._extension.core.to_rank(proc, packed)]
         return effects
