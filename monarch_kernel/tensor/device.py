@@ -38,6 +38,7 @@ from monarch_kernel.tensor.propagation import (
     Outcome,
     Result,
     changed_by,
+    is_view,
     propagate,
     set_bits,
     templates_of,
@@ -67,6 +68,9 @@ MAX_ENTRIES = 20_000
 MAIN = "main"
 """The stream of tensors that no other stream has."""
 
+_VIEWS = ("monarch::alias", "monarch::local", "monarch::from_local")
+"""Operations of this package whose result has the memory of a tensor that they take."""
+
 _MASK = SIZE - 1
 _make = torch.Tensor._make_wrapper_subclass
 
@@ -82,13 +86,15 @@ class Entry:
         argument: The argument that is the result, if it is one.
         n_new: The number of new tensors, or of values that only the ranks know.
         changed: The arguments that the operation changes.
+        is_view: Whether the new tensors have the memory of the first tensor that the operation takes.
     """
 
-    __slots__ = ("argument", "changed", "n_new", "number", "outcome", "single", "title")
+    __slots__ = ("argument", "changed", "is_view", "n_new", "number", "outcome", "single", "title")
 
     def __init__(self, number: int, title: str, outcome: Outcome, changed: Sequence[Argument] = ()) -> None:
         self.number = number
         self.changed = changed
+        self.is_view = False
         self.title = title
         self.outcome = outcome
         parts = outcome.parts
@@ -381,7 +387,7 @@ class Device:
         entry = self.define(
             key, name, title, outcome, [*first, *templates.args], templates.kwargs, indexes, is_learned=is_learned
         )
-        entry.changed = changed
+        entry.changed, entry.is_view = changed, is_view(info.op)
         return entry
 
     def define(
@@ -399,6 +405,7 @@ class Device:
         """Define an entry for the ranks, and keep it under its key unless it is learned."""
         self.make_room()
         entry = Entry(self.stream.new_entry(), title, outcome)
+        entry.is_view = name in _VIEWS
         returns = entry.returns()
         if is_learned:
             entry.n_new, returns = MAX_RESULTS, [True] * MAX_RESULTS
@@ -453,6 +460,8 @@ class Device:
                     recorder.add(entry, op, first, ids, ints, floats)
                 target.issued += 1
                 batch.count += 1
+                if entry.is_view:
+                    stream.note_views(target, range(first, first + entry.n_new), ids[0])
                 if floats:
                     batch.floats.extend(floats)
                 batch.words.extend((entry.number, first, *ids, *ints))

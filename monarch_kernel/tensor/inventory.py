@@ -1,6 +1,7 @@
 """Which distributed tensors a program has: by the lines that made them, and by the names of its variables.
 
-Nothing is counted while tensors are made. The objects of the process are searched when the program asks, or an error needs it.
+The stream of operations notes what the program holds (`features.tensors.stream.Target`). The objects of the process are
+searched only for the names of variables, when an error needs them.
 """
 
 from __future__ import annotations
@@ -43,21 +44,13 @@ _COUNT_SHARE = 30
 _PUT = "put there by the program"
 _SHARD = re.compile(r"_?S\((\d+)")
 
-_VIEWS = frozenset(
-    f"torch.{name}"
-    for name in (
-        "alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "split", "squeeze", "t",
-        "transpose", "unbind", "unflatten", "unsqueeze", "view", "view_as_real", "view_as_complex",
-    )
-) | {"alias", "from_local", "local"}  # fmt: skip
-"""Operations whose results have the memory of another tensor."""
-
 
 class TensorHolder(Protocol):
     """The ranks that hold tensors (`device.Device`)."""
 
     lines: Any
     mesh: Any
+    stream: Any
     target: Any
 
 
@@ -67,7 +60,7 @@ class Holding(NamedTuple):
     Attributes:
         line: The line; empty if it is not known.
         tensors: The number of tensors.
-        nbytes: Their bytes on each rank; views share the memory of another tensor and have none.
+        nbytes: Their bytes on each rank. A view has none while the program has the tensor whose memory it shares.
     """
 
     line: str
@@ -100,18 +93,26 @@ def tensors_on(device: Any) -> list[DistributedTensor]:
 
 
 def holdings_of(device: TensorHolder) -> Holdings:
-    """List the tensors on a device by the lines that made them."""
+    """List the tensors on a device by the lines that made them.
+
+    Memory counts for the tensor that was made with it; if the program has only views of that, for the first of them.
+    """
     lines = device.lines
     sizes = tuple(device.mesh.extent.values())
     held = device.target.held.copy()
     for id in device.target.frees.copy():
         held.pop(id, None)
+    bases, counted = device.target.bases, set()
     by_place: dict[Any, list[int]] = {}
-    for layout, op in held.values():
-        counted = by_place.setdefault(_PUT if op < 0 else lines.place_of(op), [0, 0])
-        counted[0] += 1
-        if op < 0 or lines.name_of(op) not in _VIEWS:
-            counted[1] += _nbytes(LAYOUTS.numbered(layout), sizes)
+    for id, (layout, op) in held.items():
+        base, of_memory = bases.get(id, (id, layout))
+        has_memory = base == id or not (
+            base in counted or base in held or device.stream.is_held_elsewhere(base, device.target)
+        )
+        counted.add(base)
+        counts = by_place.setdefault(_PUT if op < 0 else lines.place_of(op), [0, 0])
+        counts[0] += 1
+        counts[1] += _nbytes(LAYOUTS.numbered(of_memory), sizes) if has_memory else 0
     by_line: dict[str, list[int]] = {}
     for place, counts in by_place.items():
         line = place if isinstance(place, str) else "" if place is None else describe_place(place)

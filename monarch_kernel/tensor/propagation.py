@@ -42,6 +42,7 @@ __all__ = [
     "check",
     "info_of",
     "is_literal",
+    "is_view",
     "learned_outcome",
     "propagate",
     "propagate_by",
@@ -52,6 +53,9 @@ __all__ = [
 
 _LITERAL_OPS = frozenset({"lerp_", "addcmul_", "addcdiv_", "fill_", "mul_", "add_", "sub_", "div_"})
 """Operations besides those with the tag ``pointwise`` whose numbers do not influence the shape or the dtype."""
+
+_HIDDEN_VIEWS = ("aten::_unsafe_view",)
+"""Operations whose results have the memory of an argument, although their schemas do not say so."""
 
 _NAMES_OF_USERS = {
     "_local_scalar_dense": "item()",
@@ -376,6 +380,12 @@ def learned_outcome(op: Any, structure: Any, layouts: Sequence[Layout]) -> Outco
 def changed_by(op: Any) -> list[Argument]:
     """The arguments that an operation changes."""
     return [Argument(i, arg.name) for i, arg in enumerate(op._schema.arguments) if _is_written(arg)]
+
+
+def is_view(op: Any) -> bool:
+    """Whether the results of an operation have the memory of a tensor that it takes, and are not this tensor."""
+    returns = [each.alias_info for each in op._schema.returns]
+    return op._schema.name in _HIDDEN_VIEWS or any(each is not None and not each.is_write for each in returns)
 
 
 def _returned(op: Any) -> list[Argument | None]:

@@ -45,6 +45,7 @@ class Source(Protocol):
     """The ranks that hold tensors (`device.Device`)."""
 
     mesh: ProcMesh
+    stream: Any
     target: Any
     lines: Lines
     frees: deque[int]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -23,6 +25,25 @@ def test_tensors_are_listed_by_line_and_views_have_no_memory(active: InProcess) 
     assert "large = torch.zeros(1000)" in listed[0].line
     assert repr(listed).splitlines()[0].endswith("in 5 tensors on each rank")
     del small, view
+
+
+def test_memory_counts_for_a_view_if_the_program_has_nothing_else_of_it(active: InProcess) -> None:
+    """A parameter is a view of the tensor that it was made of."""
+    model = nn.Linear(100, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.ones(4, 100)
+    model(x).sum().backward()
+    optimizer.step()
+    rows = torch.zeros(50, 20).unbind(0)[:2]
+    part = x.view(-1)[3:]
+    gc.collect()
+    active.stream.free_dropped()
+    listed = {each.line.partition(": ")[2]: each for each in holdings_of(active.device)}
+    assert listed["model = nn.Linear(100, 10)"][1:] == (2, 4040)
+    assert listed["rows = torch.zeros(50, 20).unbind(0)[:2]"].nbytes == 4000
+    assert listed["part = x.view(-1)[3:]"].nbytes == 0
+    assert sum(each.nbytes for each in listed.values()) == active.interpreters[0].memory().nbytes
+    del part, rows
 
 
 def test_what_is_dropped_is_not_listed_before_and_after_ranks_free_it(active: InProcess) -> None:

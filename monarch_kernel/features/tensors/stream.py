@@ -30,7 +30,7 @@ import math
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -70,6 +70,7 @@ class Target:
     Attributes:
         frees: Ids of tensors that Python has dropped.
         held: The tensors that no sealed batch frees: id -> number of its layout, and of the operation that made it.
+        bases: Those of them that are views: id -> id and number of the layout of the tensor whose memory it has.
         issued: The number of operations that were issued for it.
         acked: The number of operations that all its ranks have done.
         lost: The processes that have ended, and how.
@@ -81,6 +82,7 @@ class Target:
         self.procs = tuple(procs)
         self.frees: deque[int] = deque()
         self.held: dict[int, tuple[int, int]] = {}
+        self.bases: dict[int, tuple[int, int]] = {}
         self.issued = 0
         self.acked = 0
         self.asked: set[int] = set()  # the processes that were asked for a report, and have not reported since
@@ -149,6 +151,7 @@ class Batch:
             self.words.extend((FREE, len(ids), *ids))
             for id in ids:
                 self.target.held.pop(id, None)
+                self.target.bases.pop(id, None)
         self._is_sealed = True  # last: the I/O thread sends a sealed batch without the lock
 
     def send(self, now: float) -> list[Effect]:
@@ -249,7 +252,21 @@ class OpStream:
             self.runtime.enter(batch.send)
             batch.is_submitted = True
 
+    def note_views(self, target: Target, views: Iterable[int], base: int) -> None:
+        """Note that new tensors have the memory of another one, which may be on more ranks."""
+        found = target.bases.get(base)
+        if found is None:
+            homes = (each for each in (target, *self._targets) if base in each.held)
+            if (home := next(homes, None)) is None:
+                return
+            found = home.bases.get(base) or (base, home.held[base][0])
+        target.bases.update(dict.fromkeys(views, found))
+
     # -- for any thread
+
+    def is_held_elsewhere(self, id: int, target: Target) -> bool:
+        """Whether the program has a tensor on other ranks than those of a target, or also on others."""
+        return any(id in each.held for each in self._targets if each is not target and not each.lost)
 
     def before_request(self) -> None:
         """Seal the open batch: what this thread submits next comes after it."""
