@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from monarch_kernel.base.steady_text import steady_message
 
-__all__ = ["ORDER", "Cause", "Failure", "FailureKind", "Frame", "with_consequences"]
+__all__ = ["GROUP_HAS_ENDED", "ORDER", "Cause", "Failure", "FailureKind", "Frame", "with_consequences"]
 
 FailureKind = Literal["exception", "interrupted", "lost", "released", "stopped"]
 
@@ -18,12 +18,16 @@ ORDER = {"lost": 0, "exception": 1, "stopped": 2, "interrupted": 3, "released": 
 _TRACEBACK = "Traceback (most recent call last):"
 _MAX_MORE_LINES = 4
 
+GROUP_HAS_ENDED = "its process group has ended"
+"""Ends the text of an error that this package raises in place of torch's, in a group whose connections are closed."""
+
 _BROKEN_CONNECTION = re.compile(r"connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
 _TORCH_ERRORS = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkError", "DistStoreError")
 _PEER_ERROR = re.compile(
     r"connection closed by (remote )?peer|pair closure"
     r"|ncclRemoteError|remote process exited or there was a network error|NCCL communicator was aborted"
-    r"|received errors while waiting for send/recv from rank|did the remote server shutdown or crash",
+    r"|received errors while waiting for send/recv from rank|did the remote server shutdown or crash"
+    rf"|{GROUP_HAS_ENDED}$",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -201,7 +205,10 @@ def with_consequences(reports: dict[Any, Failure]) -> dict[Any, Failure]:
     return {
         point: replace(failure, kind="released")
         if failure.kind == "exception"
-        and ((is_ended and _BROKEN_CONNECTION.search(failure.message)) or (is_failed and failure.is_broken_connection))
+        and (
+            (is_ended and _BROKEN_CONNECTION.search(failure.message))
+            or ((is_ended or is_failed) and failure.is_broken_connection)
+        )
         else failure
         for point, failure in reports.items()
     }

@@ -24,13 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+from monarch_kernel.base.failure_reports import GROUP_HAS_ENDED
+
 __all__ = ["AnySource"]
 
 _CLASS = "N4c10d16ProcessGroupGloo8RecvWork"
 _METHODS_AT = 2 * ctypes.sizeof(ctypes.c_void_p)
 """Where the methods begin in the table of a class of C++, to which each of its objects points."""
 
-_TEXT = "the receive from any rank was aborted: its process group has ended"
+_TEXT = f"the receive from any rank was aborted: {GROUP_HAS_ENDED}"
 
 
 class AnySource:

@@ -437,6 +437,25 @@ def test_broken_connections_are_one_line_below_the_error_that_broke_them() -> No
     assert heads(block_of({0: CLOSED, 2: LOST}))[1] == "[0] needed the ranks above in a collective and was released"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the receive from any rank was aborted: its process group has ended",  # of this package
+        "NCCL error: remote process exited or there was a network error",
+        "[Rank 1]: Rank 1 reached it, but received errors while waiting for send/recv from rank 0.",
+    ],
+)
+@pytest.mark.parametrize(
+    "other", [BARRIER, LOST, replace(RELEASED, kind="interrupted"), RELEASED], ids=lambda other: other.kind
+)
+def test_each_text_of_an_ended_group_is_a_consequence(text: str, other: Failure) -> None:
+    """Also of a rank that begins after another rank's end: no release reaches it."""
+    error = RemoteError("cell [5] failed on t", {At(0): other, At(1): replace(CLOSED, message=text)})
+    assert error.reports[At(1)].kind == "released"
+    alone = RemoteError("cell [5] failed on t", {At(1): replace(CLOSED, message=text)})
+    assert alone.reports[At(1)].kind == "exception"
+
+
 def test_broken_connections_alone_are_one_block_whatever_their_ports() -> None:
     other = replace(CLOSED, message=CLOSED.message.replace("37295", "41001"), pid=51)
     lines = block_of({0: CLOSED, 1: other})
