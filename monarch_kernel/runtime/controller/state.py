@@ -374,7 +374,7 @@ class State:
         """Handle an answer that these ranks have given, after the output before it."""
         procs = [record.spec.proc for record in records]
         if (pending := self.requests.get(message.id)) is not None:
-            pending.compare(procs, message.collectives)
+            pending.compare(procs, message.collectives, message.unmatched)
         if message.groups != -1:
             self._group_counts.report(records, message.groups)
         if message.group_size != -1:

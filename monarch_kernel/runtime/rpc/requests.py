@@ -34,6 +34,8 @@ __all__ = ["RELEASE_AFTER_S", "Pending", "Recipient", "Requests", "Resolve", "Se
 
 RELEASE_AFTER_S = 1.0
 
+_MODULUS = 1 << 64
+
 
 class Send(NamedTuple):
     """Effect: send a message."""
@@ -48,7 +50,8 @@ class Resolve(NamedTuple):
     Attributes:
         id: The request.
         answers: In the order of its processes.
-        in_step: False if the ranks left their process group unusable, or after different numbers of collectives.
+        in_step: False if the ranks left their process group unusable, after different numbers of collectives, or, where one of
+            them failed, with messages that no rank has received, or with receives that no rank has sent a message for.
     """
 
     id: int
@@ -97,18 +100,19 @@ class Pending:
         keepers: Ranks that keep their answers until they receive `Forget`.
         failed_at: When the first process failed it, while others had yet to answer.
         released_at: When the others were last asked to leave a collective.
-        in_step: Whether all ranks that have answered count the same number of collectives.
+        unmatched: Sum of what they report about messages between two ranks, as in `Result`.
     """
 
     __slots__ = (
         "_collectives",
+        "_is_in_step",
         "answers",
         "failed_at",
-        "in_step",
         "is_cell",
         "keepers",
         "quiet",
         "released_at",
+        "unmatched",
         "waiting",
     )
 
@@ -122,20 +126,32 @@ class Pending:
         self.keepers = keepers
         self.failed_at: float | None = None
         self.released_at = 0.0
-        self.in_step = True
+        self._is_in_step = True
+        self.unmatched = 0
         self._collectives: int | None = None
 
-    def compare(self, procs: Sequence[int], collectives: int) -> None:
+    def compare(self, procs: Sequence[int], collectives: int, unmatched: int) -> None:
         """Compare the number of collectives that processes count with that of the first process that answered.
 
         Args:
             procs: Those that have answered already are ignored.
             collectives: -2 if their process group is unusable.
+            unmatched: As in `Result`.
         """
-        if not self.waiting.keys().isdisjoint(procs):
+        if n_new := len(self.waiting.keys() & set(procs)):
+            self.unmatched = (self.unmatched + n_new * unmatched) % _MODULUS
             if self._collectives is None:
                 self._collectives = collectives
-            self.in_step &= self._collectives == collectives != -2
+            self._is_in_step &= self._collectives == collectives != -2
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a later request can use the process group, when all have answered; see `Resolve`.
+
+        Code that ends well may leave messages for a later request. After a failure nothing expects them.
+        """
+        is_left = self.unmatched != 0 and any(isinstance(answer, Failure) for answer in self.answers)
+        return self._is_in_step and not is_left
 
 
 class Requests:

@@ -139,9 +139,9 @@ class ActorServer(ABC):
     def name(self) -> str:
         """Return the name of the process in error messages."""
 
-    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int]:
+    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int, int]:
         """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
-        return (0, 0), -1, -1, -1
+        return (0, 0), -1, -1, -1, 0
 
     def begin(self, message: Spawn, executor: Executor) -> None:
         """Start an actor on a separate thread."""

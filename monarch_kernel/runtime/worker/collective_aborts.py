@@ -31,6 +31,18 @@ TORCH_ERRORS = frozenset({"RuntimeError", "DistBackendError", "DistNetworkError"
 """Names of the exceptions that a collective raises when it is aborted, or when a peer is gone."""
 
 
+class Messages(Protocol):
+    """The messages between two ranks, as far as this module and a rank's answers need them."""
+
+    def since(self, at: float) -> bool:
+        """Return whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
+        ...
+
+    def take(self) -> int:
+        """Return what `Result` says about the messages since the last call."""
+        ...
+
+
 class Group(Protocol):
     """The part of the rank's default process group that interrupts use.
 
@@ -40,12 +52,13 @@ class Group(Protocol):
 
     has_aborted: bool
 
-    def waits_s(self, thread: int) -> float:
-        """Return for how long a thread (its `threading.get_ident`) has been in a call of torch.distributed; 0 if in none."""
+    @property
+    def messages(self) -> Messages:
+        """The messages between two ranks that this rank has started to send or receive."""
         ...
 
-    def messages_since(self, at: float) -> bool:
-        """Return whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
+    def waits_s(self, thread: int) -> float:
+        """Return for how long a thread (its `threading.get_ident`) has been in a call of torch.distributed; 0 if in none."""
         ...
 
     def end_key_wait(self, thread: int) -> bool:
@@ -162,7 +175,7 @@ class CollectiveAborts:
         group = self._rank.group
         if group is None or group.collectives() < 0:  # there is none, or it is unusable anyway
             return
-        if group.messages_since(executor.began_at):
+        if group.messages.since(executor.began_at):
             group.abort()
             return
         waited_s = 0.0

@@ -340,7 +340,7 @@ class Rank(ActorServer):
         """Return the name of the process in error messages."""
         return f"{self.spec.mesh}[{self.spec.rank}]"
 
-    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int]:
+    def marks(self, *, ends_request: bool = False) -> tuple[tuple[int, int], int, int, int, int]:
         """Mark the end of the output so far. Returns the marks, and what `Result` says about process groups."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -348,7 +348,10 @@ class Rank(ActorServer):
         ends_cell = ends_request and threading.current_thread() is threading.main_thread()
         is_last = lambda: ends_request and self._runs_one_request()  # noqa: E731
         group, marks = self.group, self._output_marks.set(ends_cell=ends_cell, is_last=is_last)
-        return (marks, -1, -1, 0) if group is None else (marks, group.collectives(), group.groups(), group.size())
+        if group is None:
+            return marks, -1, -1, 0, 0
+        unmatched = group.messages.take() if ends_request else 0
+        return marks, group.collectives(), group.groups(), group.size(), unmatched
 
     def _runs_one_request(self) -> bool:
         """Whether only one request runs, such as the call of an actor that asks this."""

@@ -34,6 +34,7 @@ from monarch_kernel.features.traffic.bandwidth import Moved
 from monarch_kernel.net.memory.counters import CollectiveKind, Meters, Transferred
 from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.train.process_group.call_check import CallCheck
+from monarch_kernel.train.process_group.message_counts import MessageCounts
 from monarch_kernel.train.process_group.operators import METHODS, Noted, Operator, Operators, Seen, number_in
 from monarch_kernel.train.process_group.sampled_durations import SampledDurations
 
@@ -90,6 +91,7 @@ class _Started(NamedTuple):
     timed_nbytes: int  # 0 if the end of the wait is not the end of the collective
     moved: Moved
     members: tuple[int, ...] = ()
+    rank: int = -1  # this rank's number in the group, of a receive from any rank
 
 
 class CollectiveMeter:
@@ -103,15 +105,16 @@ class CollectiveMeter:
 
     Attributes:
         operators: describes the collectives, and notes those that C++ starts.
+        messages: counts the messages between two ranks.
     """
 
     def __init__(self, meters: Meters, label: Callable[[str, str], str], check: CallCheck) -> None:
         self._meters = meters
+        self.messages = MessageCounts()
         self._check = check
         self._label = label
         self._seen: dict[str, int] = {}
         self._by_cpp: dict[CollectiveKind, deque[Moved]] = {}  # the last ones
-        self._messages: dict[tuple[int, ...], int] = {}  # by members of the group: how many of its numbers are messages
         self._started: dict[int, tuple[Callable[[], Any], _Started]] = {}  # by address; dead ones are dropped
         self.operators = Operators(label, self._due, check.message_of_cpp)
         self._counting_lock = threading.Lock()
@@ -148,6 +151,11 @@ class CollectiveMeter:
             return function(*args, **kwargs)
         finally:
             self._blocked.pop(thread, None)
+
+    def collectives_in(self, group: Any) -> int:
+        """The number of collectives started in a group. It does not count messages between two ranks, as torch's does."""
+        self._count()
+        return number_in(group) - self.messages.numbers(group.group_name)
 
     def count_unread(self, dist: Any) -> int:
         """The number of collectives in existing groups that torch has counted and this meter has missed."""
@@ -205,23 +213,35 @@ class CollectiveMeter:
                 self._seen[seen.group] = self._seen.get(seen.group, 0) + 1  # torch counts send and recv, too
                 self._meters.collect(seen.kind, nbytes, nbytes_in, nbytes_out)
                 self._by_cpp.setdefault(seen.kind, deque(maxlen=_MAX_PENDING)).append(seen.moved)
-                self._note_arrival(seen, 1)
+                if seen.kind.operation in _NOT_COLLECTIVE:
+                    self.messages.numbered(seen.group, 1)
+                else:
+                    self._note_arrival(seen)
 
     def _count_from_now_on(self) -> None:
         """Count what was started, for a report. The next collective counts at once: there may be no other report."""
         self.operators.due_at = 0.0  # first
         self._count()
 
-    def _note_arrival(self, seen: Seen, numbers: int) -> None:
+    def _numbered(self, group: Any, operation: str, before: int) -> int:
+        """Note by how much a call that is no collective has raised the group's number, which was ``before``.
+
+        gloo sends several messages in a monitored_barrier. Other threads may send messages meanwhile.
+        """
+        self._count()  # in the order in which they were started
+        numbers = number_in(group) - before
+        if operation in _WITH_PEER:
+            numbers = min(numbers, 1)
+        self.messages.numbered(group.group_name, numbers)
+        return numbers
+
+    def _note_arrival(self, seen: Seen) -> None:
         """Note when this rank has started a collective. The number that it has on all ranks is torch's without messages."""
-        if seen.kind.operation in _NOT_COLLECTIVE:
-            self._messages[seen.members] = self._messages.get(seen.members, 0) + numbers
-        elif len(seen.members) > 1:
-            number = seen.number - self._messages.get(seen.members, 0) if self._messages else seen.number
-            ARRIVALS.note(seen.group, seen.members, number, seen.started)
+        if len(seen.members) > 1:
+            ARRIVALS.note(seen.group, seen.members, seen.number - self.messages.numbers(seen.group), seen.started)
 
     def _counting(self, original: Callable[..., Any], method_name: str, operator: Operator) -> Callable[..., Any]:
-        check, thread, operation = self._check, self._thread, operator.operation
+        check, thread, operation, messages = self._check, self._thread, operator.operation, self.messages
         is_recorded = method_name not in _NOT_RECORDED
 
         @wraps(original)
@@ -230,7 +250,7 @@ class CollectiveMeter:
             before = 0
             call: BlockedCall | None = None  # that the flight recorder does not have
             if not is_recorded:
-                thread.messaged_at = started
+                messages.begins(started)
                 about = _of_message(method_name, args)
                 _check_peer(group, about[0])
                 name = group.group_name
@@ -244,11 +264,14 @@ class CollectiveMeter:
                 else:
                     work = self.run(call, original, group, *args, **kwargs)
             except BaseException as error:
-                check.failed(group, number, error, 0 if call is None else number_in(group) - before)
+                check.failed(group, number, error, 0 if call is None else self._numbered(group, operation, before))
                 raise
             finally:
                 thread.is_inside = False
-            numbers = 1 if call is None else number_in(group) - before  # gloo sends messages in a monitored_barrier
+            if call is not None and call.peer is not None:
+                count = messages.sent if operation == "send" else messages.received
+                count(call.group, group.rank(), call.peer, call.tag)
+            numbers = 1 if call is None else self._numbered(group, operation, before)
             if number < 0:
                 check.uncompared(group, number, numbers)
             try:
@@ -256,14 +279,10 @@ class CollectiveMeter:
             except Exception:  # a count must not fail a collective that works
                 _log.debug("%s can't be counted", operation, exc_info=True)
                 return work
-            self._started_by_call(seen, numbers, work, call)
+            self._started_by_call(seen, numbers, work, call, group.rank() if method_name == "recv_anysource" else -1)
             return work
 
         return method
-
-    def messages_since(self, at: float) -> bool:
-        """Whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
-        return self._thread.messaged_at >= at
 
     def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         check = self._check
@@ -277,7 +296,7 @@ class CollectiveMeter:
                 except RuntimeError as error:
                     check.explain(error)
                     raise
-            kind, call, at, timed_nbytes, moved, members = known[1]
+            kind, call, at, timed_nbytes, moved, members, rank = known[1]
             is_timed = timed_nbytes > 0 and not work.is_completed()
             started = time.perf_counter()
             try:
@@ -295,6 +314,8 @@ class CollectiveMeter:
                 check.explain(error)
                 raise
             now = time.perf_counter()
+            if call is not None and rank >= 0:
+                self.messages.received(call.group, rank, work._source_rank(), call.tag)
             if call is not None and self._meters.on_transfer is not None:
                 self._tell(self._meters.on_transfer, kind, call, now - at, members, moved.nbytes)
             if is_timed:
@@ -307,7 +328,7 @@ class CollectiveMeter:
 
         return wait
 
-    def _started_by_call(self, seen: Seen, numbers: int, work: Any, call: BlockedCall | None) -> None:
+    def _started_by_call(self, seen: Seen, numbers: int, work: Any, call: BlockedCall | None, rank: int) -> None:
         """Count what a call of Python has started, with the time that it took, and as what torch counts it."""
         self._count()  # in the order in which they were started
         started, kind, moved, name, is_on_cpu, *_ = seen
@@ -317,9 +338,10 @@ class CollectiveMeter:
             if len(self._started) >= _MAX_STARTED:
                 self._forget()
             timed_nbytes = size if is_on_cpu else 0
-            self._started[id(work)] = ref(work), _Started(kind, call, started, timed_nbytes, moved, seen.members)
+            self._started[id(work)] = ref(work), _Started(kind, call, started, timed_nbytes, moved, seen.members, rank)
         self._meters.collect(kind, nbytes, nbytes_in, nbytes_out, seconds=time.perf_counter() - started)
-        self._note_arrival(seen, numbers)
+        if call is None:
+            self._note_arrival(seen)
 
     @staticmethod
     def _tell(

@@ -21,7 +21,6 @@ A graph of CUDA runs its collectives again without the dispatcher: they are coun
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -224,8 +223,7 @@ class Operators:
         message: called when C++ has started a send or a recv, with torch's name of the group.
 
     Attributes:
-        thread: its ``is_inside`` is whether a thread is in a call of Python, which reports the collective. Its ``messaged_at``
-            is when it has started to send or receive its last message, by `time.perf_counter`.
+        thread: its ``is_inside`` is whether a thread is in a call of Python, which reports the collective.
         noted: the collectives that C++ has started, in order, until `due` takes them.
         due_at: by `time.perf_counter`.
     """
@@ -428,7 +426,6 @@ def _members_of(group: Any) -> tuple[int, ...]:
 
 class _Thread(threading.local):
     is_inside = False
-    messaged_at = -math.inf
 
 
 def _device_and_nbytes(value: Any) -> tuple[str, int]:

@@ -251,6 +251,7 @@ class RankGroup:
         span_hosts = partial(_span_hosts, rank.spec.local_world_size)
         self._check = CallCheck(os.path.dirname(agent), label_of, self._give_up, span_hosts)
         self._meter = CollectiveMeter(rank.peers.meters, label_of, self._check)
+        self.messages = self._meter.messages
         self._calls = PendingCalls(rank.spec.world_size, self._meter, self._waits, self._purposes)
         rank.group = self
         rank.extend(
@@ -291,10 +292,6 @@ class RankGroup:
         """
         return self._calls.waits_s(thread)
 
-    def messages_since(self, at: float) -> bool:
-        """Whether this thread has started to send or receive a message since a time of `time.perf_counter`."""
-        return self._meter.messages_since(at)
-
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
         return self._waits.end_key_wait(thread)
@@ -316,7 +313,7 @@ class RankGroup:
             return -1
         if any(map(has_closed, self._connections)):  # gloo has closed them after a failure, also of a send or receive
             return -2
-        return int(dist.group.WORLD._get_sequence_number_for_group())
+        return self._meter.collectives_in(dist.group.WORLD)
 
     def groups(self) -> int:
         """Number of groups made since the default group; their names count up. -1 without a group."""
@@ -479,6 +476,7 @@ class RankGroup:
         self._formed_ns = time.time_ns()
         self._calls.begin_at(self._formed_ns)
         self._waits.received.forget()
+        self.messages.forget()
         self._formed = False
         self._sockets_before = open_sockets()
         try:

@@ -80,9 +80,28 @@ def test_ranks_are_in_step_if_they_count_the_same_collectives() -> None:
     for counts, in_step in (((3, 3), True), ((3, 4), False), ((-2, -2), False)):
         pending = Pending([1, 2])
         for proc, count in zip((1, 2), counts, strict=True):
-            pending.compare([proc], count)
-        pending.compare([9], 100)
+            pending.compare([proc], count, 0)
+        pending.compare([9], 100, 0)
         assert pending.in_step is in_step
+
+
+def test_messages_without_their_other_ends_matter_after_a_failure_only() -> None:
+    for unmatched, answer, in_step in (
+        ((5, (1 << 64) - 5), ERROR, True),
+        ((5, 0), ERROR, False),
+        ((5, 0), DONE, True),
+        ((0, 0), ERROR, True),
+    ):
+        requests, _ = table(up=3)
+        requests.request(10, [1, 2], pack(Ping(10)), "", 0.0)
+        pending = requests.get(10)
+        assert pending is not None
+        for proc, each in zip((1, 2), unmatched, strict=True):
+            pending.compare([proc], 0, each)
+            pending.compare([9], 0, 77)
+            resolved = requests.answer(10, proc, answer if proc == 1 else DONE, 1.0)
+        assert resolved is not None
+        assert [effect.in_step for effect in resolved if isinstance(effect, Resolve)] == [in_step]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), st.booleans()), max_size=40))

@@ -40,6 +40,7 @@ class Work:
         self.other_waits = False
         self.began_at = 100.0
         self.messaged_at = 0.0
+        self.messages = self
         self.aborts: list[float] = []
         self._calls: list[tuple[float, Callable[[], object]]] = []
         rank: Any = SimpleNamespace(group=self, executors=lambda: [self, SimpleNamespace(thread_id=2)])
@@ -86,7 +87,7 @@ class Work:
     def pending_s(self, others: Collection[int] = ()) -> float:
         return 1e-9 if self.waits or (self.other_waits and 2 not in others) else 0.0
 
-    def messages_since(self, at: float) -> bool:
+    def since(self, at: float) -> bool:
         return self.messaged_at >= at
 
     def abort(self) -> None:

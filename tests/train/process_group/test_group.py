@@ -389,6 +389,67 @@ def test_no_cell_receives_what_an_interrupted_cell_has_sent(group: ProcMesh, sto
     assert future.in_step
 
 
+TO_THE_NEXT = "w = dist.isend(torch.ones(1) * {value}, (rank + 1) % 4); x = torch.zeros(1)"
+FROM_ANY = "(dist.recv(x), x.item())"
+FROM_THE_LAST = "(dist.recv(x, (rank - 1) % 4), x.item())"
+
+
+@pytest.mark.parametrize("received", [FROM_ANY, FROM_THE_LAST])
+def test_no_cell_receives_what_a_failed_cell_has_sent(group: ProcMesh, store: GroupStore, received: str) -> None:
+    """No rank waits for its message to be received: in gloo, such a wait would last until the group ends."""
+    sends = TO_THE_NEXT.format(value=-1)
+    for unmatched in (
+        f"{sends}\nif rank == 2: raise ValueError('first')\n{received}",
+        "x = torch.zeros(1); w = dist.irecv(x, (rank + 1) % 4)\nif rank == 1: raise ValueError('second')",
+    ):
+        future = group.run(unmatched)
+        assert isinstance(future.exception(LONG_S), RemoteError)
+        assert not future.in_step
+        store.form(group).get(LONG_S)
+        future = group.run(f"{TO_THE_NEXT.format(value='rank')}\n{received}")
+        assert future.get(LONG_S).values() == ((3, 3.0), (0, 0.0), (1, 1.0), (2, 2.0))
+        assert future.in_step
+
+
+def test_a_failed_cell_whose_messages_were_all_received_keeps_the_group(group: ProcMesh) -> None:
+    fails = "if rank == 3: raise ValueError('after the messages')"
+    pair = "dp = mesh.get_group('dp'); x = torch.zeros(1); other = dist.get_process_group_ranks(dp)[rank < 2]"
+    for matched in (
+        f"{TO_THE_NEXT.format(value='rank')}\n{FROM_ANY}\n{fails}",
+        f"{TO_THE_NEXT.format(value='rank')}\n{FROM_THE_LAST}\n{fails}",
+        f"{pair}\nw = dist.isend(torch.ones(2), other, dp, 7); dist.recv(torch.zeros(2), None, dp, 7); w.wait()\n{fails}",
+        f"given = [None]; dist.send_object_list([1], 1) if rank == 0 else None\n"
+        f"dist.recv_object_list(given, 0) if rank == 1 else None\n{fails}",
+    ):
+        future = group.run(matched)
+        error = future.exception(LONG_S)
+        assert isinstance(error, RemoteError)
+        assert [(point.rank, report.etype) for point, report in error.reports.items()] == [(3, "ValueError")]
+        assert future.in_step
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
+def test_messages_of_some_ranks_only_keep_the_group(group: ProcMesh) -> None:
+    """Torch counts them as collectives of these ranks."""
+    for code in (
+        "dist.send(torch.ones(1), 1) if rank == 0 else dist.recv(torch.ones(1), 0) if rank == 1 else None",
+        "works = [dist.isend(torch.ones(1), 3) if rank == 2 else dist.recv(torch.ones(1)) if rank == 3 else 0 for _ in 'abc']",
+        "if rank < 2: dist.batch_isend_irecv([dist.P2POp((dist.irecv, dist.isend)[rank], torch.ones(1), 1 - rank)])[0].wait()",
+        f"dist.monitored_barrier(wait_all_ranks=True); {SUM}",
+    ):
+        future = group.run(code)
+        future.get(LONG_S)
+        assert future.in_step, code
+    assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
+
+
+def test_a_message_of_a_cell_that_ended_well_waits_for_the_next_cell(group: ProcMesh) -> None:
+    future = group.run(TO_THE_NEXT.format(value="rank"))
+    future.get(LONG_S)
+    assert future.in_step
+    assert group.run(FROM_THE_LAST).get(LONG_S).values() == ((3, 3.0), (0, 0.0), (1, 1.0), (2, 2.0))
+
+
 @pytest.mark.parametrize("source", ["(rank - 1) % 4", "None"])
 def test_an_interrupt_frees_ranks_in_the_middle_of_large_messages(
     group: ProcMesh, store: GroupStore, source: str

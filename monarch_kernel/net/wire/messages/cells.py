@@ -185,7 +185,8 @@ class Result(Message, frozen=True):
     ``written`` has the last marks that the rank set in stdout and stderr; output before them is shown before the request ends.
     ``collectives`` is the number of collectives that the rank has started in its default process group; -1 without a group, -2
     if the group is unusable. ``groups`` is the number of process groups that it has made; -1 without a group, or if unknown.
-    ``group_size`` is the number of ranks in the default group; 0 without a group, -1 if the answer does not say.
+    ``group_size`` is the number of ranks in the default group; 0 without a group, -1 if the answer does not say. The sum of
+    ``unmatched`` over all ranks of a request is 0 modulo 2^64 if each message between two of them has been sent and received.
     """
 
     id: int
@@ -195,6 +196,7 @@ class Result(Message, frozen=True):
     collectives: int = -1
     groups: int = -1
     group_size: int = -1
+    unmatched: int = 0
 
 
 class Failed(Message, frozen=True):
@@ -206,6 +208,7 @@ class Failed(Message, frozen=True):
     collectives: int = -1
     groups: int = -1
     group_size: int = -1
+    unmatched: int = 0
 
 
 class Rich(Message, frozen=True):
