@@ -313,6 +313,8 @@ class RateLimiter:
         n_kept: Counter[int] = Counter()
         nbytes_kept: Counter[int] = Counter()
         left_out: Counter[tuple[int, ...]] = Counter()  # since the last kept line, by the ranks that wrote it
+        hidden: set[int] = set()  # ranks of which lines are left out since their last kept line
+        resumed: set[int] = set()  # ranks that have a kept line in front of such lines
         for item in reversed(self._waiting):
             if isinstance(item, FoldedItem):
                 continue
@@ -324,22 +326,33 @@ class RateLimiter:
                 yield from self._gap_of(left_out)
                 yield item
                 continue
-            n_room = lines_each - min([n_kept[rank] for rank in item.ranks])
-            nbytes_room = nbytes_each - min([nbytes_kept[rank] for rank in item.ranks])
-            nbytes = n = 0
-            for line in reversed(item.lines):
-                if n >= n_room or nbytes >= nbytes_room:
-                    break
-                n += 1
-                nbytes += _nbytes(item.ranks, line)
-            if n:
-                for rank in item.ranks:
-                    n_kept[rank] += n
-                    nbytes_kept[rank] += nbytes
+            end = len(item.lines)
+            while end and (
+                with_room := [r for r in item.ranks if n_kept[r] < lines_each and nbytes_kept[r] < nbytes_each]
+            ):
+                # A common line that is kept for one rank is shown for the others, too, unless that makes another gap.
+                again = hidden.intersection(resumed).difference(with_room)
+                ranks = tuple(rank for rank in item.ranks if rank not in again)
+                n_room = lines_each - max(n_kept[rank] for rank in with_room)
+                nbytes_room = nbytes_each - max(nbytes_kept[rank] for rank in with_room)
+                nbytes = n = 0
+                for line in reversed(item.lines[:end]):
+                    if n >= n_room or nbytes >= nbytes_room:
+                        break
+                    n += 1
+                    nbytes += _nbytes(ranks, line)
+                n_kept.update(dict.fromkeys(ranks, n))
+                nbytes_kept.update(dict.fromkeys(ranks, nbytes))
+                resumed |= hidden.intersection(ranks)
+                hidden.difference_update(ranks)
                 yield from self._gap_of(left_out)
-                yield _Run(item.ranks, item.lines[len(item.lines) - n :])
-            if n < len(item.lines):
-                left_out[item.ranks] += len(item.lines) - n
+                yield _Run(ranks, item.lines[end - n : end])
+                if rest := tuple(rank for rank in item.ranks if rank not in ranks):
+                    left_out[rest] += n
+                end -= n
+            if end:
+                left_out[item.ranks] += end
+                hidden.update(item.ranks)
         yield from self._gap_of(left_out)
 
     def _gap_of(self, left_out: Counter[tuple[int, ...]]) -> Iterator[_Gap]:

@@ -414,6 +414,21 @@ class TestFlood:
         lines = [line for tick in range(100) for line in folder.drain(tick * 0.05)]
         assert [line.text for line in lines] == [str(i) for i in range(1_500)]
 
+    def test_lines_of_some_ranks_between_common_lines_make_at_most_two_notes(self) -> None:
+        folder = OutputFolder(range(4))
+        for rank in range(4):
+            lines = (f"common {i}\n{'' if rank == 0 else f'own {i} of {rank}' + chr(10)}" for i in range(3_000))
+            folder.feed(rank, "stdout", "".join(lines), now=0.0)
+        shown = folder.drain(1.0) + folder.finish(1.0)
+        assert sum(isinstance(item, FoldedLine) and item.note for item in shown) <= 2
+        assert len(shown) <= 220
+        for rank in range(4):
+            mine = [
+                item.text for item in shown if isinstance(item, FoldedLine) and rank in item.ranks and not item.note
+            ]
+            assert len(mine) + folder.left_out[rank] == (3_000 if rank == 0 else 6_000)
+            assert len([text for text in mine[-25:] if int(text.split()[1]) >= 2_975]) == 25
+
     def test_a_note_follows_a_common_line_that_is_kept_for_another_rank(self) -> None:
         folder = OutputFolder(range(2), burst_lines=3, last_lines=2, lines_per_s=1e-9)
         for rank in range(2):

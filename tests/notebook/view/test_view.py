@@ -1113,6 +1113,43 @@ def test_lines_have_contrast_in_a_theme_of_high_contrast(view: ViewPage) -> None
         assert colour in ("rgb(255, 255, 255)", "rgb(49, 155, 242)"), selector
 
 
+CONTRAST_OF_THE_BAR = """bar => {
+    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+    const paint = (...layers) => {
+        for (const colour of layers) {
+            canvas.fillStyle = colour;
+            canvas.fillRect(0, 0, 1, 1);
+        }
+        const linear = [...canvas.getImageData(0, 0, 1, 1).data].map((each) => (each / 255) ** 2.2);
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05;
+    };
+    const colour = (node) => getComputedStyle(node).backgroundColor;
+    const paper = colour(bar.closest(".mk-view"));
+    const [track, done] = [paint(paper, colour(bar)), paint(paper, colour(bar), colour(bar.firstElementChild))];
+    return Math.max(track, done) / Math.min(track, done);
+}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark", "contrast"])
+@pytest.mark.parametrize("media", [{}, {"contrast": "more"}, {"forced_colors": "active"}])
+def test_what_is_done_of_a_loop_differs_from_what_is_left(view: ViewPage, theme: str, media: dict[str, Any]) -> None:
+    view.theme(theme)
+    view.page.emulate_media(**media)
+    view.frame(with_loop())
+    assert the_loop(view).locator(".mk-bar").evaluate(CONTRAST_OF_THE_BAR) >= 3  # as WCAG 1.4.11 asks for
+    view.page.emulate_media(contrast="no-preference", forced_colors="none")
+
+
+@pytest.mark.slow
+def test_forced_colors_reach_the_lines_of_charts(view: ViewPage) -> None:
+    view.theme("contrast")  # white lines, but the system's background is white, too
+    view.page.emulate_media(forced_colors="active")
+    view.frame(with_loop())
+    assert view.page.locator(".mk-out").first.evaluate("node => getComputedStyle(node).stroke") == "rgb(0, 0, 0)"
+    view.page.emulate_media(forced_colors="none")
+
+
 @pytest.mark.slow
 def test_the_page_reports_its_presence(view: ViewPage) -> None:
     keep = """() => {
