@@ -51,3 +51,25 @@ def test_an_error_says_which_values_fit(knob: Knob, value: Any, match: str) -> N
 def test_another_type_is_refused(knob: Knob, value: Any) -> None:
     with pytest.raises(TypeError, match=f"knob {knob.name!r}"):
         fitting(knob, value)
+
+
+@pytest.mark.parametrize("knob", [LR, Knob("n", 3, low=1), Knob("n", 3, high=5)])
+def test_none_is_refused_where_there_are_bounds(knob: Knob) -> None:
+    with pytest.raises(TypeError, match=f"knob {knob.name!r} is a number, not None"):
+        fitting(knob, None)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "says"),
+    [
+        (LR, "nan", "knob 'lr' is a number, not 'nan'"),
+        (Knob("n", 3), True, "knob 'n' is a number, not True"),
+        (Knob("m", "a"), 7, "knob 'm' is a text, not 7"),
+        (Knob("on", True), "maybe", "knob 'on' is True or False, not 'maybe'"),
+        (LR, "x" * 900, "knob 'lr' is a number, not '" + "x" * 39 + "…"),
+    ],
+)
+def test_an_error_names_what_was_given(knob: Knob, value: Any, says: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        fitting(knob, value)
+    assert str(caught.value) == says

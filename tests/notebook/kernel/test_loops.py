@@ -95,7 +95,7 @@ MISUSES = {
     "%mesh loop step 0": "step takes a number of steps, such as 10, not '0'",
     "%mesh loop pause now": "pause takes no argument, not 'now'",
     "%mesh loop lr=2": "knob 'lr' is at least 0 and at most 1, not 2",
-    "%mesh loop lr=x": "knob 'lr' is a float, not a str",
+    "%mesh loop lr=x": "knob 'lr' is a number, not 'x'",
     "%mesh loop lrr=1": "no rank has called live.knob('lrr'); knobs: lr, mode",
     "%mesh loop u": "'u' is neither a mesh (t) nor one of pause, resume, step, stop, nor KNOB=VALUE",
     "%mesh loop stepp": "did you mean step?",

@@ -966,6 +966,18 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
 
 
 @pytest.mark.slow
+def test_a_long_text_that_is_refused_is_cut_in_the_reason(view: ViewPage) -> None:
+    view.frame(turned(with_loop(), "schedule", "o" * 900))
+    field = the_loop(view).get_by_label("Knob schedule", exact=True)
+    field.fill("x" * 1_200)
+    field.press("Enter")
+    view.reply("knob 'schedule': the text has 1,200 characters, but may have at most 1,000", ok=False)
+    note = the_loop(view).locator(".mk-refused-knob .mk-knob-note").inner_text()
+    assert note.startswith("x" * 40 + "… was refused: knob 'schedule': the text has 1,200 characters")
+    assert note.endswith("In force: " + "o" * 40 + "…")
+
+
+@pytest.mark.slow
 def test_the_slider_of_a_learning_rate_is_logarithmic(view: ViewPage) -> None:
     view.frame(with_loop())
     slider = the_loop(view).get_by_role("slider")

@@ -29,6 +29,8 @@ const SECONDS = 60;
 const STILL_S = 3;
 const ARMED_MS = 5000;
 const MAX_REPLIES = 4;
+/** Of a text as part of a sentence. */
+const SHOWN_CHARACTERS = 40;
 /** The width from which a card shows all that it has in few lines, that which it needs, and that of a compact card, in pixels. */
 const CARD_WIDTH = 276;
 const LEAST_CARD_WIDTH = 226;
@@ -1706,6 +1708,12 @@ function csvOf(curves) {
   return `${lines.join("\r\n")}\r\n`;
 }
 
+/** A text as part of a sentence. @param {string} text */
+function short(text) {
+  const characters = [...text];
+  return characters.length <= SHOWN_CHARACTERS ? text : `${characters.slice(0, SHOWN_CHARACTERS).join("")}…`;
+}
+
 /** The controls of a knob: a field of its type, and a slider if it has bounds. */
 class Knob {
   /** @param {KnobFrame} knob @param {(value: import("./view.js").KnobValue) => void} onTurn */
@@ -1810,7 +1818,7 @@ class Knob {
     this.node.classList.toggle("mk-refused-knob", this.refused !== null);
     if (this.refused) {
       const { typed, why } = this.refused;
-      text = `${typed ? `${typed} was refused` : "refused"}: ${why}. In force: ${this.shown || "none"}`;
+      text = `${typed ? `${short(typed)} was refused` : "refused"}: ${why}. In force: ${short(this.shown) || "none"}`;
     }
     if (text !== undefined) write(this.note, text);
   }
