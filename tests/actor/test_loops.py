@@ -23,6 +23,8 @@ from tests.support.waiting import LONG_S, wait_until
 N_RANKS = 3
 PROCS = {"gpus": N_RANKS}
 
+# Each rank is the slowest one in turn. If it were always the same one, it would fall back further and further, and each wait
+# for a change that begins ahead of the fastest rank would take three times as long as all before it.
 WANDER = """
 import random, time
 from monarch_kernel import live
@@ -32,7 +34,7 @@ for step in live.loop({steps}):
     lr = live.knob("lr", 0.1, low=0.0, high=1.0)
     seen.append((lr, live.knob("mode", "a"), live.knob("on", True)))
     live.log(loss=1 / (step + 1) + rank, samples=10)
-    time.sleep(chance.uniform(0, 0.003) * (1 + rank))
+    time.sleep(chance.uniform(0, 0.003) * (1 + (rank + step // 16) % 3))
 seen
 """
 
