@@ -505,23 +505,29 @@ def test_ranks_at_different_collectives_are_reported(group: ProcMesh) -> None:
     assert not future.in_step
 
 
-TIMES_OUT = """
+FAILS_TO_RECEIVE = """
 import datetime
-soon = datetime.timedelta(seconds=0.2)
-dist.destroy_process_group(); dist.init_process_group("gloo", timeout=soon)
-some = dist.new_group(timeout=soon)
-said = ""
-try: dist.recv(torch.ones(1), (rank + 1) % 4, {group})
+some, said = dist.new_group(), ""
+try:
+    if rank == 0: dist.irecv(torch.ones(1), 1, {group}).wait(datetime.timedelta(seconds=0.2))
+    else: dist.recv(torch.ones(1), 0, {group})
 except RuntimeError as error: said = str(error)
 some = None
 said
 """
 
 
+def check_that_receives_have_failed(future: Future[Any]) -> None:
+    """The first rank has not waited longer; gloo then closes its connections, and so ends the receives of the others."""
+    first, *others = future.get(LONG_S).values()
+    assert "Timed out" in first
+    assert all(others)
+
+
 def test_a_failed_receive_leaves_the_group_to_be_formed_again(group: ProcMesh, store: GroupStore) -> None:
     """Gloo closes all connections of the group, and counts a failed receive like any other."""
-    future = group.run(TIMES_OUT.format(group="None"))
-    assert all("Timed out" in said for said in future.get(LONG_S).values())
+    future = group.run(FAILS_TO_RECEIVE.format(group="None"))
+    check_that_receives_have_failed(future)
     assert not future.in_step
     store.form(group).get(LONG_S)
     exchange = "x = torch.zeros(1)\ndist.recv(x, rank - 1) if rank % 2 else dist.send(x + rank, rank + 1)\nx.item()"
@@ -531,8 +537,8 @@ def test_a_failed_receive_leaves_the_group_to_be_formed_again(group: ProcMesh, s
 
 
 def test_a_failure_in_a_group_of_the_user_leaves_the_default_group(group: ProcMesh) -> None:
-    future = group.run(TIMES_OUT.format(group="some"))
-    assert all("Timed out" in said for said in future.get(LONG_S).values())
+    future = group.run(FAILS_TO_RECEIVE.format(group="some"))
+    check_that_receives_have_failed(future)
     assert future.in_step
     assert group.run(SUM).get(LONG_S).values() == ([10.0] * 3,) * 4
 
@@ -947,6 +953,19 @@ said
 """
 
 
+# The rank meets the others in its group without this limit.
+WAIT_BRIEFLY = """
+import datetime
+options, said = dist.AllreduceOptions(), ''
+options.timeout = datetime.timedelta(seconds=0.2)
+try:
+    own.allreduce([torch.ones(3)], options).wait()
+except RuntimeError as error:
+    said = str(error)
+said
+"""
+
+
 @pytest.fixture
 def pair(procs: ProcMesh, store: GroupStore) -> Iterator[ProcMesh]:
     mesh = others(store, 2)
@@ -965,10 +984,8 @@ def test_a_waiting_rank_notices_a_rank_that_leaves_the_group(pair: ProcMesh, bar
 
 def test_a_waiting_rank_notices_a_rank_whose_collective_failed(pair: ProcMesh, bar: Bar) -> None:
     """Gloo closes the connections of a group after a failure."""
-    pair.run("import datetime; own = dist.new_group(timeout=datetime.timedelta(seconds=0.5 if rank else 600))").get(
-        LONG_S
-    )
-    assert "imed out" in pair[[1]].run(WAIT).get(LONG_S).values()[0]
+    pair.run("own = dist.new_group()").get(LONG_S)
+    assert "imed out" in pair[[1]].run(WAIT_BRIEFLY).get(LONG_S).values()[0]
     with bar.below(5, "the error"):
         assert "peer" in pair[[0]].run(WAIT).get(LONG_S).values()[0]
 
