@@ -194,6 +194,8 @@ def _parts(value: Any) -> Iterator[tuple[tuple[str, str], Any]]:
             yield from (((f".{name}", ""), part) for name, part in list(vars(value).items()))
         return
     yield from _attributes(value)
+    if _is_by_value(type(value)):
+        yield (".__class__", ""), type(value)
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[tuple[str, str], Any]]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -64,6 +64,13 @@ def closure() -> Callable[[], Any]:
     return lambda: held
 
 
+def of_class_with_lock() -> object:
+    class Cached:
+        cache: ClassVar[dict[str, Any]] = {"door": threading.Lock()}
+
+    return Cached()
+
+
 def uses_global() -> Callable[[], Any]:
     names: dict[str, Any] = {"__name__": "__main__", "door": [threading.Lock()]}
     exec("def enter():\n    return [d for d in (lambda: door)()]", names)
@@ -81,6 +88,7 @@ def uses_global() -> Callable[[], Any]:
         (Hooked(), "v.body.1.guard"),
         ([Made(), Made()], "v[0]"),
         (closure(), "held['door'], where held is in the closure of v"),
+        ([of_class_with_lock()], "v[0].__class__.cache['door']"),
         ([uses_global()], "door[0], where door is a global of v[0]"),
         (partial(print, threading.Lock()), "v.args[0]"),
         ({"f": Config().opt["a"].append}, "v['f'].__self__[1]['lock']"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import multiprocessing
+import multiprocessing.reduction
 import os
 import pickle
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +32,10 @@ def raised_by(function: Callable[[], object], **options: Any) -> Failure:
     except BaseException as error:
         return describe(error, **options)
     raise AssertionError("nothing was raised")
+
+
+def work(pipe: object, dataset: object, collate: object) -> None:
+    """Run in no process: none can start."""
 
 
 def variables_of(frame: Frame | None) -> dict[str, str]:
@@ -481,6 +489,32 @@ def test_what_torch_could_not_pickle_is_named_by_its_path() -> None:
     failure = raised_by(lambda: torch.save({"hooks": [1, lambda: 1]}, io.BytesIO()))
     assert failure.notes == ("obj['hooks'][1] (a function) can't be pickled",)
     assert raised_by(lambda: {}["pickle"]).notes == ()
+
+
+def test_what_a_worker_process_could_not_be_sent_is_named_as_a_parameter_of_its_function(tmp_path: Path) -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)  # can only be pickled while a process starts
+    starting = SimpleNamespace(DupFd=int, duplicate_for_child=int)
+    module = module_from(tmp_path, "def start(dump, process, file): dump(process, file)")
+
+    def failure_of(target: Callable[..., object], *args: object, **kwargs: object) -> Failure:
+        process = multiprocessing.get_context("spawn").Process(target=target, args=args, kwargs=kwargs)
+        multiprocessing.context.set_spawning_popen(starting)  # type: ignore[arg-type]
+        try:
+            return raised_by(lambda: module.start(multiprocessing.reduction.dump, process, io.BytesIO()))
+        finally:
+            multiprocessing.context.set_spawning_popen(None)
+
+    with reader, writer:
+        rows = [1, {"lock": threading.Lock()}]
+        advice = "define it by its own statement in a cell, outside of functions, or start the process by fork"
+        assert failure_of(work, reader, [1], collate=lambda rows: rows).notes == (
+            f"collate (a function) can't be pickled: {advice}",
+        )
+        assert failure_of(work, reader, rows, None).notes == ("dataset[1]['lock'] (a lock) can't be pickled",)
+        assert failure_of(print, reader, rows).notes == ("args[1][1]['lock'] (a lock) can't be pickled",)
+        assert failure_of(pickle.dumps, obj=rows).notes == ("obj[1]['lock'] (a lock) can't be pickled",)
+    sent = raised_by(lambda: multiprocessing.reduction.ForkingPickler.dumps([work, threading.Lock()]))
+    assert sent.notes == ("obj[1] (a lock) can't be pickled",)
 
 
 def test_out_of_memory_names_the_largest_variables(tmp_path: Path) -> None:
