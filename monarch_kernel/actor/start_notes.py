@@ -14,7 +14,10 @@ from monarch_kernel.runtime.host.gpus import VISIBLE, gpus_named
 __all__ = ["environment_notes", "gpu_notes", "shadow_notes", "shared_memory_notes"]
 
 _LEAST_SHARED = 16 << 20
-_LIBRARIES = ("torch", "numpy", "cloudpickle", "msgspec", "zmq", "IPython")
+_LIBRARIES = (
+    *("torch", "numpy", "cloudpickle", "msgspec", "zmq", "IPython", "anywidget", "ipywidgets", "psutil"),
+    *("filelock", "fsspec", "jinja2", "networkx", "sympy", "typing_extensions"),  # torch imports these
+)
 
 
 def gpu_notes(

@@ -23,7 +23,7 @@ def test_agents_start_beside_files_with_the_names_of_libraries(tmp_path: Path) -
     assert "of the working directory was imported" not in done.stderr
 
 
-@pytest.mark.parametrize("file", ["torch.py", "numpy/__init__.py"])
+@pytest.mark.parametrize("file", ["torch.py", "numpy/__init__.py", "ipywidgets.py", "sympy.py"])
 def test_a_file_that_hides_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).touch()

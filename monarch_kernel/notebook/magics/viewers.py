@@ -227,7 +227,9 @@ class Viewers:
                 self._viewers.remove(viewer)
 
     def widget(self, mesh: str, text: str = "") -> LiveWidget | None:
-        """Show a live widget of a mesh in the output of the running cell; None without a frontend that can draw it.
+        """Show a live widget of a mesh in the output of the running cell; None if it can't be drawn.
+
+        Without a frontend for widgets, or with an installation of them that does not work, the table is all that is shown.
 
         Args:
             mesh: name of the mesh.
@@ -235,6 +237,11 @@ class Viewers:
         """
         kernel = getattr(get_ipython(), "kernel", None)
         if getattr(kernel, "comm_manager", None) is None:
+            return None
+        try:
+            import monarch_kernel.notebook.view.widget  # noqa: F401 - takes a quarter of a second
+        except Exception:
+            _log.warning("there is no live view: its widget can't be imported", exc_info=True)
             return None
         return LiveWidget(self, mesh, text)
 
@@ -420,7 +427,7 @@ class LiveWidget:
     """A widget in the output of a cell, with its viewer."""
 
     def __init__(self, viewers: Viewers, mesh: str, text: str) -> None:
-        from monarch_kernel.notebook.view.widget import MeshWidget  # takes a quarter of a second to import
+        from monarch_kernel.notebook.view.widget import MeshWidget
 
         self._viewers = viewers
         self._widget = MeshWidget(mesh=mesh)

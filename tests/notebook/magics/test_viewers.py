@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,3 +102,17 @@ def test_a_panel_says_what_a_mesh_that_comes_up_waits_for_and_a_widget_of_anothe
     shown.show_coming("t is coming up")
     shown.show_coming("")
     assert sent == {"": ["", "t is coming up", ""], "x": [""]}
+
+
+def test_a_mesh_comes_up_without_a_widget_where_a_file_beside_the_notebook_hides_its_library(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = SimpleNamespace(comm_manager=object())
+    monkeypatch.setattr(viewers, "get_ipython", lambda: SimpleNamespace(kernel=kernel))
+    monkeypatch.setitem(sys.modules, "ipywidgets", ModuleType("ipywidgets"))
+    for loaded in [
+        name for name in sys.modules if name.startswith(("anywidget", "monarch_kernel.notebook.view.widget"))
+    ]:
+        monkeypatch.delitem(sys.modules, loaded)
+    assert Viewers(list, lambda command: "").widget("t") is None
+    assert "has no attribute 'DOMWidget'" in caplog.text
