@@ -324,7 +324,7 @@ def move_parts(
     there: Ranks,
     lend: Callable[[int], Callable[[], Leaves]],
     read: Callable[..., T],
-    sources_of: Callable[[Sequence[Leaves]], Sequence[Leaves]],
+    sources_of: Callable[[Sequence[Leaves]], Sequence[Any]],
     what: str,
 ) -> ValueMesh[T]:
     """Make ranks read what ranks of another mesh lend, and return what the reading function returns.

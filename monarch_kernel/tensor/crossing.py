@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -17,9 +17,10 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.actor.tensors import Ranks, move_parts
 from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import MoveError, TensorError, format_ranks
-from monarch_kernel.features.resharding.reading import Plain
+from monarch_kernel.features.resharding.plan import Box, Part, common
+from monarch_kernel.features.resharding.reading import Held, Plain
 from monarch_kernel.features.resharding.worker import Leaves
-from monarch_kernel.features.tensors.parts import adopt, lend_part, read_part, take_part
+from monarch_kernel.features.tensors.parts import adopt, lend_part, read_box, read_part, take_part
 from monarch_kernel.features.tensors.records import Poison, TensorLayout
 from monarch_kernel.features.tensors.sending import SENDING
 from monarch_kernel.features.tensors.stream import OpStream, Target
@@ -30,7 +31,10 @@ from monarch_kernel.tensor.lines import Lines
 from monarch_kernel.tensor.propagation import LAYOUTS, Layout
 from monarch_kernel.tensor.reading import error_of
 
-__all__ = ["adopt_variable", "ranks_of", "to_mesh"]
+__all__ = ["adopt_variable", "move_boxes", "ranks_of", "to_mesh"]
+
+
+T = TypeVar("T")
 
 
 class HoldingDevice(Protocol):
@@ -107,9 +111,64 @@ def to_mesh(source: DistributedTensor, there: HoldingDevice, here: HoldingDevice
     if torch.is_grad_enabled() and source.requires_grad:
         raise TensorError("to_mesh() has no gradient: move x.detach(), or call it in torch.no_grad()")
     places = _places(there.mesh, here.mesh)
-    id, from_id = here.stream.new_id(), source._part.id
+    id = here.stream.new_id()
+    try:
+        found = _move(source, there, here, partial(read_part, id), lambda lent: [lent[place] for place in places])
+        return _made(here, id, found, "the tensor")
+    except BaseException:
+        here.frees.append(id)
+        raise
 
-    def sources_of(lent: Sequence[Leaves]) -> list[Leaves]:
+
+def move_boxes(
+    source: DistributedTensor,
+    there: HoldingDevice,
+    here: HoldingDevice,
+    held: Sequence[Box],
+    wanted: Sequence[Box],
+) -> int:
+    """Copy boxes of a sharded tensor to ranks of another mesh; return the id under which each rank has its box.
+
+    Args:
+        source: The tensor.
+        there: The ranks that hold it.
+        here: The ranks that get it.
+        held: The box that each rank has.
+        wanted: The box that each rank gets.
+
+    Raises:
+        TensorError: An operation that the tensor depends on has failed.
+    """
+
+    def sources_of(lent: Sequence[Leaves]) -> list[tuple[Box, list[Leaves]]]:
+        leaves = [_as_box(each[""], box, source.shape) for each, box in zip(lent, held)]
+        near = [[leaf for leaf, theirs in zip(leaves, held) if common(theirs, box)] for box in wanted]
+        return [(box, found or leaves[:1]) for box, found in zip(wanted, near)]
+
+    id = here.stream.new_id()
+    try:
+        _move(source, there, here, partial(read_box, id), sources_of)
+    except BaseException:
+        here.frees.append(id)
+        raise
+    return id
+
+
+def _as_box(lent: Held | Plain, box: Box, shape: Sequence[int]) -> Leaves:
+    assert isinstance(lent, Held)
+    return {"": lent._replace(shape=tuple(shape), parts=(Part(box, (0,) * len(box)),))}
+
+
+def _move(
+    source: DistributedTensor,
+    there: HoldingDevice,
+    here: HoldingDevice,
+    read: Callable[..., T],
+    sources_of: Callable[[Sequence[Leaves]], Sequence[Any]],
+) -> ValueMesh[T]:
+    from_id = source._part.id
+
+    def checked(lent: Sequence[Leaves]) -> Sequence[Any]:
         poisons = {
             rank: leaf.value
             for rank, leaves in zip(there.mesh.ranks, lent)
@@ -117,17 +176,10 @@ def to_mesh(source: DistributedTensor, there: HoldingDevice, here: HoldingDevice
         }
         if poisons:
             raise error_of(there, poisons)
-        return [lent[place] for place in places]
+        return sources_of(lent)
 
     lend: Callable[[int], Callable[[], Leaves]] = lambda owner: partial(lend_part, from_id, owner)  # noqa: E731
-    try:
-        found = move_parts(
-            ranks_of(here.mesh), ranks_of(there.mesh), lend, partial(read_part, id), sources_of, "moving a tensor"
-        )
-        return _made(here, id, found, "the tensor")
-    except BaseException:
-        here.frees.append(id)
-        raise
+    return move_parts(ranks_of(here.mesh), ranks_of(there.mesh), lend, read, checked, "moving a tensor")
 
 
 def _places(there: ProcMesh, here: ProcMesh) -> list[int]:

@@ -286,10 +286,18 @@ class Device:
     def _on(self, mesh: ProcMesh, tensor: DistributedTensor) -> DistributedTensor:
         return device_of(mesh, self.stream_name).make("monarch::alias", [], LAYOUTS.of(tensor), tensor)
 
-    def moved(self, tensor: DistributedTensor, mesh: ProcMesh) -> DistributedTensor:
+    def moved(self, tensor: DistributedTensor, mesh: ProcMesh, placements: Mapping[str, Any]) -> DistributedTensor:
         """Return a copy of a tensor of this device on another mesh."""
-        _refuse_sharded(tensor, "to_mesh()", "other.from_local(x.local().to_mesh(other), ...)")
-        return to_mesh(tensor, self, device_of(mesh, self.stream_name))
+        here = device_of(mesh, self.stream_name)
+        if LAYOUTS.of(tensor).placements:
+            made: DistributedTensor = placing().to_mesh(tensor, here, placements)
+            return made
+        if placements:
+            raise TensorError(
+                "to_mesh() places sharded tensors, and each rank has its own of this one: use "
+                "other.from_local(x.to_mesh(other), ...)"
+            )
+        return to_mesh(tensor, self, here)
 
     def new(self, layout: Layout, id: int, op: int) -> DistributedTensor:
         """Make the wrapper of a tensor on the ranks."""

@@ -52,7 +52,7 @@ class Holder(Protocol):
         """Return the tensor on some of the ranks."""
         ...
 
-    def moved(self, tensor: DistributedTensor, mesh: Any) -> DistributedTensor:
+    def moved(self, tensor: DistributedTensor, mesh: Any, placements: dict[str, Any]) -> DistributedTensor:
         """Return a copy of the tensor on another mesh."""
         ...
 
@@ -171,18 +171,29 @@ class DistributedTensor(torch.Tensor):
         """
         return self._part.device.fetched_whole(self)
 
-    def to_mesh(self, mesh: Any) -> DistributedTensor:
+    def to_mesh(self, mesh: Any, /, **placements: Any) -> DistributedTensor:
         """Copy the tensor to another mesh, from rank to rank, and wait until it is there.
 
         Each rank gets the part of the rank with the same indexes. Along axes that only the other mesh has, all ranks get the
         same.
 
+        A sharded tensor may be placed in another way there, on an axis of any size: each rank gets its part from the ranks that
+        have it. What is Partial is added first.
+
+        Args:
+            mesh: The other mesh; for a sharded tensor all of its ranks.
+            placements: Of a sharded tensor, by axis of the other mesh: ``x.to_mesh(servers, gpus=Shard(0))``. Axes that are
+                left out have the placement along the axis of this name here, and replicate if there is none.
+
         Raises:
-            MoveError: The other mesh lacks an axis of this one, or has another size along it.
-            TensorError: An operation that the tensor depends on has failed, or a gradient would be needed.
+            KeyError: The other mesh has no axis of that name.
+            MoveError: The other mesh lacks an axis of this one, or has another size along it; for a sharded tensor, it lacks
+                an axis along which the tensor is sharded, and no placement says what to do.
+            TensorError: An operation that the tensor depends on has failed, a gradient would be needed, or a placement is not
+                possible.
             SupervisionError: A rank is dead or was stopped.
         """
-        return self._part.device.moved(self, mesh)
+        return self._part.device.moved(self, mesh, placements)
 
     def reduce(
         self,

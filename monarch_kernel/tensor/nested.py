@@ -29,9 +29,9 @@ def slice_mesh(tensors: Any, /, **axes: Any) -> Any:
     return _each(tensors, "slice_mesh", lambda tensor: tensor.slice_mesh(**axes))
 
 
-def to_mesh(tensors: Any, mesh: Any) -> Any:
+def to_mesh(tensors: Any, mesh: Any, /, **placements: Any) -> Any:
     """Copy tensors to another mesh; see `DistributedTensor.to_mesh`."""
-    return _each(tensors, "to_mesh", lambda tensor: tensor.to_mesh(mesh))
+    return _each(tensors, "to_mesh", lambda tensor: tensor.to_mesh(mesh, **placements))
 
 
 def _each(tensors: Any, name: str, change: Callable[[DistributedTensor], Any]) -> Any:

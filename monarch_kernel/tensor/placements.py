@@ -15,10 +15,12 @@ import torch
 
 from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.text import plural
-from monarch_kernel.errors import TensorError
+from monarch_kernel.errors import MoveError, TensorError
 from monarch_kernel.features.tensors.functions import MAX_RESULTS
+from monarch_kernel.tensor.crossing import move_boxes
 from monarch_kernel.tensor.device import Device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor
+from monarch_kernel.tensor.picture import boxes_of
 from monarch_kernel.tensor.propagation import LAYOUTS, LEAF, Outcome, Result
 from monarch_kernel.tensor.reading import described_result
 from monarch_kernel.tensor.reductions import form_group
@@ -34,6 +36,7 @@ __all__ = [
     "spelled",
     "strings",
     "texts_of",
+    "to_mesh",
 ]
 
 
@@ -114,6 +117,39 @@ class _Redistribute(torch.autograd.Function):
 
 def _place(tensor: DistributedTensor, texts: Sequence[str]) -> DistributedTensor:
     return _do(_device_of(tensor), "monarch::redistribute", "redistribute()", [strings(texts)], tensor)
+
+
+def to_mesh(tensor: DistributedTensor, here: Device, placements: Mapping[str, Any]) -> DistributedTensor:
+    """Copy a sharded tensor to the ranks of another mesh; see `DistributedTensor.to_mesh`."""
+    there = _device_of(tensor)
+    if here is there:
+        return redistribute(tensor, placements) if placements else tensor
+    _refuse_gradient(tensor, "to_mesh()")
+    before = dict(zip(there.mesh.extent, LAYOUTS.of(tensor).placements))
+    lacking = {axis: text for axis, text in before.items() if text.startswith("S") and axis not in here.mesh.extent}
+    if lacking and not placements:
+        raise MoveError(
+            f"to_mesh(): {here.mesh.name} {dict(here.mesh.extent)} has no axis {next(iter(lacking))!r}, and the tensor is "
+            f"{spelled(tuple(lacking.values()), lacking)}: say how to place it there, such as "
+            f"x.to_mesh(..., {next(iter(here.mesh.extent))}={spelled_one(next(iter(lacking.values())))})"
+        )
+    kept = [before.get(axis, "R") for axis in here.mesh.extent]
+    texts = texts_of(here.mesh, placements, ["R" if text.startswith("P") else text for text in kept], tensor.dim())
+    if any(text.startswith("P") for text in texts):
+        raise TensorError("to_mesh() can't place a tensor as Partial: each rank would add all of it")
+    args = [*about(here.mesh), strings(texts)]
+    if partial := {axis: "R" for axis, text in before.items() if text.startswith("P")}:
+        tensor = redistribute(tensor, partial)
+    layout = LAYOUTS.of(tensor)
+    held, wanted = (
+        boxes_of(layout.shape, each, tuple(mesh.extent.values()))
+        for each, mesh in ((layout.placements, there.mesh), (texts, here.mesh))
+    )
+    id = move_boxes(tensor, there, here, held, wanted)
+    strides = torch.empty(layout.shape, device="meta").stride()
+    parts = here.new(LAYOUTS.make(layout.shape, strides, 0, layout.dtype, layout.device), id, -1)
+    numbers = [["list", [["value", each] for each in sizes]] for sizes in (layout.shape, strides)]
+    return _do(here, "monarch::rewrap", "to_mesh()", [*args, *numbers], parts)
 
 
 # -- placements as text

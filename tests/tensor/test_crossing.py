@@ -261,6 +261,11 @@ def test_a_tensor_moves_to_another_mesh(procs: ProcMesh) -> None:
     assert listed(last.values(there)) == [[[1]], [[3]]]
     with last.activate():
         own = torch.arange(3.0)[1:].expand(2, 2).t()
+        twisted = torch.view_as_complex(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).conj()
+    moved = twisted.to_mesh(first)
+    assert listed(first.values(moved.imag + 0)) == [[-2, -4]] * 2
+    moved = twisted.imag.to_mesh(first)
+    assert listed(first.values(moved)) == [[-2, -4]] * 2
     back = to_mesh({"own": own}, first)["own"]
     assert listed(first.values(back + 0)) == [[[1, 1], [2, 2]]] * 2
     everywhere = slice_mesh(flat_rank(procs), dp=1).to_mesh(procs)

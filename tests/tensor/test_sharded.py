@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from monarch_kernel import checkpoint
-from monarch_kernel.actor import ProcMesh
-from monarch_kernel.errors import CheckpointError
-from monarch_kernel.tensor import Partial, Replicate, Shard, TensorError, fetch_shard, inspect, manual_seed, record
+from monarch_kernel.actor import ProcMesh, this_host
+from monarch_kernel.errors import CheckpointError, MoveError
+from monarch_kernel.tensor import (
+    Partial,
+    Replicate,
+    Shard,
+    TensorError,
+    fetch_shard,
+    inspect,
+    manual_seed,
+    record,
+    to_mesh,
+)
 from monarch_kernel.tensor.device import Device
 from tests.support.waiting import LONG_S
 
@@ -412,8 +422,10 @@ def test_wrong_use_is_an_error_at_its_line(procs: ProcMesh) -> None:
         x.reduce("dp")
     with pytest.raises(TensorError, match=r"this one is sharded: use x\.local\(\)\.slice_mesh"):
         x.slice_mesh(dp=0)
-    with pytest.raises(TensorError, match=r"this one is sharded: use other\.from_local"):
-        x.to_mesh(procs.slice(dp=0))
+    with pytest.raises(TensorError, match="sharded tensors need all ranks of a mesh"):
+        x.to_mesh(procs.slice(dp=0), tp=Shard(0))
+    with pytest.raises(TensorError, match=r"to_mesh\(\) places sharded tensors.*other\.from_local\(x\.to_mesh"):
+        procs.rank_tensor("dp").to_mesh(procs.slice(dp=0), tp=Shard(0))
     with pytest.raises(TensorError, match="can't be placed as Partial"):
         procs.shard(numbers(2), dp=Partial())
     with pytest.raises(TensorError, match="sharded tensors need all ranks of a mesh"):
@@ -428,3 +440,84 @@ def test_wrong_use_is_an_error_at_its_line(procs: ProcMesh) -> None:
     with pytest.raises(TensorError, match=r"local\(\) is for sharded tensors"):
         procs.rank_tensor("dp").local()
     assert fetch_shard(x).result(LONG_S).shape == (2, 2)
+
+
+@pytest.fixture(scope="module")
+def servers(procs: ProcMesh) -> Iterator[ProcMesh]:
+    mesh = this_host().spawn_procs({"gpus": 3}, device="cpu", name="servers")
+    mesh.initialized.get(LONG_S)
+    yield mesh
+    mesh.stop(grace_s=0).get(LONG_S)
+
+
+MOVES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"dp": Shard(0)}, {"gpus": Shard(0)}, "gpus=Shard(0)"),
+    ({"dp": Shard(0), "tp": Shard(1)}, {"gpus": Shard(1)}, "gpus=Shard(1)"),
+    ({"dp": Shard(0), "tp": Shard(0)}, {"gpus": Replicate()}, "gpus=Replicate()"),
+    ({"tp": Replicate()}, {"gpus": Shard(-1)}, "gpus=Shard(1)"),
+    ({}, {}, "gpus=Replicate()"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "placed"), MOVES)
+@pytest.mark.parametrize("shape", [(6, 5), (2, 1), (0, 3)])
+def test_a_sharded_tensor_is_placed_in_another_way_on_another_mesh(
+    procs: ProcMesh,
+    servers: ProcMesh,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    placed: str,
+    shape: tuple[int, ...],
+) -> None:
+    whole = numbers(*shape)
+    there = procs.shard(whole, **before).to_mesh(servers, **after)
+    assert f"mesh=servers {{'gpus': 3}}, {placed}" in repr(there)
+    assert torch.equal(there.full_tensor(), whole)
+    back = (there * 2).to_mesh(procs, tp=Shard(0))
+    assert "dp=Replicate(), tp=Shard(0)" in repr(back)
+    assert torch.equal(back.full_tensor(), whole * 2)
+
+
+def test_tensors_of_each_layout_and_kind_move_to_another_mesh(procs: ProcMesh, servers: ProcMesh) -> None:
+    rows = numbers(4, 6)
+    x = procs.shard(rows, dp=Shard(0), tp=Shard(1))
+    partial = x.sum(0)
+    assert "Partial" in repr(partial)
+    moved = partial.to_mesh(servers, gpus=Shard(0))
+    assert "gpus=Shard(0)" in repr(moved)
+    torch.testing.assert_close(moved.full_tensor(), rows.sum(0))
+    assert torch.equal(x.t().to_mesh(servers, gpus=Shard(0)).view(3, 8).full_tensor(), rows.t().reshape(3, 8))
+    numbers_of_both = torch.complex(rows, rows + 1)
+    there = procs.shard(numbers_of_both, dp=Shard(0)).conj().to_mesh(servers, gpus=Shard(0))
+    assert torch.equal(there.full_tensor(), numbers_of_both.conj())
+    half = rows.to(torch.bfloat16)
+    tensors = {"w": procs.shard(half, dp=Shard(0)), "b": [procs.shard(half[0])]}
+    state = to_mesh(tensors, servers, gpus=Shard(0))
+    assert torch.equal(state["w"].full_tensor(), half)
+    assert torch.equal(state["b"][0].full_tensor(), half[0])
+    x.zero_()  # the copy has its own memory
+    assert torch.equal((there.real + 0).full_tensor(), rows)
+    assert x.to_mesh(procs) is x
+    assert "dp=Replicate(), tp=Shard(1)" in repr(x.to_mesh(procs, dp=Replicate()))
+
+
+def test_a_move_of_a_sharded_tensor_that_is_not_possible_says_why(procs: ProcMesh, servers: ProcMesh) -> None:
+    x = procs.shard(numbers(4, 2), dp=Shard(0))
+    with pytest.raises(
+        MoveError, match=r"servers \{'gpus': 3\} has no axis 'dp', and the tensor is dp=Shard\(0\).*gpus=Shard"
+    ):
+        x.to_mesh(servers)
+    with pytest.raises(KeyError, match="tp"):
+        x.to_mesh(servers, tp=Shard(0))
+    with pytest.raises(TensorError, match=r"gpus=Shard\(2\) is not possible: the tensor has 2 dimensions"):
+        x.to_mesh(servers, gpus=Shard(2))
+    with pytest.raises(TensorError, match="can't place a tensor as Partial"):
+        x.to_mesh(servers, gpus=Partial())
+    with pytest.raises(TensorError, match=r"to_mesh\(\) has no gradient"):
+        x.clone().requires_grad_().to_mesh(servers, gpus=Shard(0))
+    known = torch.linalg.cholesky(procs.shard(torch.eye(2)))  # so that the next one waits for nothing
+    assert torch.equal(known.full_tensor(), torch.eye(2))
+    lost = torch.linalg.cholesky(-procs.shard(torch.eye(2)))
+    with pytest.raises(TensorError, match=r"torch\.linalg\.cholesky failed on rank \[0-3\] of t"):
+        lost.to_mesh(servers, gpus=Shard(0))
+    assert torch.equal(x.to_mesh(servers, gpus=Shard(0)).full_tensor(), numbers(4, 2))

@@ -5,11 +5,11 @@ The functions run on the rank. A variable and the tensor of the same part share 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from monarch_kernel.errors import TensorError
-from monarch_kernel.features.resharding.plan import Part, whole
+from monarch_kernel.features.resharding.plan import Box, Part, whole
 from monarch_kernel.features.resharding.reading import Held, Plain
 from monarch_kernel.features.resharding.worker import Leaves, take_box
 from monarch_kernel.features.tensors.records import Poison, TensorLayout
@@ -17,7 +17,7 @@ from monarch_kernel.net.memory.layout import memory_of
 from monarch_kernel.runtime.rpc.handles import PROCESS
 from monarch_kernel.runtime.worker.function_calls import APPLIED_IN
 
-__all__ = ["PARTS", "adopt", "is_sharded", "layout_of", "lend_part", "local_part", "read_part", "take_part"]
+__all__ = ["PARTS", "adopt", "is_sharded", "layout_of", "lend_part", "local_part", "read_box", "read_part", "take_part"]
 
 
 class PartTable(Protocol):
@@ -152,7 +152,7 @@ def lend_part(id: int, owner: int) -> Leaves:
     part = local_part(_table().take(id, 0, 0))
     if isinstance(part, Poison):
         return {"": Plain(part)}
-    memory = memory_of(part)
+    memory = memory_of(part.resolve_conj().resolve_neg())
     shape = memory.layout.shape
     pieces = (Part(whole(shape), (0,) * len(shape)),)
     return {"": Held(memory.layout.dtype, shape, pieces, PROCESS.client.exports.lend(memory, owner))}
@@ -165,3 +165,10 @@ def read_part(id: int, source: Leaves, turn: int) -> TensorLayout:
     part, _ = take_box(PROCESS.client, [source], whole(held.shape), turn)
     _table().put(id, part)
     return layout_of(part)
+
+
+def read_box(id: int, source: tuple[Box, Sequence[Leaves]], turn: int) -> None:
+    """Copy a box of a tensor whose parts other ranks have lent into a new tensor here."""
+    box, sources = source
+    part, _ = take_box(PROCESS.client, sources, box, turn)
+    _table().put(id, part)
