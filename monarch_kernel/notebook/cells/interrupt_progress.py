@@ -24,6 +24,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.base.events import MeshView
 from monarch_kernel.errors import Failure, MeshDownError, format_ranks
 from monarch_kernel.notebook.cells.cell_names import located
+from monarch_kernel.notebook.view.early_failures import brief_headline
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
 from monarch_kernel.notebook.view.stacks import doing_lines, works
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
@@ -261,9 +262,10 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
         elif answer.kind in ("interrupted", "released"):
             outcome.stopped.append(rank)
         else:
-            what = "failed" if answer.kind == "exception" else answer.kind
+            is_raised = answer.kind == "exception"
+            what = f"failed: {brief_headline(answer)}" if is_raised else f"{answer.kind}: {answer.headline()}"
             at = f" ({describe_line(answer.user_frame)})" if answer.user_frame is not None else ""
-            outcome.failed.setdefault(f"{what}: {answer.headline()}{at}", []).append(rank)
+            outcome.failed.setdefault(f"{what}{at}", []).append(rank)
     outcome.waits = progress.waits([*outcome.stopped, *outcome.stuck], outcome.finished)
     progress.describe(outcome, sorted({*outcome.stuck, *outcome.dropped}))
     return interrupt_text(outcome)

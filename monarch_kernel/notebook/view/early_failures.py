@@ -9,7 +9,7 @@ from monarch_kernel.base.text import plain
 from monarch_kernel.errors import Failure, Frame, format_ranks
 from monarch_kernel.runtime.diagnostics.source_names import short_cell
 
-__all__ = ["early_failure_text"]
+__all__ = ["brief_headline", "early_failure_text"]
 
 _MAX_CAUSES = 4
 _MAX_CAUSE = 200
@@ -69,14 +69,19 @@ def _cause(failure: Failure, number: int) -> str:
         return (
             f"{verb} (exit code {failure.exit_code})" if failure.exit_code is not None else f"{verb}: {_end(failure)}"
         )
+    headline = brief_headline(failure)
+    where = failure.user_frame
+    return f"failed with {headline}" + (f" ({_place(where, number)})" if where is not None else "")
+
+
+def brief_headline(failure: Failure) -> str:
+    """The error of a rank as part of a sentence: its first line, and the error of a child process that it quotes."""
     first, *more = [line for line in plain(failure.headline()).strip().split("\n") if line.strip()]
     quotes = any(line.lstrip().startswith("Traceback (most recent call last)") for line in more)
     last = (
         f" {more[-1].strip()}" if more and (quotes or first.rstrip().endswith(":")) else ""
     )  # the error of a child process
-    headline = _narrow(f"{first.rstrip()} …{last}" if more else first)
-    where = failure.user_frame
-    return f"failed with {headline}" + (f" ({_place(where, number)})" if where is not None else "")
+    return _narrow(f"{first.rstrip()} …{last}" if more else first)
 
 
 def _end(failure: Failure) -> str:

@@ -101,6 +101,18 @@ def test_an_interrupt_stops_only_the_ranks_that_still_run(notebook: Notebook, in
     assert interrupted(notebook, cell).evalue == "interrupted on [1]; its state is kept; [0] had finished"
 
 
+def test_an_interrupt_names_the_error_of_a_failed_rank_in_brief(
+    notebook: Notebook, interrupted: Callable[..., Cell]
+) -> None:
+    cell = start(
+        notebook, f"{GO}import time\nif rank == 0:\n    raise ValueError('a\\n' + 'z' * 50_000)\ntime.sleep(600)"
+    )
+    cell.wait_for(lambda cell: "failed with" in cell.stderr)
+    said = interrupted(notebook, cell).evalue
+    assert said.startswith("interrupted on [1]; its state is kept; [0] failed: ValueError: a … (cell [")
+    assert "zzz" not in said
+
+
 @pytest.mark.parametrize(
     "call",
     [
