@@ -5,8 +5,9 @@ Theory of operation
 
 No thread of such a rank runs Python code. But faulthandler can write the stacks of all threads from the handler of a signal,
 without the GIL. A rank prepares this when it starts; nothing happens until its agent sends the signal. The stacks go to a file
-beside the log of the rank, since a pipe might be full. The agent waits for them for some milliseconds, as the process may be
-stopped.
+beside the log of the rank, since a pipe might be full. The main thread comes last, so the agent waits until the handler has
+returned: while it runs, Linux blocks the signal in its thread. The agent waits only for some milliseconds, as the process may
+be stopped, and longer for one that could run and gets no processor. A signal that still waits for that is not sent again.
 
 A process that a signal or a debugger has stopped runs nothing, so it gets no signal: ``/proc`` says that it is stopped. One
 that writes no stacks may be in a wait of the kernel that nothing ends, as for a network file system; ``/proc`` says that, too.
@@ -26,6 +27,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +41,9 @@ _log = logging.getLogger(__name__)
 SIGNAL = signal.SIGRTMIN + 13
 _STOPPED = "Tt"
 _WAITS = "D"
+_RUNS = "R"
 _PATIENCE_S = 0.05
+_PATIENCE_WITH_RUNNING_S = 0.3
 _PAUSE_S = 0.002
 _MAX_NBYTES = 1 << 16
 _own: list[tuple[str, int]] = []  # the directory and number of this rank
@@ -87,21 +91,38 @@ def stacks_of_child(pid: int) -> str:
 
 
 def _stacks(directory: str, proc: int, pid: int) -> bytes:
-    path = stack_path(directory, proc)
+    path, begin = stack_path(directory, proc), time.monotonic()
+    data = b""
     try:
-        if not _handles(pid):
+        status = _status(pid)
+        if not _has_signal(status, "SigCgt"):
             return b""
-        os.truncate(path, 0)
-        os.kill(pid, SIGNAL)
+        while _is_writing(pid) and time.monotonic() < begin + _PATIENCE_S:  # it answers an earlier signal
+            time.sleep(_PAUSE_S)
+        if not _has_signal(status, "ShdPnd"):
+            os.truncate(path, 0)
+            os.kill(pid, SIGNAL)
+        begin = time.monotonic()
+        while time.monotonic() < begin + (_PATIENCE_WITH_RUNNING_S if _is_in(status, _RUNS) else _PATIENCE_S):
+            time.sleep(_PAUSE_S)
+            status = _status(pid)
+            is_writing = _has_signal(status, "ShdPnd") or _is_writing(pid)
+            before, data = data, _content(path)
+            if data and data == before and not is_writing:
+                break
     except OSError:  # it has ended
         return b""
-    data, until = b"", time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until:
-        time.sleep(_PAUSE_S)
-        before, data = data, _content(path)
-        if data and data == before:  # it is written at once, without pauses
-            break
     return data
+
+
+def _is_writing(pid: int) -> bool:
+    """Whether a thread runs the handler. Threads that block other signals, too, such as all signals, never run it."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(OSError):  # it has ended
+            status = _status(f"{pid}/task/{thread}")
+            if _has_signal(status, "SigBlk") and not _has_signal(status, "SigBlk", SIGNAL - 1):
+                return True
+    return False
 
 
 def _state(pid: int, letters: str) -> bytes:
@@ -110,16 +131,22 @@ def _state(pid: int, letters: str) -> bytes:
         fields = _status(pid)
     except OSError:
         return b""
-    letter = fields.get("State", "")[:1]
-    return f"state: {letter} {pid} {fields.get('TracerPid', '0')}\n".encode() if letter and letter in letters else b""
+    if not _is_in(fields, letters):
+        return b""
+    return f"state: {fields['State'][0]} {pid} {fields.get('TracerPid', '0')}\n".encode()
 
 
-def _handles(pid: int) -> bool:
-    """Whether a process has a handler for the signal."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (SIGNAL - 1) & 1)
+def _is_in(status: Mapping[str, str], letters: str) -> bool:
+    """Whether the main thread of a process is in one of some states."""
+    return status.get("State", "-")[0] in letters
 
 
-def _status(pid: int) -> dict[str, str]:
+def _has_signal(status: Mapping[str, str], name: str, number: int = SIGNAL) -> bool:
+    """Whether a signal is in a set: `SigCgt` (has a handler), `ShdPnd` (waits for the process), `SigBlk` (is blocked)."""
+    return bool(int(status.get(name, "0"), 16) >> (number - 1) & 1)
+
+
+def _status(pid: int | str) -> dict[str, str]:
     """Return the fields of ``/proc/PID/status``."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: rest.strip() for name, _, rest in (line.partition(":") for line in lines)}
@@ -127,4 +154,5 @@ def _status(pid: int) -> dict[str, str]:
 
 def _content(path: os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_NBYTES))
         return file.read(_MAX_NBYTES)
