@@ -82,7 +82,8 @@ def test_an_interrupt_ends_a_wait(ranks: Ranks, code: str, tmp_path: object, bar
     code = code.replace("FILE", f"{tmp_path}/store")
     pids = [rank.pid for rank in ranks.mesh.view().ranks]
     future = ranks.mesh.run(f"kept = 7\nif rank == 3: time.sleep(1000)\n{code}")
-    wait_until_at(ranks, {1, 2}, 3 + code.count("\n"))
+    wait_until_at(ranks, {0, 1, 2}, 3 + code.count("\n"))
+    wait_until_at(ranks, {3}, 2)
     with bar.below(2, "the interrupt"):
         future.interrupt()
         assert outcome(future) == dict.fromkeys(range(4), "interrupted")
