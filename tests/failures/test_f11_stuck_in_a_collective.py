@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from monarch_kernel.errors import RanksError
 from monarch_kernel.notebook.view.interrupts import InterruptOutcome, interrupt_text
 from tests.failures.cells import Cells
 from tests.support.ranks import wait_until_in_collective
-from tests.support.waiting import LONG_S
+from tests.support.waiting import LONG_S, wait_for_files
 
 N = 2
 
 
-def test_an_abort_frees_a_collective_and_keeps_the_state(cells: Cells) -> None:
+def test_an_abort_frees_a_collective_and_keeps_the_state(cells: Cells, tmp_path: Path) -> None:
     cells.ok("kept = rank * 7")
     group = cells.mesh.run_cell(
-        "kept += 1\nwork = dist.all_reduce(torch.ones(1)) if rank == 0 else time.sleep(600)", cell=4
+        f"kept += 1\nopen({str(tmp_path / 'begun')!r} + str(rank), 'w').close()\n"
+        "work = dist.all_reduce(torch.ones(1)) if rank == 0 else time.sleep(600)",
+        cell=4,
     )
-    one = cells.mesh.slice(gpus=0)
-    wait_until_in_collective(one)
+    wait_for_files(tmp_path, "begun0", "begun1")
+    wait_until_in_collective(cells.mesh.slice(gpus=0))
     cells.mesh.interrupt(abort=True)
     with pytest.raises(RanksError):
         group.get(LONG_S)
