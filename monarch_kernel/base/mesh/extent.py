@@ -13,10 +13,18 @@ from typing import TypeVar, cast
 from monarch_kernel.base.mesh.monarch_bytes import Reader
 from monarch_kernel.base.text import plural, were
 
-__all__ = ["Extent", "Point", "as_index", "as_size", "list_axes", "quote"]
+__all__ = ["Extent", "NoSuchAxisError", "NoSuchRankError", "Point", "as_index", "as_size", "list_axes", "quote"]
 
 
 T = TypeVar("T")
+
+
+class NoSuchAxisError(KeyError, ValueError):
+    """An extent or a point has no such axis: a missing key of this package, and a wrong value in Monarch."""
+
+
+class NoSuchRankError(IndexError, ValueError):
+    """An extent has no such rank: a wrong index of this package, and a wrong value in Monarch."""
 
 
 class Listed(list[T]):
@@ -126,7 +134,10 @@ class Extent(Mapping[str, int]):
         return sum(as_index(self, axis, coordinates[axis]) * stride for axis, stride in self._strides.items())
 
     def __getitem__(self, axis: str) -> int:
-        return self._sizes[axis]
+        try:
+            return self._sizes[axis]
+        except KeyError:
+            raise NoSuchAxisError(f"unknown axis {axis!r}; {list_axes(self)}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sizes)
@@ -176,7 +187,7 @@ class Point(Mapping[str, int]):
     def __init__(self, rank: int, extent: Extent) -> None:
         rank = index(rank)
         if not 0 <= rank < extent.nelements:
-            raise IndexError(f"rank {rank} is out of range: {extent} has ranks 0 to {extent.nelements - 1}")
+            raise NoSuchRankError(f"rank {rank} is out of range: {extent} has ranks 0 to {extent.nelements - 1}")
         self._rank = rank
         self._extent = extent
 
@@ -207,12 +218,11 @@ class Point(Mapping[str, int]):
         Raises:
             KeyError: the axis is unknown.
         """
-        if axis not in self._extent:
-            raise KeyError(f"unknown axis {axis!r}; {list_axes(self._extent)}")
         return self._extent[axis]
 
     def __getitem__(self, axis: str) -> int:
-        return self._rank // self._extent._strides[axis] % self._extent._sizes[axis]
+        size = self._extent[axis]
+        return self._rank // self._extent._strides[axis] % size
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._extent._sizes)

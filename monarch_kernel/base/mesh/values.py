@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from monarch_kernel.base.mesh.extent import Point
+from monarch_kernel.base.mesh.extent import NoSuchRankError, Point
 from monarch_kernel.base.mesh.shape import Region, Shaped
 from monarch_kernel.base.text import format_ranks, plural, were
 
@@ -88,7 +88,7 @@ class ValueMesh(Shaped, Generic[T]):
             IndexError: there is no such rank.
         """
         if not 0 <= rank < len(self):
-            raise IndexError(f"rank {rank} is out of range: {self.extent} has ranks 0 to {len(self) - 1}")
+            raise NoSuchRankError(f"rank {rank} is out of range: {self.extent} has ranks 0 to {len(self) - 1}")
         return self._store[self._region.ranks[rank]]
 
     def values(self) -> tuple[T, ...]:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_kernel.base.mesh import Extent, Point
+from monarch_kernel.base.mesh import Extent, Point, ValueMesh
 
 extents = st.lists(st.sampled_from(["hosts", "gpus", "dp", "tp", "pp", "rack"]), unique=True, max_size=4).flatmap(
     lambda names: st.tuples(*[st.integers(1, 5) for _ in names]).map(
@@ -142,10 +142,13 @@ def test_a_bad_extent_names_the_axis(sizes: object, text: str) -> None:
 @pytest.mark.parametrize("rank", [-1, 8])
 def test_a_rank_out_of_range_is_refused(rank: int) -> None:
     text = message(f"rank {rank} is out of range: {{'hosts': 2, 'gpus': 4}} has ranks 0 to 7")
-    with pytest.raises(IndexError, match=text):
-        EXTENT.point(rank)
-    with pytest.raises(IndexError, match=text):
-        Point(rank, EXTENT)
+    for error in (IndexError, ValueError):  # Monarch raises a ValueError
+        with pytest.raises(error, match=text):
+            EXTENT.point(rank)
+        with pytest.raises(error, match=text):
+            Point(rank, EXTENT)
+        with pytest.raises(error, match=text):
+            ValueMesh(EXTENT, range(8)).get(rank)
     with pytest.raises(TypeError):
         EXTENT.point(1.0)  # type: ignore[arg-type]
 
@@ -157,10 +160,11 @@ def test_coordinates_must_be_complete_known_and_in_range() -> None:
         EXTENT.rank_of({"hosts": 0, "gpus": 0, "x": 0})
     with pytest.raises(IndexError, match=message("axis 'gpus' has size 4: index -1 is out of range 0 to 3")):
         EXTENT.rank_of({"hosts": 0, "gpus": -1})
-    with pytest.raises(KeyError):
-        EXTENT.point(0)["x"]
-    with pytest.raises(KeyError):
-        EXTENT["x"]
+    for error in (KeyError, ValueError):  # Monarch raises a ValueError
+        for read in (lambda: EXTENT["x"], lambda: EXTENT.point(0)["x"], lambda: EXTENT.point(0).size("x")):
+            with pytest.raises(error, match=re.escape(f"unknown axis 'x'; {HAS}")):
+                read()
+    assert (EXTENT.get("x"), EXTENT.point(0).get("x"), "x" in EXTENT) == (None, None, False)
 
 
 def monarch_bytes(*values: Any) -> bytes:
