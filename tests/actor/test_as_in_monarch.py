@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -86,13 +87,17 @@ COLLECTED = "collected"
 
 
 class Keeper(Actor):
-    """Keeps an object in itself, and another one in a variable of its module."""
+    """Keeps objects in itself, in its class, in a variable of its module, and in ``__main__``."""
+
+    shared: Trace
 
     def __init__(self, directory: str) -> None:
         global KEPT
         pid = os.getpid()
         self.kept = Trace(f"{directory}/actor-{pid}")
+        type(self).shared = Trace(f"{directory}/class-{pid}")
         KEPT = Trace(f"{directory}/module-{pid}")
+        vars(sys.modules["__main__"])["kept"] = Trace(f"{directory}/main-{pid}")
 
     @endpoint
     def pid(self) -> int:
@@ -189,11 +194,15 @@ def test_an_actor_whose_constructor_does_not_end_can_be_stopped(
     assert isinstance(waits.exception(LONG_S), SupervisionError)
 
 
-def test_objects_of_actors_and_modules_are_collected_when_the_processes_stop(procs: ProcMesh, tmp_path: Path) -> None:
+def test_objects_of_actors_classes_and_modules_are_collected_when_the_processes_stop(
+    procs: ProcMesh, tmp_path: Path
+) -> None:
     mesh = this_host().spawn_procs({"r": 2}, device="cpu")
     pids = mesh.spawn("keeper", Keeper, str(tmp_path)).pid.call().get(LONG_S).values()
     mesh.stop().get(LONG_S)
-    assert set(os.listdir(tmp_path)) == {f"{kind}-{pid}" for kind in ("actor", "module") for pid in pids}
+    assert set(os.listdir(tmp_path)) == {
+        f"{kind}-{pid}" for kind in ("actor", "class", "module", "main") for pid in pids
+    }
 
 
 def test_bytes_may_be_read_into_more_memory_and_written_from_less() -> None:

@@ -1,12 +1,13 @@
 """Drops the user's objects when a rank ends, so that their ``__del__`` runs.
 
 A rank ends without Python's finalization, which waits for threads and destroys modules that others still use. So it drops
-what the user's code holds, as Python would: actors, and the variables of the user's modules, of cells, and of functions that
-came by value.
+what the user's code holds, as Python would: actors, the variables of the user's modules, of cells, of ``__main__`` and of
+functions that came by value, and then the attributes of the user's classes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import types
@@ -38,7 +39,8 @@ def drop_objects(rank: Holder) -> None:
     for host in list(rank.hosted.values()):
         host.drop()
     variables, hidden = rank.namespace
-    for namespace in [variables, *_namespaces()]:
+    namespaces = [variables, *_namespaces()]
+    for namespace in namespaces:
         kept = hidden if namespace is variables else frozenset()
         for is_private in (True, False):  # in this order, as Python does
             for name, value in list(namespace.items()):
@@ -47,16 +49,47 @@ def drop_objects(rank: Holder) -> None:
                     namespace[name] = None
                 del value
     gc.collect()
+    modules = {"__main__", *(found for each in namespaces if isinstance(found := each.get("__name__"), str))}
+    if sum(_drop_attributes(cls) for cls in _classes(modules)):  # any() would end at the first
+        gc.collect()
+
+
+def _drop_attributes(cls: type) -> bool:
+    """Drop the objects that a class holds, and say whether there were some."""
+    dropped = False
+    for name, value in list(vars(cls).items()):
+        if not (name.startswith("__") or isinstance(value, _USED_BY_FINALIZERS) or hasattr(type(value), "__get__")):
+            with contextlib.suppress(TypeError):  # as for classes in C
+                type.__setattr__(cls, name, None)
+                dropped = True
+        del value
+    return dropped
+
+
+def _classes(modules: set[str]) -> Iterator[type]:
+    """Yield the classes of these modules. The collector does not list classes that it has frozen, so this looks for them."""
+    left: list[type] = [object]
+    seen = {id(object)}
+    while left:
+        found = left.pop()
+        name = type.__getattribute__(found, "__dict__").get("__module__")
+        if isinstance(name, str) and name in modules:
+            yield found
+        subclasses: list[type] = type.__subclasses__(found)
+        for each in subclasses:
+            if id(each) not in seen:
+                seen.add(id(each))
+                left.append(each)
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:
-    """Yield the variables of the user's modules, and of functions whose module is not here."""
+    """Yield the variables of ``__main__``, of the user's modules, and of functions whose module is not here."""
     known: set[int] = set()
     for module in list(sys.modules.values()):
         variables = getattr(module, "__dict__", None)
         if isinstance(variables, dict):
             known.add(id(variables))
-            if _is_of_user(variables):
+            if module is sys.modules.get("__main__") or _is_of_user(variables):
                 yield variables
     for function in gc.get_objects():
         if type(function) is types.FunctionType and id(function.__globals__) not in known:
