@@ -49,6 +49,9 @@ class ActorMesh(Handle, Shaped):
 
     __class_getitem__: ClassVar[Any] = classmethod(GenericAlias)  # for annotations of Monarch: ActorMesh[Trainer]
 
+    name: str
+    """The name given to ``spawn``, unless the class has an endpoint with this name."""
+
     def __init__(
         self,
         procs: Procs,
@@ -67,18 +70,18 @@ class ActorMesh(Handle, Shaped):
         self._interface = interface_of(self._client.shared, actor, cls, endpoints)
         self._interface.handles.add(self)
         self._initialized: Future[bool] | None = None
-        self.name = name
+        self._name = name
         self._procs = tuple(procs._base[rank] for rank in region.ranks)
         self._packed = None if region is self._spawned_on else region.pack()
-        if "reload" in endpoints:  # an endpoint named reload overrides the method
-            self.__dict__["reload"] = BoundEndpoint(self, endpoints["reload"])
+        for own in _OVERRIDABLE & endpoints.keys():
+            self.__dict__[own] = BoundEndpoint(self, endpoints[own])
 
     def __repr__(self) -> str:
-        return f"<ActorMesh {self.name} of {self._interface.kind} {self.extent}>"
+        return f"<ActorMesh {self._name} of {self._interface.kind} {self.extent}>"
 
     def _with_region(self, region: Region) -> ActorMesh:
         known = self._interface
-        part = ActorMesh(self._proc_mesh, region, self.name, self._actor, known.cls, known.endpoints, self._spawned_on)
+        part = ActorMesh(self._proc_mesh, region, self._name, self._actor, known.cls, known.endpoints, self._spawned_on)
         part._initialized = self._initialized
         return part
 
@@ -86,13 +89,15 @@ class ActorMesh(Handle, Shaped):
         procs = tuple(self._proc_mesh._base)
         known = self._interface
         outlines = tuple(spec.outline() for spec in known.endpoints.values())
-        return _open_actors, (procs, self._region, self.name, self._actor, known.kind, outlines, self._spawned_on)
+        return _open_actors, (procs, self._region, self._name, self._actor, known.kind, outlines, self._spawned_on)
 
     def __getattr__(self, name: str) -> Any:
         interface = self.__dict__.get("_interface")
         if interface is None:  # unpickling is not complete
             raise AttributeError(name)
         if name not in interface.endpoints:
+            if name == "name":
+                return self._name
             method = inspect.getattr_static(interface.cls, name, None)
             if isinstance(method, FunctionType) and not name.startswith("_"):
                 return PlainMethod(self, method)
@@ -104,7 +109,7 @@ class ActorMesh(Handle, Shaped):
 
     def announce(self, payload: Any, frames: Any, parts: list[Any]) -> None:
         """Send the spawn messages. Called by `ProcMesh.spawn`; ``parts`` are the distributed tensors in the arguments."""
-        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+        finish = gather(self._region, f"spawning {self._name} failed", ActorError, read_value)
 
         def up(answers: Sequence[Answer], parts: Any = parts) -> bool:
             finish(answers)
@@ -119,11 +124,11 @@ class ActorMesh(Handle, Shaped):
             now, renewed = sources, b""
             if known.is_changed and isinstance(known.cls, type):
                 now, renewed = sources_of(known.cls), pickle_class(known.cls)
-            return pack(Spawn(id, self._actor, self.name, region, payload, now, owner, part, renewed), frames)
+            return pack(Spawn(id, self._actor, self._name, region, payload, now, owner, part, renewed), frames)
 
-        self._client.spawned(self._actor, self.name, owner, self._procs, self)
+        self._client.spawned(self._actor, self._name, owner, self._procs, self)
         self._initialized = self._client.request(
-            self._procs, make, f"{self.name}.__init__", up, spawned=(self._actor, make)
+            self._procs, make, f"{self._name}.__init__", up, spawned=(self._actor, make)
         )
 
     def _places_of(self, procs: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -139,7 +144,7 @@ class ActorMesh(Handle, Shaped):
 
     def _ping(self) -> Future[bool]:
         """Return a future that resolves when every actor has handled all earlier messages; it raises if one has ended."""
-        finish = gather(self._region, f"spawning {self.name} failed", ActorError, read_value)
+        finish = gather(self._region, f"spawning {self._name} failed", ActorError, read_value)
         payload, frames = dump_call((), {}, ())
 
         def up(answers: Sequence[Answer]) -> bool:
@@ -149,7 +154,7 @@ class ActorMesh(Handle, Shaped):
         return self._client.request(
             self._procs,
             lambda id: pack(Call(id, self._actor, "", self._packed, payload), frames),
-            f"{self.name}.__init__",
+            f"{self._name}.__init__",
             up,
         )
 
@@ -167,11 +172,11 @@ class ActorMesh(Handle, Shaped):
                 if isinstance(answer, Failure) and answer.kind not in ("lost", "stopped")
             }
             if failed:
-                raise ActorError(f"stopping {self.name}", failed)
+                raise ActorError(f"stopping {self._name}", failed)
 
         client.stopped(self._actor, self._procs)
         client.forget_spawn(self._actor, self._procs)
-        description = f"{self.name}.stop"
+        description = f"{self._name}.stop"
         future = client.request(procs, lambda id: pack(StopActor(id, self._actor, reason)), description, stopped)
         # If a rank dies just before the request, the request goes to no rank at all; this message still stops the others.
         future.add_done_callback(lambda: client.tell(procs, pack(StopActor(0, self._actor, reason))))
@@ -192,10 +197,10 @@ class ActorMesh(Handle, Shaped):
             RanksError: ranks could not make the class, and nothing has changed; or a ``__reload__`` failed.
         """
         known = self._interface.cls
-        new = class_now(known, self.name) if cls is None else cls
+        new = class_now(known, self._name) if cls is None else cls
         key = key_of(known) if isinstance(known, type) else (new.__module__, known)
         base = Extent({"ranks": len(self._proc_mesh._base)})
-        place = Target(self._client, self._procs, self._region, base, getattr(self._proc_mesh, "name", self.name))
+        place = Target(self._client, self._procs, self._region, base, getattr(self._proc_mesh, "name", self._name))
         return reload_classes(place, [(new, key)], RESERVED)
 
 
@@ -205,8 +210,8 @@ class BoundEndpoint(Endpoint[Any, Any]):
     def __init__(self, mesh: ActorMesh, spec: EndpointSpec) -> None:
         self._spec = spec
         self._mesh = mesh
-        self._description = f"{mesh.name}.{spec.name}"
-        self._finish = gather(mesh._region, f"{self._description}() failed on {mesh.name}", ActorError, read_value)
+        self._description = f"{mesh._name}.{spec.name}"
+        self._finish = gather(mesh._region, f"{self._description}() failed on {mesh._name}", ActorError, read_value)
         self.__doc__ = spec.__doc__
 
     def __repr__(self) -> str:
@@ -273,7 +278,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
             answer = answers[0]
             if not isinstance(answer, Failure):
                 return read_value(answer)
-            raise error_for([answer])(f"{self._description}() failed on {mesh.name}", {point: answer})
+            raise error_for([answer])(f"{self._description}() failed on {mesh._name}", {point: answer})
 
         rank = one.ranks[index]
         return mesh._client.request(
@@ -330,7 +335,7 @@ class BoundEndpoint(Endpoint[Any, Any]):
         procs: Any = self._mesh._proc_mesh
         if isinstance(procs, _ReceivedProcs):
             raise TypeError(
-                f"{self._description}.rref() is only possible in the process that spawned {self._mesh.name!r}: call it there, "
+                f"{self._description}.rref() is only possible in the process that spawned {self._mesh._name!r}: call it there, "
                 "or use .call() here"
             )
         return procs.with_region(self._mesh._region)
@@ -352,10 +357,10 @@ class PlainMethod:
         self.__doc__ = function.__doc__
 
     def __repr__(self) -> str:
-        return f"<{self._mesh.name}.{self._function.__name__}, not an endpoint>"
+        return f"<{self._mesh._name}.{self._function.__name__}, not an endpoint>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        said = f"{self._mesh.name}.{self._function.__name__}"
+        said = f"{self._mesh._name}.{self._function.__name__}"
         raise TypeError(f"{said} is not an endpoint: mark it with @endpoint, or call as_endpoint({said}).call(...)")
 
 
@@ -401,7 +406,8 @@ def _open_actors(
     return ActorMesh(_ReceivedProcs(client_for_unpickling(), procs), region, name, actor, kind, endpoints, spawned_on)
 
 
-RESERVED = frozenset(
-    name for name in {*dir(ActorMesh), "name", "initialized"} if not name.startswith("__") and name != "reload"
-)
+_OVERRIDABLE = frozenset({"announce", "reload"})
+"""Methods that meshes of PyTorch Monarch do not have: an endpoint with such a name is the attribute instead."""
+
+RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("__")) - _OVERRIDABLE
 """Names that an actor's endpoints can't have."""

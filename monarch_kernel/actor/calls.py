@@ -161,7 +161,7 @@ class Accumulator(Generic[P, R, A]):
                     results[mesh.extent.point(calls.index(call))] = result = call.get(0)
                     value = value if reports else self._combine(value, result)
             if reports:
-                what = f"{endpoint._description}() failed on {mesh.name}"
+                what = f"{endpoint._description}() failed on {mesh._name}"
                 raise error_for(reports.values())(what, reports, results)
             return value
 

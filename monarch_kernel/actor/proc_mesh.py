@@ -264,7 +264,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             SENDING.parts = None
         mesh = ActorMesh(self, self._region, name, self._client.new_number(), Class, endpoints)
         # Ranks know their flat rank in the process mesh as spawned; regions of a mesh of actors use these numbers.
-        mesh.announce(payload, frames, parts)
+        ActorMesh.announce(mesh, payload, frames, parts)  # an endpoint may have this name
         return cast(A, mesh)
 
     def interrupt(self, *, abort: bool = False) -> None:

@@ -210,6 +210,34 @@ def test_an_instance_describes_itself(procs: ProcMesh) -> None:
     chosen.setLevel(logging.NOTSET)
 
 
+class Badge(Actor):
+    """Has endpoints with names that meshes of actors have here, and not in Monarch."""
+
+    @endpoint
+    def name(self) -> str:
+        return "the endpoint"
+
+    @endpoint
+    def announce(self) -> int:
+        return 1
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no answer")
+
+
+def test_endpoints_may_have_names_that_only_our_meshes_have(procs: ProcMesh) -> None:
+    badge: Any = procs.spawn("badge", Badge)
+    for part in (badge, badge.slice(r=slice(0, 1)), pickle.loads(pickle.dumps(badge))):
+        assert set(part.name.call().get(LONG_S).values()) == {"the endpoint"}
+        assert set(part.announce.call().get(LONG_S).values()) == {1}
+        assert "badge" in repr(part)
+        with pytest.raises(ActorError, match=r"badge\.fail"):
+            part.fail.call().get(LONG_S)
+    assert cast(Any, procs.spawn("subject", Subject)).name == "subject"
+    badge.stop("enough").get(LONG_S)
+
+
 @pytest.mark.parametrize("kind", [Subject, SyncSubject])
 def test_an_actor_ends_itself(procs: ProcMesh, faults: list[MeshFailure], kind: Any) -> None:
     subject: Any = procs.slice(r=0).spawn("subject", kind)
