@@ -117,14 +117,15 @@ class ActorMesh(Handle, Shaped):
 
         known, first = self._interface, self._interface.cls
         assert isinstance(first, type)
-        region, sources, owner = self._region.pack(), sources_of(first), context().actor_instance.actor_id
+        instance = context().actor_instance
+        region, sources, owner, lineage = self._region.pack(), sources_of(first), instance.actor_id, instance.lineage
 
         def make(id: int, living: Sequence[int] | None = None) -> Packed:
             part = None if living is None else self._places_of(living)
             now, renewed = sources, b""
             if known.is_changed and isinstance(known.cls, type):
                 now, renewed = sources_of(known.cls), pickle_class(known.cls)
-            return pack(Spawn(id, self._actor, self._name, region, payload, now, owner, part, renewed), frames)
+            return pack(Spawn(id, self._actor, self._name, region, payload, now, owner, part, renewed, lineage), frames)
 
         self._client.spawned(self._actor, self._name, owner, self._procs, self)
         self._initialized = self._client.request(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.runtime.rpc.handles import PROCESS
@@ -24,7 +24,9 @@ __all__ = [
     "ActorAborted",
     "ActorInstance",
     "Context",
+    "Creator",
     "Host",
+    "Lineage",
     "belongs_to",
     "carry_into_threads",
     "context",
@@ -39,14 +41,51 @@ class Host(Protocol):
     """What makes and ends an actor here."""
 
     cls: type
-    owner: int
+    creator: Creator
 
     def stop_itself(self, reason: str) -> None:
         """Stop the actor after its current message."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+class Creator(int):
+    """What has spawned an actor: another actor, or code outside of actors. It is the `actor_id` of that, with more about it.
+
+    Attributes:
+        name: the name given to ``spawn``; ``client`` for code outside of actors.
+        class_name: the module and the name of the class; None for code outside of actors.
+        rank: its point in its mesh as spawned.
+        creator: what has spawned that, in turn; None for code outside of actors.
+    """
+
+    name: str
+    class_name: str | None
+    rank: Point
+    creator: Creator | None
+
+    @classmethod
+    def from_lineage(cls, lineage: Lineage) -> Creator:
+        """Make it from what `ActorInstance.lineage` gives in the process that spawns."""
+        creator: Creator | None = None
+        for number, name, class_name, axes, rank in reversed(lineage or (_CLIENT_ONLY,)):
+            found = cls(number)
+            found.name, found.class_name, found.rank = name, class_name, Point(rank, Extent(axes))
+            found.creator, creator = creator, found
+        assert creator is not None
+        return creator
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return _qualified_name(self)
+
+
+Lineage: TypeAlias = tuple[tuple[int, str, "str | None", tuple[tuple[str, int], ...], int], ...]
+"""An actor and all that have led to it, from the last to the program: number, name, class, axes of the mesh, and rank."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class ActorInstance:
     """One actor on one rank.
 
@@ -63,6 +102,9 @@ class ActorInstance:
     proc_mesh: Any = None
     _flat: int = 0
     _host: Host | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        return _qualified_name(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorInstance, (self.name, self.actor_id, self.rank, self.proc_mesh, self._flat)
@@ -84,9 +126,20 @@ class ActorInstance:
         return None if cls is None else f"{cls.__module__}.{cls.__qualname__}"
 
     @property
-    def creator(self) -> int | None:
-        """The `actor_id` of the actor that has spawned this one, 0 for code outside of actors; None outside of actors."""
-        return None if self._host is None else self._host.owner
+    def creator(self) -> Creator | None:
+        """What has spawned this actor, which is also its `actor_id`: 0 for code outside of actors. None outside of actors."""
+        return None if self._host is None else self._host.creator
+
+    @property
+    def lineage(self) -> Lineage:
+        """This actor and all that have led to it, for an actor that it spawns."""
+        found: ActorInstance | Creator | None = self
+        each = []
+        while found is not None:
+            number = found.actor_id if isinstance(found, ActorInstance) else int(found)
+            each.append((number, found.name, found.class_name, tuple(found.rank.extent.items()), found.rank.rank))
+            found = found.creator
+        return tuple(each)
 
     def stop(self, reason: str = "stopped by itself") -> None:
         """Stop this actor after its current message, and run its ``__cleanup__``.
@@ -131,8 +184,19 @@ class Context:
     message_rank: Point
 
 
+def _qualified_name(found: ActorInstance | Creator | None) -> str:
+    """Name an actor after all that have led to it: ``<client>.<trainers.Trainer trainers{'gpus': 1/2}>``."""
+    names = []
+    while found is not None:
+        kind = f"{found.class_name} " if found.class_name else ""
+        names.append(f"<{kind}{found.name}{found.rank if found.rank else ''}>")
+        found = found.creator
+    return ".".join(reversed(names))
+
+
 _NOWHERE = Point(0, Extent())
 _CLIENT = "client"
+_CLIENT_ONLY = (0, _CLIENT, None, (), 0)
 _ROOT = Context(ActorInstance(_CLIENT, 0, _NOWHERE), _NOWHERE)
 
 running: ContextVar[Context | None] = ContextVar("monarch_kernel_context", default=None)

@@ -55,6 +55,15 @@ class Subject(Actor):
         self.logger.debug("looked at")
         return (instance.class_name, instance.proc_id, instance.creator, self.logger.name, json.dumps(current_size()))
 
+    @endpoint
+    async def spawn(self, procs: ProcMesh) -> Any:
+        child: Any = procs.spawn("child", Subject)
+        return await child.creator.call_one()
+
+    @endpoint
+    async def creator(self) -> Any:
+        return context().actor_instance.creator, repr(context().actor_instance)
+
     @concurrent_endpoint(instrument=False)
     async def rank(self) -> int:
         return current_rank().rank
@@ -208,6 +217,19 @@ def test_an_instance_describes_itself(procs: ProcMesh) -> None:
     chosen.setLevel(logging.ERROR)
     assert Subject().logger.level == logging.ERROR
     chosen.setLevel(logging.NOTSET)
+
+
+def test_an_instance_describes_what_has_spawned_it(procs: ProcMesh) -> None:
+    subject: Any = procs.spawn("subject", Subject)
+    creator, text = subject.slice(r=1).spawn.call_one(procs.slice(r=0)).get(LONG_S)
+    kind = f"{Subject.__module__}.Subject"
+    assert (creator.name, creator.class_name, creator.rank) == ("subject", kind, Point(1, Extent({"r": 2})))
+    assert (creator.creator.name, creator.creator.class_name, creator.creator.creator) == ("client", None, None)
+    assert creator.creator == 0
+    assert creator.creator  # Monarch's code walks up with `while creator:`
+    assert repr(creator) == f"<client>.<{kind} subject{{'r': 1/2}}>"
+    assert text == f"{creator!r}.<{kind} child>"
+    assert repr(context().actor_instance) == "<client>"
 
 
 class Badge(Actor):

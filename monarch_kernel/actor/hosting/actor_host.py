@@ -34,7 +34,7 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 from monarch_kernel.actor.actor import WITH_PORT, Actor, EndpointSpec, endpoints_among, endpoints_of
-from monarch_kernel.actor.context import ActorInstance, Context, belongs_to, running
+from monarch_kernel.actor.context import ActorInstance, Context, Creator, belongs_to, running
 from monarch_kernel.actor.hosting.event_loop import run_loop
 from monarch_kernel.actor.hosting.responses import Responses
 from monarch_kernel.actor.hosting.restoring import restore
@@ -115,7 +115,7 @@ class ActorHost:
         point = self._region.locate(rank)
         assert point is not None
         self._point: Point = point
-        self.owner = message.owner
+        self.creator = Creator.from_lineage(message.lineage)
         mesh = proc_mesh._with_region(self._region)
         self.about = ActorInstance(message.name, message.actor, point, mesh, rank, self)
         self.whole = Context(self.about, point)

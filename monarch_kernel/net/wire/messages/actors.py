@@ -35,6 +35,7 @@ class Spawn(Message, frozen=True):
         owner: The actor that has spawned this one; 0 for the program itself.
         living: For a rank that replaces another: (rank, proc) of each rank on which the same actor still lives.
         renewed: The pickled class, if it has been reloaded since the spawn.
+        lineage: The owner, and all that have led to it: number, name, class, axes of the mesh, and rank of each.
     """
 
     id: int
@@ -46,6 +47,7 @@ class Spawn(Message, frozen=True):
     owner: int = 0
     living: tuple[tuple[int, int], ...] | None = None
     renewed: bytes = b""
+    lineage: tuple[tuple[int, str, str | None, tuple[tuple[str, int], ...], int], ...] = ()
 
 
 class Call(Message, frozen=True):
