@@ -390,6 +390,30 @@ def test_an_error_is_grey_while_its_rank_runs_something_else(view: ViewPage) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "later", [{"line": "cell [5], line 12: step()"}, {"waits": ""}], ids=["at another line", "the wait is over"]
+)
+def test_stacks_are_out_of_date_once_a_rank_has_gone_on(view: ViewPage, later: dict[str, str]) -> None:
+    def frame(seconds: float, **more: str) -> dict[str, Any]:
+        found = with_loop()
+        (rank,) = found["meshes"][0]["ranks"]
+        rank |= {"state": "running", "line": "cell [5], line 9: dist.all_reduce(x)", "waits": "all_reduce", **more}
+        return {**found, "at": AT + seconds}
+
+    view.frame(frame(0))
+    button(view, "Stacks").click()
+    view.reply("t: 1 rank, 1 busy\n[0] waits in all_reduce #7")
+    reply = view.page.locator(".mk-reply")
+    for seconds in (1, 4):  # it still waits
+        view.page.evaluate(f"window.clock = {AT + seconds}")
+        view.frame(frame(seconds))
+        assert "out of date" not in reply.inner_text()
+    view.page.evaluate(f"window.clock = {AT + 5}")
+    view.frame(frame(5, **later))
+    assert "out of date" in reply.inner_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stays"), [("Stacks", False), ("Logs", True)])
 def test_replies_that_no_longer_hold_are_grey_and_say_so(view: ViewPage, name: str, stays: bool) -> None:
     view.frame(at(0, failing()))

@@ -1253,6 +1253,8 @@ class Errors {
 
 /** For how long after a reply the frames that arrive may still be about the time of the reply. */
 const SAME_S = 0.5;
+/** The same for the lines of ranks: the kernel asks for them once a second. */
+const SAME_LINES_S = 2;
 
 /**
  * What a reply depends on: it is out of date when this has changed. Replies to other commands say what has happened.
@@ -1261,12 +1263,17 @@ const SAME_S = 0.5;
 function basisOf(command, ranks, frame) {
   if (!frame) return "";
   const those = (frame.ranks ?? []).filter((each) => !ranks || ranks.includes(each.rank));
-  // Logs remain those of a process; stacks and tracebacks hold until a rank does something else.
+  // Logs remain those of a process, tracebacks hold until a rank runs something else, and stacks until it is at another line.
   if (command === "logs") return those.map(({ rank, restarts = 0 }) => `${rank} ${restarts}`).join();
   if (command !== "stacks" && command !== "traceback") return "";
   if (frame.states && ranks) return ranks.map((rank) => STATES[unpackStates(frame.states ?? "", rankCount(frame))[rank]]).join();
   if (frame.states) return frame.states;
-  return those.map(({ rank, state, activity, since, restarts }) => [rank, state, activity, since, restarts].join(" ")).join();
+  const isStacks = command === "stacks";
+  return those
+    .map(({ rank, state, activity, since, restarts, line, waits }) =>
+      [rank, state, activity, since, restarts, ...(isStacks ? [line, waits] : [])].join(" "),
+    )
+    .join();
 }
 
 /** Commands whose reply is text to read, so it takes the focus. @type {Command[]} */
@@ -1325,7 +1332,7 @@ class Replies {
       write(time, moment(at, at));
       this.checks.set(node, (now) => {
         const current = basisOf(command, ranks, this.mesh.frame);
-        if (now <= at + SAME_S) basis = current;
+        if (now <= at + (command === "stacks" ? SAME_LINES_S : SAME_S)) basis = current;
         const isPast = current !== basis;
         if (isPast) this.checks.delete(node);
         node.classList.toggle("mk-past", isPast);
