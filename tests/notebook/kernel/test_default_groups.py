@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from tests.notebook.kernel.conftest import Notebook
@@ -24,7 +27,8 @@ from monarch_kernel.actor import Actor, current_rank, endpoint
 
 class Trainer(Actor):
     @endpoint
-    def step(self):
+    def step(self, path):
+        if current_rank().rank == 1: open(path, "w").close()
         while current_rank().rank == 1: pass
         dist.all_reduce(torch.ones(4))
 
@@ -50,14 +54,16 @@ def test_a_part_of_the_mesh_destroys_its_default_group(notebook: Notebook) -> No
     assert notebook.ok(SUM).lines() == {0: ["2"], 1: ["2"]}
 
 
-def test_a_call_of_an_actor_is_interrupted_in_a_collective(notebook: Notebook) -> None:
+def test_a_call_of_an_actor_is_interrupted_in_a_collective(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok(SUM)
     notebook.ok(TRAINER)
-    cell = notebook.send("trainer.step.call().get(warn_after_s=0.4)")
+    notebook.ok(f"step = trainer.step.call({str(tmp_path / 'begun')!r})")
+    wait_until((tmp_path / "begun").exists, "rank 1 to begin")
+    wait_until(lambda: notebook.value("len(t.doing().get()[0].collectives)"), "rank 0 to wait for it")
+    cell = notebook.send("step.get(warn_after_s=0.4)")
     cell.wait_for(lambda cell: "no answer" in cell.stderr)
-    assert "\n  [0] waits for 0." in cell.stderr
-    assert " in all_reduce #" in cell.stderr
-    place = r"actor trainer: notebook cell \[\d+\], line 7, in step: while "
+    assert re.search(r"\n  \[0\] waits for [\d.]+ s in all_reduce #", cell.stderr), cell.stderr
+    place = r"actor trainer: notebook cell \[\d+\], line 8, in step: while "
     assert re.search(rf"; \[1\] has not started it: {place}", cell.stderr), cell.stderr
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
@@ -70,6 +76,6 @@ def test_a_collective_of_an_actor_that_is_refused_has_the_number_of_its_cell(not
     notebook.ok(TRAINER)
     cell = notebook.run("trainer.mix.call().get()")
     for rank, dtype in enumerate(("float32", "int32")):
-        line = rf"\[{rank}\] all_reduce of {dtype} \(4\), sum: notebook cell \[\d+\], line 12\n"
+        line = rf"\[{rank}\] all_reduce of {dtype} \(4\), sum: notebook cell \[\d+\], line 13\n"
         assert re.search(line, cell.error), cell.error
     assert "ipykernel_" not in cell.error
