@@ -7,6 +7,8 @@ Python runs no signal handler while a thread is in native code. This module ther
 
 - A wait for keys of a store (``wait``, ``get``) asks the store in turns, and a ``TCPStore`` first connects in Python. So an
   interrupt is raised at once, and the store stays usable. gloo, which asks in native code, gets a store in Python that does so.
+- A ``TCPStore`` whose server does not answer as one tries again and again, in native code with long pauses. It is made with a
+  short limit in turns instead.
 - A wait for keys of a store of this package, below a ``PrefixStore``, is interruptible anyway; it is only noted.
 - ``Work.wait``, waits for functional collectives, ``monitored_barrier``, and what makes a process group of gloo or the server
   of a ``TCPStore``, are noted, with the sockets that were open before. `RankGroup.abort` shuts down those that they have opened
@@ -41,6 +43,15 @@ _CONNECT_S = 1.0
 
 _PAUSE_S = 0.05
 """The longest pause between two questions to a store."""
+
+_ATTEMPT_S = 0.1
+"""How long torch may try again to reach the server of a store in one turn, in addition to the time that connecting takes.
+
+Torch then pauses up to 0.6 s once, and a socket that an abort shuts down after an interrupt is not followed by another.
+"""
+
+_LONGEST_PAUSE_S = 5.0
+"""The longest pause between two turns: torch reports each on stderr."""
 
 _MAX_NAMED = 4
 
@@ -88,12 +99,16 @@ class NativeWaits:
         return 0.0 if wait is None else max(1e-9, time.monotonic() - wait.started)
 
     def end_key_wait(self, thread: int) -> bool:
-        """Make a thread raise an error if it waits for keys of a store of the user's; return whether it does."""
+        """Make a thread raise an error if it waits for keys of a store of the user's.
+
+        Returns:
+            Whether it does; not if it waits in native code, so that its sockets have to be shut down first.
+        """
         wait = self._waits.get(thread)
         if wait is None or not wait.what or wait.is_in_session:
             return False
         wait.is_ended = True
-        return True
+        return wait.before is None
 
     def for_keys(self) -> dict[int, tuple[float, str]]:
         """Return the waits for keys of stores, and for their servers.
@@ -132,7 +147,7 @@ class NativeWaits:
         dist.Store.wait = self._asking(dist.Store.wait, asked, dist.DistStoreError, dist.DistNetworkError)
         for name in ("get", "multi_get"):
             setattr(dist.Store, name, self._getting(getattr(dist.Store, name), asked))
-        dist.TCPStore.__init__ = self._connecting(dist.TCPStore.__init__, dist.DistNetworkError)
+        dist.TCPStore.__init__ = self._connecting(dist.TCPStore.__init__, dist.DistNetworkError, dist.DistError)
         if hasattr(dist, "ProcessGroupGloo"):
             dist.ProcessGroupGloo.__init__ = self._making(dist.ProcessGroupGloo.__init__, asked)
         self._note_functional()
@@ -196,7 +211,9 @@ class NativeWaits:
 
         return __init__
 
-    def _connecting(self, original: Callable[..., None], error: type[Exception]) -> Callable[..., None]:
+    def _connecting(
+        self, original: Callable[..., None], too_late: type[Exception], failed: type[Exception]
+    ) -> Callable[..., None]:
         @wraps(original)
         def __init__(
             store: Any,
@@ -208,14 +225,32 @@ class NativeWaits:
             *args: Any,
             **kwargs: Any,
         ) -> None:
+            def make(limit: timedelta) -> None:
+                original(store, host_name, port, world_size, is_master, limit, *args, **kwargs)
+
             if is_master:
-                with self.opening():
-                    original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
+                where = f" at port {port}" if port else ""
+                what = f"TCPStore for {world_size} processes to connect{where}" if world_size else ""
+                with self._noted(_Wait(before=open_sockets(), what=what)):
+                    make(timeout)
                 return
             with self._noted(_Wait(what=f"TCPStore for its server at {host_name} port {port}")) as wait:
-                _await_server(host_name, port, timeout, wait, error)
-            with self.opening():
-                original(store, host_name, port, world_size, is_master, timeout, *args, **kwargs)
+                pause_s, end = _CONNECT_S / 2, wait.started + timeout.total_seconds()
+                while True:
+                    connecting_s = _await_server(host_name, port, timeout, wait, too_late)
+                    limit = timedelta(seconds=_ATTEMPT_S + 2 * connecting_s)
+                    try:
+                        wait.before = open_sockets()
+                        make(min(limit, timeout))
+                        break
+                    except failed as error:
+                        problem = str(error).partition("\n")[0]
+                    finally:
+                        wait.before = None
+                    _check_in_time(host_name, port, timeout, wait, too_late, problem)
+                    time.sleep(max(0.0, min(pause_s, end - time.monotonic())))
+                    pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
+            store.set_timeout(timeout)
 
         return __init__
 
@@ -272,28 +307,36 @@ class NativeWaits:
         return self._noted(_Wait(what=f"{type(store).__name__}.{name} for {_named(keys)}", is_in_session=True))
 
 
-def _await_server(host: str, port: int, timeout: timedelta, wait: _Wait, error: type[Exception]) -> None:
+def _await_server(host: str, port: int, timeout: timedelta, wait: _Wait, error: type[Exception]) -> float:
     """Wait until a server listens.
+
+    Returns:
+        How long it took to connect to it, in seconds.
 
     Raises:
         DistNetworkError: It does not within the time, or the wait was ended; ``error`` is this type.
     """
     while True:
-        left_s = timeout.total_seconds() - (time.monotonic() - wait.started)
+        now = time.monotonic()
+        left_s = timeout.total_seconds() - (now - wait.started)
         try:
             socket.create_connection((host, port), max(0.01, min(_CONNECT_S, left_s))).close()
-            return
+            return time.monotonic() - now
         except OSError as refused:
-            if wait.is_ended:
-                raise error(
-                    f"the wait for the store at {host} port {port} was ended: another rank has failed"
-                ) from None
-            if left_s <= 0:
-                raise error(
-                    f"The client socket has timed out after {timeout.total_seconds() * 1000:g}ms while trying to connect to "
-                    f"({host}, {port}): {refused}"
-                ) from None
+            problem = str(refused)
+        _check_in_time(host, port, timeout, wait, error, problem)
         time.sleep(_PAUSE_S)
+
+
+def _check_in_time(host: str, port: int, timeout: timedelta, wait: _Wait, error: type[Exception], problem: str) -> None:
+    """Raise the error of a server that can't be reached if the wait for it is over; ``problem`` says why it can't."""
+    if wait.is_ended:
+        raise error(f"the wait for the store at {host} port {port} was ended: another rank has failed")
+    if time.monotonic() - wait.started >= timeout.total_seconds():
+        raise error(
+            f"The client socket has timed out after {timeout.total_seconds() * 1000:g}ms while trying to connect to "
+            f"({host}, {port}): {problem}"
+        )
 
 
 @cache

@@ -54,6 +54,12 @@ def outcome(future: Future[object]) -> dict[int, str]:
 
 
 SERVER = "store = dist.TCPStore('127.0.0.1', 0, None, True, wait_for_workers=False)"
+SILENT = "import socket\nother = socket.create_server(('127.0.0.1', 0))\nport = other.getsockname()[1]"
+ANOTHER = f"""{SILENT}
+def answer():
+    while True:
+        with other.accept()[0] as client: client.recv(9); client.sendall(b"HTTP/1.1 400 Bad Request")
+__import__("threading").Thread(target=answer, daemon=True).start()"""
 OF_MESH = "dist.PrefixStore('p', dist.distributed_c10d._get_default_store())"
 GROUP = "group = dist.new_group([0, 1, 2], use_local_synchronization=True)"
 WAITS = {
@@ -73,6 +79,8 @@ WAITS = {
     "key of the mesh": f"{OF_MESH}.wait(['never'])",
     "keys in this process": "dist.HashStore().wait(['none'])",
     "server that is missing": "dist.TCPStore('127.0.0.1', 1, None, False)",
+    "server that does not answer": f"{SILENT}\ndist.TCPStore('127.0.0.1', port, None, False)",
+    "server of another kind": f"{ANOTHER}\ndist.TCPStore('127.0.0.1', port, None, False)",
     "clients that are missing": "dist.TCPStore('127.0.0.1', 0, 2, True)",
 }
 
@@ -112,6 +120,14 @@ DESCRIBED = {
     "server": (
         "if rank != 3: dist.TCPStore('127.0.0.1', 1, None, False)",
         "TCPStore for its server at 127.0.0.1 port 1",
+    ),
+    "server that does not answer": (
+        f"{SILENT}\nif rank != 3: dist.TCPStore('127.0.0.1', port, None, False)",
+        "TCPStore for its server at 127.0.0.1 port ",
+    ),
+    "clients": (
+        "if rank != 3: dist.TCPStore('127.0.0.1', 0, 2, True)",
+        "TCPStore for 2 processes to connect",
     ),
     "objects": ("if rank != 3: dist.all_gather_object([None] * 4, 1)", "all_gather_object: all_gather #1 (shape 1)"),
     "init of some ranks": (
@@ -175,6 +191,8 @@ def test_a_wait_is_described(ranks: Ranks, code: str, expected: str) -> None:
         "keys",
         "key of the mesh",
         "server that is missing",
+        "server that does not answer",
+        "clients that are missing",
     ],
 )
 def test_the_failure_of_another_rank_ends_a_wait(ranks: Ranks, wait: str) -> None:
