@@ -242,7 +242,7 @@ class RankGroup:
         self._aborted = False
         self.has_aborted = False
         self._rounds = 0
-        self._formed_ns = 0
+        self._formed_ns, self._forms_on = 0, 0  # when the group was formed, and by which thread
         self._hosted = ""  # the store that this rank serves
         self._client = StoreClient(rank.peers, rank.spec.proc, "")
         self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
@@ -279,9 +279,9 @@ class RankGroup:
     def pending_s(self, others: Collection[int] = ()) -> float:
         """Age in seconds of the oldest pending collective that none of these threads has started; 0 if there is none.
 
-        Forming the group counts as a collective.
+        Forming the group counts as a collective that its thread has started.
         """
-        if self._sockets_before is not None:
+        if self._sockets_before is not None and self._forms_on not in others:
             return max(1e-9, (time.time_ns() - self._formed_ns) / 1e9)
         return self._calls.oldest_s(others)
 
@@ -473,7 +473,7 @@ class RankGroup:
         serve_rendezvous(dist.PrefixStore("env", self._store), message.address, message.port)
         self._aborted = self.has_aborted = False
         self._rounds = 0
-        self._formed_ns = time.time_ns()
+        self._formed_ns, self._forms_on = time.time_ns(), threading.get_ident()
         self._calls.begin_at(self._formed_ns)
         self._waits.received.forget()
         self.messages.forget()

@@ -1082,6 +1082,16 @@ def test_a_death_during_collectives_frees_all_ranks(
         mesh.stop(grace_s=0).get()
 
 
+def test_forming_the_group_is_no_wait_of_another_thread() -> None:
+    """An interrupted call of an actor that goes on must not end what a cell forms meanwhile."""
+    group = RankGroup.__new__(RankGroup)
+    vars(group).update(_sockets_before=set(), _formed_ns=0, _forms_on=7)
+    vars(group).update(_calls=SimpleNamespace(oldest_s=lambda others: 0.0))
+    assert group.pending_s() > 0
+    assert group.pending_s({5}) > 0
+    assert group.pending_s({5, 7}) == 0
+
+
 def test_an_abort_while_forming_ends_and_two_concurrent_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr("monarch_kernel.train.process_group.worker._dist", lambda: sys.modules["torch.distributed"])
