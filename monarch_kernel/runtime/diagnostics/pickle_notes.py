@@ -59,7 +59,7 @@ def _culprit_of_process(process: BaseProcess) -> Culprit | None:
     roots: dict[str, Any] = {"target": target}
     try:
         roots |= inspect.signature(target).bind(*args, **kwargs).arguments  # type: ignore[arg-type, misc]
-    except (TypeError, ValueError):  # a subclass that runs another method, or a callable that has no signature
+    except (TypeError, ValueError):  # a subclass with another run(), or no signature
         roots |= {"args": args, "kwargs": kwargs}
     return find_culprit(roots | {"process": process}, _trace_for_child)
 

@@ -8,6 +8,7 @@ Python thread, this one too.)
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import linecache
 import logging
@@ -128,6 +129,7 @@ class Activity:
         unknown: why the frames could not be read; empty if they could.
         turn: how far the innermost ``for`` loop of a cell is, such as ``step = 4``; empty if it runs none.
         awaits: what it waits for in another process, such as a worker of a DataLoader; empty if that is not known.
+        is_coroutine: whether it is in a coroutine of the user's, which an interrupt can only end where it awaits something.
     """
 
     request: int
@@ -138,6 +140,7 @@ class Activity:
     unknown: str = ""
     turn: str = ""
     awaits: str = ""
+    is_coroutine: bool = False
 
     @property
     def user_frame(self) -> Frame | None:
@@ -230,7 +233,9 @@ def _describe(frames: Sequence[FrameType], thread: int, request: int, executor: 
     shown = [step for step in steps if not is_machinery(step[0].f_code.co_filename)]
     turn = next((text for each, line, _ in reversed(steps) if is_user(each) and (text := loop_turn(each, line))), "")
     awaits = next(filter(None, (each(thread) for each in awaited_by)), "")
-    return Activity(request, executor, described, _call(*shown[-1]) if shown else "", thread, turn=turn, awaits=awaits)
+    call = _call(*shown[-1]) if shown else ""
+    is_coroutine = any(each.f_code.co_flags & inspect.CO_COROUTINE and is_user(each) for each in frames)
+    return Activity(request, executor, described, call, thread, turn=turn, awaits=awaits, is_coroutine=is_coroutine)
 
 
 def _stacks_of(thread: int, coroutines: Collection[Any]) -> list[list[FrameType]]:

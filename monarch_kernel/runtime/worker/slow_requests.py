@@ -197,5 +197,6 @@ def _goes_on(future: PendingFuture, doing: Doing | Failure) -> str:
         return ""
     place = f"{short_cell(where.file)}, line {where.line}"
     if mine.call.endswith(")"):
-        return f" until {mine.call} returns ({place})"
+        then = " and its code awaits something or ends" if mine.is_coroutine else ""
+        return f" until {mine.call} returns{then} ({place})"
     return f" at {place}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import multiprocessing
 import multiprocessing.reduction
@@ -380,6 +381,23 @@ def test_frames_that_cannot_be_read_are_logged_and_noted(
         stacks.Activity(7, "main", thread=5, unknown="RuntimeError: no frame")
     ]
     assert len(caplog.records) == 1
+
+
+def test_an_activity_says_whether_it_is_in_a_coroutine(tmp_path: Path) -> None:
+    module = module_from(
+        tmp_path,
+        """
+        def plain(look): return look()
+        async def step(look): return plain(look)
+        """,
+    )
+
+    def look() -> bool:
+        (activity,) = stacks.describe_thread(threading.get_ident(), 7, "actor a")
+        return activity.is_coroutine
+
+    assert asyncio.run(module.step(look))
+    assert not module.plain(look)
 
 
 def test_a_report_has_the_notes_and_causes_of_an_exception_with_the_users_lines(tmp_path: Path) -> None:

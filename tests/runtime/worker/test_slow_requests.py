@@ -32,6 +32,14 @@ def test_a_call_that_has_not_returned() -> None:
     )
 
 
+def test_a_coroutine_goes_on_until_it_awaits_something() -> None:
+    (activity,) = at(7, LINE, call="sum(rows)").activities
+    doing = Doing((replace(activity, is_coroutine=True),))
+    assert goes_on_text(future(), {0: doing}) == (
+        "[0] goes on with a.block until sum(rows) returns and its code awaits something or ends (cell [2], line 9)"
+    )
+
+
 def test_other_code_has_its_place_only() -> None:
     assert goes_on_text(future(), {1: at(7, LINE, call="i += 1")}) == "[1] goes on with a.block at cell [2], line 9"
     assert goes_on_text(future(), {1: at(7, LIBRARY)}) == "[1] goes on with a.block"
