@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from tests.integrations.monarch.upstream.path.upstream_placeholders import FORKS, MARK
+from tests.integrations.monarch.upstream.path.upstream_placeholders import FORKS, LIMIT, MARK
 from tests.support.results import Results, read
 
 HERE = Path(__file__).parent
@@ -46,10 +46,15 @@ def main() -> int:
     parser.add_argument("--torchstore", type=Path, help="a checkout of TorchStore, whose tests run instead")
     parser.add_argument("--forks", action="store_true", help="start ranks as forks that have torch, which is faster")
     parser.add_argument(
+        "--limit", type=int, metavar="SECONDS", help="end a test after so long; by default 90, and 600 for TorchStore, one of "
+        "whose tests starts 66 processes"
+    )  # fmt: skip
+    parser.add_argument(
         "modules", nargs="*", help="names of test modules; by default those of the table in docs/monarch.md"
     )
     options, rest = parser.parse_known_args()
     os.environ[FORKS] = "yes" if options.forks else ""
+    os.environ[LIMIT] = str(options.limit or (600 if options.torchstore else 90))
     BUILD.mkdir(parents=True, exist_ok=True)
     if options.torchstore:
         source = options.torchstore.absolute()

@@ -17,13 +17,16 @@ from monarch_kernel.actor.spawning import SPAWN_DEFAULTS
 from monarch_kernel.integrations import monarch as alias
 from monarch_kernel.runtime.controller.session import LocalAgents
 
-__all__ = ["FORKS", "MARK", "install"]
+__all__ = ["FORKS", "LIMIT", "MARK", "install"]
 
 MARK = "a private name of Monarch"
 """The text of the reason for which a test is skipped."""
 
 FORKS = "MONARCH_UPSTREAM_FORKS"
 """The variable that makes ranks forks of a process that has imported torch; otherwise they start as Monarch's do."""
+
+LIMIT = "MONARCH_UPSTREAM_LIMIT_S"
+"""The variable that says after how many seconds a test is ended."""
 
 PUBLIC = ("actor", "config", "job", "rdma", "spmd")
 PLACES = (*PUBLIC, "kubernetes_job", "transport")

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-LIMIT_S = 90
-"""Each test may take so many seconds; the limits of the tests themselves are for idle machines."""
+from upstream_placeholders import LIMIT
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -21,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.own_markers = [mark for mark in item.own_markers if mark.name != "timeout"]
-        item.add_marker(pytest.mark.timeout(LIMIT_S))
+        item.add_marker(pytest.mark.timeout(int(os.environ[LIMIT])))  # the limits of the tests are for idle machines
         if item.get_closest_marker("oss_skip"):
             item.add_marker(pytest.mark.skip("its own mark says so"))
 
