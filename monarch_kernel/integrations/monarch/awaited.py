@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -22,7 +23,13 @@ R = TypeVar("R")
 
 
 def returns_future(function: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Future[R]]:
-    """Make a coroutine function return a `Future`, whose ``get()`` works outside of event loops, too."""
+    """Make a coroutine function return a `Future`, whose ``get()`` works outside of event loops, too.
+
+    Raises:
+        TypeError: it is no coroutine function.
+    """
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"returns_future takes an async function, not {function!r}")
 
     @functools.wraps(function)
     def start(*args: P.args, **kwargs: P.kwargs) -> Future[R]:

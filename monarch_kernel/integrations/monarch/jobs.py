@@ -61,8 +61,12 @@ class MeshAdminConfig:
     admin_addr: str | None = None
 
 
+_OF_DASHBOARD = frozenset({"admin_url", "dashboard_url", "query_engine", "query_engine_client", "telemetry_url"})
+"""Attributes of a state of Monarch that are None without its dashboard, which there is none of here."""
+
+
 class JobState:
-    """The meshes of hosts of a job, as attributes.
+    """The meshes of hosts of a job, as attributes; ``admin_url`` and the like are None, as in Monarch without a dashboard.
 
     Args:
         hosts: the meshes by their names.
@@ -74,6 +78,8 @@ class JobState:
     def __getattr__(self, name: str) -> HostMesh:
         hosts = self.__dict__.get("_hosts", {})
         if name not in hosts:
+            if name in _OF_DASHBOARD:
+                return cast("HostMesh", None)
             raise AttributeError(f"the job has no mesh {name!r}; it has {', '.join(hosts) or 'none'}")
         found: HostMesh = hosts[name]
         return found

@@ -361,6 +361,11 @@ def test_a_coroutine_runs_in_the_context_of_the_call(session: object) -> None:
     assert future.get(LONG_S) == "the caller's"
 
 
+def test_only_a_coroutine_function_returns_a_future() -> None:
+    with pytest.raises(TypeError, match="takes an async function, not <built-in function len>"):
+        alias.returns_future(len)  # type: ignore[arg-type]
+
+
 def test_classes_that_use_the_module_can_be_pickled_by_value() -> None:
     assert pickle.loads(pickle.dumps(alias)) is alias
     assert cloudpickle.loads(cloudpickle.dumps(lambda: alias))() is alias

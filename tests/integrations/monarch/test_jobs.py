@@ -167,6 +167,8 @@ def test_a_job_of_the_user_gives_its_own_state(session: None) -> None:
     assert job.apply_id is None
     assert job.state().all.extent == this_host().extent
     assert repr(job.state()) == "JobState(all: 1)"
+    assert (job.state().admin_url, job.state().dashboard_url, job.state().query_engine) == (None, None, None)
+    assert JobState({"telemetry_url": this_host()}).telemetry_url.extent == this_host().extent
     assert (job.created, job.active, job.can_run(job)) == (True, True, True)
     first = job.apply_id
     assert first
