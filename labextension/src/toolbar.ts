@@ -69,13 +69,14 @@ export class RunOnMesh extends Widget {
     // `Widget.dispose` disconnects slots that have `this`; a closure would stay connected to the hub, which outlives notebooks.
     notebook.content.activeCellChanged.connect(this.follow, this);
     hub.changed.connect(this.draw, this);
+    hub.linkChanged.connect(this.draw, this);
     hub.received.connect(this.handle, this);
     this.follow();
   }
 
-  private handle(_: Hub, { entry, said }: ReceivedBy): void {
+  private handle(_: Hub, { entry, said, before }: ReceivedBy): void {
     if (entry.notebook === this.notebook && said.kind === 'frame') {
-      this.offer();
+      before ? this.offer() : this.draw();
     }
   }
 
@@ -98,8 +99,10 @@ export class RunOnMesh extends Widget {
     if (document.activeElement !== this.ranks) {
       this.ranks.value = selector ?? this.wanted;
     }
-    const last = lastMesh(this.hub.entryOf(this.notebook));
-    this.ranks.placeholder = last || 'no mesh';
+    const entry = this.hub.entryOf(this.notebook);
+    const last = lastMesh(entry);
+    const isKnown = entry?.connection.frame || entry?.connection.link === 'closed';
+    this.ranks.placeholder = last || (isKnown ? 'no mesh' : 'connecting');
     const on = this.ranks.value || last;
     this.toggle.title = on
       ? `Run the cell on the ranks of ${on} (%%remote), or in the kernel again`

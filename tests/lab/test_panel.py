@@ -78,6 +78,26 @@ def test_the_panel_says_what_a_mesh_that_comes_up_waits_for(lab: Lab, server: Se
     assert all(text == "" or text.startswith("t: waiting for ranks to start (") for text in after)
 
 
+@OLDEST_TOO
+def test_the_toolbar_never_says_that_there_is_no_mesh_before_it_knows(lab: Lab, server: Server) -> None:
+    lab.load(server.write("a.ipynb", UP))
+    ranks = lab.page.locator(".monarch-run-on").get_by_role("combobox")
+    expect(ranks).to_have_attribute("placeholder", "no mesh")
+    lab.run(0)
+    expect(ranks).to_have_attribute("placeholder", "t")
+    lab.save()
+    lab.page.add_init_script("""
+        window.placeholders = [];
+        const note = () => document.querySelectorAll(".monarch-run-on input").forEach(
+            (each) => window.placeholders.push(each.placeholder),
+        );
+        new MutationObserver(note).observe(document, { subtree: true, childList: true, attributes: true });
+    """)
+    lab.reload()
+    expect(ranks).to_have_attribute("placeholder", "t")
+    assert set(lab.page.evaluate("window.placeholders")) <= {"", "connecting", "t"}
+
+
 @pytest.mark.timeout(300)
 @OLDEST_TOO
 def test_each_place_names_the_mesh_and_the_notebook_that_it_speaks_of(lab: Lab, server: Server) -> None:
