@@ -136,6 +136,7 @@ def test_an_interrupt_releases_ranks_that_wait_for_each_other(
 def test_an_interrupt_of_local_code_that_waits_for_ranks_reaches_them(notebook: Notebook, bar: Bar) -> None:
     cell = notebook.send("future = t.run('import time; print(1); time.sleep(600)')\nprint('go')\nfuture.get()")
     cell.wait_for(lambda cell: "go" in cell.stdout)
+    notebook.wait_blocked()
     notebook.interrupt()
     assert cell.wait().ename == "RemoteInterrupt"
     with bar.below(BOUND_S, "the next cell"):
