@@ -18,11 +18,11 @@ N = 2
 def test_an_abort_frees_a_collective_and_keeps_the_state(cells: Cells, tmp_path: Path) -> None:
     cells.ok("kept = rank * 7")
     group = cells.mesh.run_cell(
-        f"kept += 1\nopen({str(tmp_path / 'begun')!r} + str(rank), 'w').close()\n"
+        f"kept += 1\nopen({str(tmp_path / 'started')!r} + str(rank), 'w').close()\n"
         "work = dist.all_reduce(torch.ones(1)) if rank == 0 else time.sleep(600)",
         cell=4,
     )
-    wait_for_files(tmp_path, "begun0", "begun1")
+    wait_for_files(tmp_path, "started0", "started1")
     wait_until_in_collective(cells.mesh.slice(gpus=0))
     cells.mesh.interrupt(abort=True)
     with pytest.raises(RanksError):

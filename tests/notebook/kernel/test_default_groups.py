@@ -57,8 +57,8 @@ def test_a_part_of_the_mesh_destroys_its_default_group(notebook: Notebook) -> No
 def test_a_call_of_an_actor_is_interrupted_in_a_collective(notebook: Notebook, tmp_path: Path) -> None:
     notebook.ok(SUM)
     notebook.ok(TRAINER)
-    notebook.ok(f"step = trainer.step.call({str(tmp_path / 'begun')!r})")
-    wait_until((tmp_path / "begun").exists, "rank 1 to begin")
+    notebook.ok(f"step = trainer.step.call({str(tmp_path / 'started')!r})")
+    wait_until((tmp_path / "started").exists, "rank 1 to begin")
     wait_until(lambda: notebook.value("len(t.doing().get()[0].collectives)"), "rank 0 to wait for it")
     cell = notebook.send("step.get(warn_after_s=0.4)")
     cell.wait_for(lambda cell: "no answer" in cell.stderr)
