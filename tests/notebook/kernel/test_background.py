@@ -122,9 +122,10 @@ def test_an_error_is_shown_in_the_launching_cell_and_raised_by_the_handle(notebo
 
 def test_cancel_interrupts_the_ranks_and_keeps_their_state(notebook: Notebook) -> None:
     notebook.ok("%%remote t\nn = 0")
-    launch = notebook.ok("%%remote t --background --out h\nwhile True: n += 1")
+    launch = notebook.ok("%%remote t --background --out h\nn += 1\nprint('loops', flush=True)\nwhile True: n += 1")
     queued = notebook.ok("%%remote t --background --out waits\nn = -1")
-    wait_for_state(notebook, "h", "running")
+    launch.wait_for(lambda cell: len(cell.lines()) == 2)
+    assert state_of(notebook, "h") == "running"
     notebook.ok("waits.cancel(); h.cancel()")
     wait_for_state(notebook, "h", "cancelled")
     wait_for_state(notebook, "waits", "cancelled")
