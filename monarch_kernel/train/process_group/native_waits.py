@@ -45,10 +45,13 @@ _PAUSE_S = 0.05
 """The longest pause between two questions to a store."""
 
 _ATTEMPT_S = 0.1
-"""How long torch may try again to reach the server of a store in one turn, in addition to the time that connecting takes.
+"""How long torch may try to reach the server of a store in the first turn, in addition to the time that connecting takes.
 
 Torch then pauses up to 0.6 s once, and a socket that an abort shuts down after an interrupt is not followed by another.
 """
+
+_LONGEST_ATTEMPT_S = 1.0
+"""The same for later turns, which get longer: a server on a busy machine may answer late."""
 
 _LONGEST_PAUSE_S = 5.0
 """The longest pause between two turns: torch reports each on stderr."""
@@ -235,10 +238,10 @@ class NativeWaits:
                     make(timeout)
                 return
             with self._noted(_Wait(what=f"TCPStore for its server at {host_name} port {port}")) as wait:
-                pause_s, end = _CONNECT_S / 2, wait.started + timeout.total_seconds()
+                attempt_s, pause_s, end = _ATTEMPT_S, _CONNECT_S / 2, wait.started + timeout.total_seconds()
                 while True:
                     connecting_s = _await_server(host_name, port, timeout, wait, too_late)
-                    limit = timedelta(seconds=_ATTEMPT_S + 2 * connecting_s)
+                    limit = timedelta(seconds=attempt_s + 2 * connecting_s)
                     try:
                         wait.before = open_sockets()
                         make(min(limit, timeout))
@@ -249,6 +252,7 @@ class NativeWaits:
                         wait.before = None
                     _check_in_time(host_name, port, timeout, wait, too_late, problem)
                     time.sleep(max(0.0, min(pause_s, end - time.monotonic())))
+                    attempt_s = min(_LONGEST_ATTEMPT_S, attempt_s * 2)
                     pause_s = min(_LONGEST_PAUSE_S, pause_s * 2)
             store.set_timeout(timeout)
 
