@@ -94,10 +94,15 @@ class RankOutput:
                 self._close(stream)
 
     def due_in(self, now: float) -> float | None:
-        """Return after how many seconds output must be sent; None if none was read."""
+        """Return after how many seconds `tick` has something to do; None if it has nothing.
+
+        No event tells that the controller has caught up, so `tick` looks for that again and again while pipes wait for it.
+        """
+        if self._unread and not self._is_slow():
+            return 0.0
         if self._due is not None:
             return max(0.0, self._due - now)
-        return OUTPUT_EVERY_S if self._holds else None
+        return OUTPUT_EVERY_S if self._holds or self._unread else None
 
     def tick(self, now: float) -> None:
         """Send the output that is due, and read pipes again when the controller has caught up."""

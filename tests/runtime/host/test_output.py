@@ -35,7 +35,7 @@ from monarch_kernel.runtime.host.output import (
     OutputStream,
     fold,
 )
-from monarch_kernel.runtime.host.rank_output import RankOutput, take_output
+from monarch_kernel.runtime.host.rank_output import OUTPUT_EVERY_S, RankOutput, take_output
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 
 SECRET = new_secret()
@@ -121,10 +121,14 @@ def test_pipes_are_not_read_while_the_controller_is_slow(tmp_path: Path) -> None
             key.data()
         output.tick(1.0)
         assert not stdout.waiting
+        output.flush(1.0)
+        assert output.due_in(1.0) == OUTPUT_EVERY_S  # no event tells that the controller has caught up
         assert stdout.fd not in selector.get_map()
         assert stderr.fd in selector.get_map()  # it is dropped from the selector only once there is something to read
         is_slow = False
+        assert output.due_in(2.0) == 0.0
         output.tick(2.0)
+        assert output.due_in(2.0) is None
         while not stdout.waiting or selector.select(0):
             for key, _ in selector.select(0):
                 key.data()
