@@ -236,7 +236,7 @@ def test_sync_and_async_endpoints_do_not_mix(procs: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["slice", "stop", "size", "sizes", "extent", "flatten", "split", "rename", "name", "initialized"]
+    "name", ["slice", "stop", "size", "sizes", "extent", "flatten", "split", "rename", "initialized"]
 )
 def test_endpoints_cannot_have_names_of_meshes(procs: ProcMesh, name: str) -> None:
     def method(self: object) -> None: ...
