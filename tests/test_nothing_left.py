@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,27 @@ def test_each_kind_of_leak_is_reported(tmp_path: Path) -> None:
     for report, (kind, name) in zip(reports, expected, strict=True):
         assert report.startswith(kind), report
         assert name in report
+
+
+@pytest.mark.parametrize("arguments", [[b"sh", b"", b"sleep"], [b"sh", b"sleep", b"sleep"], [b"", b"", b"sleep"]])
+def test_a_process_in_the_middle_of_an_exec_is_found(monkeypatch: pytest.MonkeyPatch, arguments: list[bytes]) -> None:
+    mark = f"MONARCH_KERNEL_TEST_MARK={leftovers.MARK}".encode()
+    files = {
+        "environ": iter([b"", b"", mark]),
+        "cmdline": iter(arguments),
+        "stat": repeat(b"77 (sh) R 1 77"),
+    }
+    monkeypatch.setattr(leftovers, "_read", lambda pid, name: next(files[name]))
+    monkeypatch.setattr(leftovers, "_owner", lambda pid: os.geteuid())
+    assert leftovers._is_marked(77)
+
+
+def test_a_process_without_an_environment_is_not_marked() -> None:
+    with subprocess.Popen(["sleep", "60"], env={}) as process:
+        try:
+            assert not leftovers._is_marked(process.pid)
+        finally:
+            process.kill()
 
 
 def test_what_went_during_a_long_look_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,9 @@ GRACE_S = 5.0
 GARBAGE_AFTER_S = 0.05
 """Most of what a test has closed is gone within this time; a garbage collection takes longer."""
 
+_LOOKS = 5
+"""How often a process must have arguments and no environment, 1 ms apart, to count as one without an environment."""
+
 SHARED_MEMORY = Path("/dev/shm")
 
 # Threads that libraries start once and keep, by the start of the name or by the module of the class.
@@ -182,26 +185,25 @@ def _is_started_by_a_fixture(pid: int) -> bool:
 
 
 def _is_marked(pid: int) -> bool:
-    is_between = _is_between_programs(pid)
-    environ = _read(pid, "environ")
-    deadline = time.monotonic() + GRACE_S
-    while not environ and is_between and time.monotonic() < deadline:
+    """Whether a process has the mark in its environment.
+
+    In the middle of an exec() the environment is empty for a moment, and the arguments only for a part of this moment. So a
+    process counts as one without an environment if it has had arguments in several looks, one after the other.
+    """
+    deadline, n_looks = time.monotonic() + GRACE_S, 0
+    while not (environ := _read(pid, "environ")) and n_looks < _LOOKS and _has_readable_environment(pid):
+        if time.monotonic() > deadline:
+            break
+        n_looks = n_looks + 1 if _read(pid, "cmdline") else 0
         time.sleep(0.001)
-        is_between = _is_between_programs(pid)
-        environ = _read(
-            pid, "environ"
-        )  # read after that check, since the process may have started the next program meanwhile
     return f"MONARCH_KERNEL_TEST_MARK={MARK}".encode() in environ.split(b"\0")
 
 
-def _is_between_programs(pid: int) -> bool:
-    """Whether a process may be in the middle of an exec(), when its arguments and its environment are empty for a moment.
-
-    A process that was started with an empty environment still has arguments.
-    """
+def _has_readable_environment(pid: int) -> bool:
+    """Whether a process is neither a zombie nor a thread of the kernel, and is one that this user may read."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     is_program = bool(fields) and fields[0] not in (b"Z", b"X") and fields[1] != b"2"
-    return is_program and not _read(pid, "cmdline") and os.geteuid() in (0, _owner(pid))
+    return is_program and os.geteuid() in (0, _owner(pid))
 
 
 def _owner(pid: int) -> int:
