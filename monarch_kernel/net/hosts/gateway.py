@@ -301,12 +301,23 @@ class Gateway:
             self._joining = None
         if self._links is not None:
             self._links.revive(now)
+            self._take_direct_paths(self._links)
         self._relay.is_attached = self._has_way(now)
         self._is_stirred = True  # something may be due
         self._relay.beat()
         self._flush()
         if self._links is not None:
             self._links.tend()
+
+    def _take_direct_paths(self, links: Links) -> None:
+        """Send messages for a host that was dialled, and is connected, to it again.
+
+        The path to a host is that by which it was last heard. When two hosts have just been connected, messages that were on
+        their way before still arrive from the parent, on both sides. Each would then hear the other from there only.
+        """
+        for host in self._reachable:
+            if host in self._heard_at and self._relay.way(host) != host and links.is_up(host):
+                self._relay.lead(host, host)
 
     def close(self) -> None:
         """Close all sockets; sent messages linger for up to a second."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from monarch_kernel.net.hosts import gateway as gateway_module
 from monarch_kernel.net.hosts.gateway import Gateway
+from monarch_kernel.net.hosts.links import new_keys
+from monarch_kernel.net.hosts.relay import CONTROLLER_HOST
 from monarch_kernel.net.hosts.zmq import ZmqRouter
 from monarch_kernel.net.transport.base import CONTROLLER, Peer, host_peer, rank_peer
 from monarch_kernel.net.transport.unix_packets import PacketSocket
@@ -156,3 +159,32 @@ def test_a_connection_with_an_unknown_or_taken_name_is_closed(host: Host) -> Non
     assert host.gateway.refused == before + 2
     answer(host, RANKS[0])
     host.until(lambda: host.came == [(RANKS[0], b"answer")])
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two hosts of one session without a controller; the first one knows the address of the second."""
+    keys, fds = new_keys(), select.poll()
+    watch: Callable[[int, bool], None] = lambda fd, is_open: fds.register(fd) if is_open else fds.unregister(fd)  # noqa: E731
+    gateways = [Gateway(host, str(tmp_path), [], keys, 0, watch, "127.0.0.1") for host in (1, 2)]
+    gateways[0].reach(2, [f"tcp://127.0.0.1:{gateways[1].port}"], [rank_peer(1)])
+    yield gateways[0], gateways[1]
+    for each in gateways:
+        each.close()
+
+
+def test_hosts_keep_their_direct_path_when_late_messages_come_by_the_controller(pair: tuple[Gateway, Gateway]) -> None:
+    one, two = pair
+
+    def are_direct() -> bool:
+        return (one._relay.way(2), two._relay.way(1)) == (2, 1)
+
+    def turn() -> None:
+        for each in pair:
+            each.turn()
+
+    pump_until(are_direct, turn, "the direct path")
+    one._relay.lead(2, CONTROLLER_HOST)  # as after a message that was on its way before the hosts were connected
+    two._relay.lead(1, CONTROLLER_HOST)
+    one.beat(time.monotonic())
+    pump_until(are_direct, turn, "the direct path after the next beat")
