@@ -391,9 +391,11 @@ def test_an_error_is_grey_while_its_rank_runs_something_else(view: ViewPage) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "later", [{"line": "cell [5], line 12: step()"}, {"waits": ""}], ids=["at another line", "the wait is over"]
+    ("later", "after_s"),
+    [({"line": "cell [5], line 12: step()"}, 5), ({"waits": ""}, 5), ({"activity": "cell [6]"}, 1)],
+    ids=["at another line", "the wait is over", "in another cell soon after"],
 )
-def test_stacks_are_out_of_date_once_a_rank_has_gone_on(view: ViewPage, later: dict[str, str]) -> None:
+def test_stacks_are_out_of_date_once_a_rank_has_gone_on(view: ViewPage, later: dict[str, str], after_s: int) -> None:
     def frame(seconds: float, **more: str) -> dict[str, Any]:
         found = with_loop()
         (rank,) = found["meshes"][0]["ranks"]
@@ -404,12 +406,12 @@ def test_stacks_are_out_of_date_once_a_rank_has_gone_on(view: ViewPage, later: d
     button(view, "Stacks").click()
     view.reply("t: 1 rank, 1 busy\n[0] waits in all_reduce #7")
     reply = view.page.locator(".mk-reply")
-    for seconds in (1, 4):  # it still waits
+    for seconds in range(0, after_s, 2):  # it still waits
         view.page.evaluate(f"window.clock = {AT + seconds}")
         view.frame(frame(seconds))
         assert "out of date" not in reply.inner_text()
-    view.page.evaluate(f"window.clock = {AT + 5}")
-    view.frame(frame(5, **later))
+    view.page.evaluate(f"window.clock = {AT + after_s}")
+    view.frame(frame(after_s, **later))
     assert "out of date" in reply.inner_text()
 
 

@@ -1268,12 +1268,17 @@ function basisOf(command, ranks, frame) {
   if (command !== "stacks" && command !== "traceback") return "";
   if (frame.states && ranks) return ranks.map((rank) => STATES[unpackStates(frame.states ?? "", rankCount(frame))[rank]]).join();
   if (frame.states) return frame.states;
-  const isStacks = command === "stacks";
-  return those
-    .map(({ rank, state, activity, since, restarts, line, waits }) =>
-      [rank, state, activity, since, restarts, ...(isStacks ? [line, waits] : [])].join(" "),
-    )
-    .join();
+  return those.map(({ rank, state, activity, since, restarts }) => [rank, state, activity, since, restarts].join(" ")).join();
+}
+
+/**
+ * The lines of ranks, on which stacks depend, too.
+ * @param {Command} command @param {number[] | undefined} ranks @param {MeshFrame | null} frame
+ */
+function linesOf(command, ranks, frame) {
+  if (command !== "stacks") return "";
+  const those = (frame?.ranks ?? []).filter((each) => !ranks || ranks.includes(each.rank));
+  return those.map(({ line, waits }) => `${line} ${waits}`).join();
 }
 
 /** Commands whose reply is text to read, so it takes the focus. @type {Command[]} */
@@ -1329,11 +1334,14 @@ class Replies {
       show(text, isLong);
       const at = this.mesh.page.kernelTime();
       let basis = basisOf(command, ranks, this.mesh.frame);
+      let lines = linesOf(command, ranks, this.mesh.frame);
       write(time, moment(at, at));
       this.checks.set(node, (now) => {
         const current = basisOf(command, ranks, this.mesh.frame);
-        if (now <= at + (command === "stacks" ? SAME_LINES_S : SAME_S)) basis = current;
-        const isPast = current !== basis;
+        const currentLines = linesOf(command, ranks, this.mesh.frame);
+        if (now <= at + SAME_S) basis = current;
+        if (now <= at + SAME_LINES_S) lines = currentLines;
+        const isPast = current !== basis || currentLines !== lines;
         if (isPast) this.checks.delete(node);
         node.classList.toggle("mk-past", isPast);
         write(time, moment(at, now) + (isPast ? ", out of date" : ""));
