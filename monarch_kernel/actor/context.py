@@ -75,7 +75,7 @@ class Creator(int):
         return creator
 
     def __bool__(self) -> bool:
-        return True
+        return True  # also for the program, whose number is 0: code for Monarch walks up while there is a creator
 
     def __repr__(self) -> str:
         return _qualified_name(self)

@@ -85,7 +85,7 @@ def test_ranks_report_what_they_have_done_while_somebody_looks(mesh: InProcess) 
         mesh.stream.ops_done(proc, target.number, target.issued)
     assert mesh.stream.tick(1.0) == []
     x + 1
-    assert mesh.stream.tick(60.0) == [], "nobody looks any more"
+    assert mesh.stream.tick(60.0) == [], "the view is closed"
 
 
 def test_the_names_of_variables_that_hold_tensors(active: InProcess) -> None:

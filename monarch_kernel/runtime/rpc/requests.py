@@ -131,11 +131,11 @@ class Pending:
         self._collectives: int | None = None
 
     def compare(self, procs: Sequence[int], collectives: int, unmatched: int) -> None:
-        """Compare the number of collectives that processes count with that of the first process that answered.
+        """Compare what processes report about their process group with what others have.
 
         Args:
             procs: Those that have answered already are ignored.
-            collectives: -2 if their process group is unusable.
+            collectives: How many they count; -2 if their process group is unusable.
             unmatched: As in `Result`.
         """
         if n_new := len(self.waiting.keys() & set(procs)):
