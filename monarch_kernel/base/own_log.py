@@ -90,7 +90,7 @@ def take_log(handler: logging.Handler) -> Callable[[], None]:
                 _leave_out_own_frames(args.exc_value)
             before(args)
         elif args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            log.error("an exception ended the thread %s", args.thread.name, exc_info=args.exc_value)
+            log.error("an exception in the thread %s", args.thread.name, exc_info=args.exc_value)
 
     def give_back() -> None:
         log.removeHandler(handler)

@@ -36,6 +36,9 @@ A KeyboardInterrupt may arrive in the main thread between any two bytecodes. It 
 consistent, that is around the sleep of a leader in the transport and of others on their lock, and one at a time; elsewhere it
 is recorded, and raised later. The shield goes up before the I/O lock is taken, and down after it is released.
 
+An exception of a callback leaves through the wait of the foreground thread that leads. The background thread goes on after it,
+and hands it to `threading.excepthook`, once for each line that raises: no other thread serves what nobody waits for.
+
 A process that the user's code forks has a copy of this object with only one of its threads, and shares the socket. Whatever it
 submits or waits for is refused, before any lock is tried.
 """
@@ -46,6 +49,7 @@ import _signal  # type: ignore[import-not-found]  # signal.signal() makes enums 
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
@@ -229,6 +233,7 @@ class Driver(Generic[T]):
         self._over = False
         self._background_leads = False
         self._background = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._reported: set[tuple[type, str, int]] = set()  # errors of callbacks: type, file and line
         self._alarm = Alarm()
         self._alarm_lock = threading.RLock()  # the garbage collector may run here and submit something
         self._is_alarm_set = False
@@ -522,9 +527,20 @@ class Driver(Generic[T]):
                     self._receive(None)
                     self._flush()
                     self._tick()  # else there would be no ticks during a series of calls that no thread waits for
+            except Exception as error:
+                self._report(error)
             finally:
                 self._background_leads = False
                 self._release(tick_s)
+
+    def _report(self, error: Exception) -> None:
+        """Report the error of a callback in the background thread, unless the same line has raised one of its type before."""
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        if (place := (type(error), frame.filename, frame.lineno or 0)) not in self._reported:
+            self._reported.add(place)
+            threading.excepthook(
+                threading.ExceptHookArgs((type(error), error, error.__traceback__, threading.current_thread()))
+            )
 
     def _lead_in_background(self) -> None:
         self._background_leads = True

@@ -781,3 +781,29 @@ def test_an_interrupt_while_a_callback_fails_is_not_lost(ends: tuple[Transport, 
         driver.start()
         driver.close()
         ends[1].close()
+
+
+def test_the_background_thread_goes_on_after_an_error_of_a_callback_and_reports_it_once(
+    ends: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[threading.ExceptHookArgs] = []
+    handled: list[int] = []
+
+    def on_item(item: int) -> None:
+        handled.append(item)
+        if item % 2:
+            raise ValueError(f"item {item}")
+
+    monkeypatch.setattr(threading, "excepthook", reported.append)
+    driver: Driver[int] = Driver(ends[0], lambda peer, parts: None, on_item)
+    driver.start()
+    try:
+        for item in range(1, 5):
+            until(lambda: driver._background_leads)
+            driver.submit(item)
+            until(lambda item=item: item in handled)  # type: ignore[misc]
+    finally:
+        driver.close()
+        ends[1].close()
+    assert handled == [1, 2, 3, 4]
+    assert [(str(each.exc_value), each.thread) for each in reported] == [("item 1", driver._background)]

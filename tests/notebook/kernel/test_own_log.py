@@ -56,7 +56,7 @@ def check_failures_in_the_background(notebook: Notebook) -> None:
     )
     wait_until(lambda: notebook.value("len(kept)") == 3, "all records")
     kept = notebook.value("kept")
-    assert kept[:2] == ["an exception ended the thread monarch-test", "a logger of the package"]
+    assert kept[:2] == ["an exception in the thread monarch-test", "a logger of the package"]
     assert kept[2].endswith("failed")
     ((item, found),) = notebook.value("[(each.item, each.found) for each in findings()]")
     assert item == "background work"
