@@ -85,6 +85,7 @@ def test_a_signal_to_the_kernels_group_does_not_reach_ranks(notebook: Notebook) 
     assert zygotes
     for pid in (*pids, *(each.pid for each in zygotes), *(each.ppid() for each in zygotes)):  # the last ones are agents
         assert os.getpgid(pid) != group, psutil.Process(pid).cmdline()
+    notebook.wait_blocked()  # while the kernel ends a cell, an interrupt applies to a cell that waits, too
     os.killpg(group, signal.SIGINT)
     for pid in pids:  # even a signal that reaches a rank has no effect
         os.kill(pid, signal.SIGINT)
