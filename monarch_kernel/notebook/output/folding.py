@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
-from monarch_kernel.base.steady_text import may_vary, steady_line
+from monarch_kernel.base.steady_text import may_vary, rank_in_prefix, steady_line
 from monarch_kernel.base.text import printable
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.notebook.output.bars import Bar, BarBlock, BarBoard, Row, TerminalScreen, slowest
@@ -43,10 +44,11 @@ _LOGGED = "l"  # such a line that a library has logged
 _WARNED = "w"  # such a line of a warning
 _MARKED = _GAP + _BAR + _ITEM + _VARIED + _LOGGED + _WARNED
 _DIFFER = (
-    "… lines of several ranks are equal but for numbers such as times, addresses or pids; those of the lowest rank are shown "
+    "… lines of several ranks are equal but for numbers such as times, ranks or pids; those of the lowest rank are shown "
     "(all: --raw)"
 )
 _LOOK_AHEAD = 1_000
+_LOOK_BACK = 100
 _TRIM_ABOVE = 4_096
 _MARKS: dict[Stream, str] = {"stdout": STDOUT, "stderr": STDERR}
 
@@ -270,12 +272,22 @@ class OutputFolder:
             kind = _LOGGED
             if stream == "stderr" and is_warning(line):
                 kind, self._warned[rank, stream] = _WARNED, steady
+        if (named := rank_in_prefix(line)) is not None:
+            kind = kind or _VARIED
+            steady = self._with_prefix(kind + mark, line, rank, named)
         if not kind:
             return mark + line
         entry = f"{kind}{mark}{steady}"
         self._varied.setdefault(entry, {}).setdefault(rank, deque()).append(line)
         self._n_marked_held += 1
         return entry
+
+    def _with_prefix(self, marks: str, line: str, rank: int, named: int) -> str:
+        """Return what is equal in lines that begin with a rank: each rank may write its own, or all that of one rank."""
+        own, foreign = steady_line(line, named), steady_line(line, None)
+        if named == rank:
+            return foreign if marks + foreign in self._varied else own
+        return own if line in islice(self._varied.get(marks + own, {}).get(named, ()), _LOOK_BACK) else foreign
 
     def _end_partial(self, rank: int, stream: Stream, now: float) -> list[str]:
         screen = self._screens.get((rank, stream))

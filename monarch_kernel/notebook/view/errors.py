@@ -110,7 +110,7 @@ def _block(error: RanksError, failure: Failure, ranks: Sequence[int], paint: _Pa
         yield from (f"    {_message_line(line, verbose)}" for line in _added_notes(failure, verbose))
     if len({(each.message, each.added_notes) for each in reports.values()}) > 1:
         yield paint.dim(
-            f"    texts differ in numbers such as times, addresses or pids: this is {format_ranks(ranks[:1])}'s ({_SHOWN_BY})"
+            f"    texts differ in numbers such as times, ranks or pids: this is {format_ranks(ranks[:1])}'s ({_SHOWN_BY})"
         )
     if processes := _processes(reports):
         yield paint.dim(f"    {processes}")

@@ -83,5 +83,5 @@ def test_logged_lines_of_ranks_fold_whatever_their_times(notebook: Notebook) -> 
     assert "[0-1] 12:00:00.500 INFO epoch 0 done\n" in said
     assert "[0] 12:00:05 INFO loss 0.5\n" in said
     assert "[1] 12:00:05 INFO loss 1.5\n" in said
-    assert "equal but for numbers such as times, addresses or pids" in said
+    assert "equal but for numbers such as times, ranks or pids" in said
     assert "[1] 12:00:01.500 INFO epoch 0 done\n" in notebook.ok("%mesh logs t --lines 2 --raw").stdout

@@ -55,6 +55,14 @@ class TestLinesThatDifferInTimesAndTheLike:
             "\x1b[2;36m[12:35:3{rank}]\x1b[0m \x1b[34mINFO\x1b[0m epoch 0 done",
             "[rank{rank}]:[E1126 04:39:58.60673253{rank} ProcessGroupGloo.cpp:67] [Rank {rank}]: no answer",
             "[rank{rank}]: ValueError: no data",
+            "[rank: {rank}] Seed set to 42",
+            "(Rank {rank}/3) ready",
+            "Rank {rank}: 3 rows",
+            "RANK {rank} | ready",
+            "rank[{rank}]: ready",
+            "INFO:root:rank {rank}: ready",
+            "2026-11-26 12:35:3{rank},123 - rank {rank} - INFO - ready",
+            "2026-11-26 12:35:3{rank},123 INFO ready after 1.{rank} s, 0.{rank}3ms each",
             "<Net object at 0x7f22aa0{rank}1234>",
             "a.py:3: DeprecationWarning: This process (pid=400{rank}) is multi-threaded",
         ],
@@ -66,7 +74,7 @@ class TestLinesThatDifferInTimesAndTheLike:
         ((ranks, note),) = lines[3:]
         assert ranks == ()
         assert note.startswith(
-            "… lines of several ranks are equal but for numbers such as times, addresses or pids; those of"
+            "… lines of several ranks are equal but for numbers such as times, ranks or pids; those of"
         )
         assert note.endswith("the lowest rank are shown (all: --raw)")
         assert [text for _, text in self.fold(*(f"{text}\n" for text in texts), raw=True)] == texts
@@ -87,11 +95,25 @@ class TestLinesThatDifferInTimesAndTheLike:
             "12:35:3{rank}",
             "1{rank}.5 GiB",
             "[rank{rank}] 3.0",
+            "Rank {rank}: 3.0",
+            "rank {rank} has 3 rows",
+            "Rank {rank}: loss {rank}.5",
+            "ready after 1.{rank} s",
         ],
     )
     def test_lines_whose_numbers_may_carry_meaning_do_not_fold(self, line: str) -> None:
         texts = [line.format(rank=rank) for rank in range(3)]
         assert self.fold(*(f"{text}\n" for text in texts)) == [((rank,), text) for rank, text in enumerate(texts)]
+
+    @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+    @pytest.mark.parametrize("prefix", ["rank {rank}:", "[rank{rank}]", "INFO:root:Rank {rank} |"])
+    def test_what_all_ranks_print_of_each_rank_folds_without_a_note(self, prefix: str, order: tuple[int, ...]) -> None:
+        """As after an `all_gather`: the line of its own rank is no prefix then."""
+        lines = [f"{prefix.format(rank=rank)} {rows} rows" for rank, rows in enumerate((3, 5, 3))]
+        folder = OutputFolder(range(3))
+        for rank in order:
+            folder.feed(rank, "stdout", "\n".join(lines) + "\n", now=0.0)
+        assert shown(folder.finish(0.0)) == [((0, 1, 2), line) for line in lines]
 
     def test_equal_lines_have_no_note(self) -> None:
         assert self.fold("12:35:30 INFO x\n", "12:35:30 INFO x\n") == [((0, 1), "12:35:30 INFO x")]
