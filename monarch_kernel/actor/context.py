@@ -19,6 +19,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 from monarch_kernel.base.mesh import Extent, Point
 from monarch_kernel.runtime.rpc.handles import PROCESS
+from monarch_kernel.runtime.worker.executor import Executor, working
 
 __all__ = [
     "ActorAborted",
@@ -213,7 +214,10 @@ def belongs_to(thread: threading.Thread, context: Context) -> None:
 
 @functools.cache
 def carry_into_threads() -> None:
-    """From now on, run new threads of this process, and work for its thread pools, in the context of the caller."""
+    """From now on, run new threads of this process, and work for its thread pools, in the context of the caller.
+
+    The executor of the caller also knows the work for thread pools: an interrupt can't end what runs there.
+    """
     start = threading.Thread.start
     submit: Callable[..., Future[Any]] = ThreadPoolExecutor.submit
 
@@ -226,17 +230,33 @@ def carry_into_threads() -> None:
     def submit_with_context(
         self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        return submit(self, _run_in, context(), fn, *args, **kwargs)  # other actors may use the same pool
+        executor = working.get()
+        request = 0 if executor is None else executor.current
+        return submit(
+            self, _run_in, context(), executor, request, fn, *args, **kwargs
+        )  # other actors may use the same pool
 
     threading.Thread.start = start_with_context  # type: ignore[method-assign]
     ThreadPoolExecutor.submit = submit_with_context  # type: ignore[method-assign, assignment]
 
 
-def _run_in(context: Context, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    before = running.set(context)
+def _run_in(
+    context: Context,
+    executor: Executor | None,
+    request: int,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    before, thread = running.set(context), threading.get_ident()
+    if executor is not None:
+        executor.pool_work[thread] = request
     try:
         return function(*args, **kwargs)
     finally:
+        if executor is not None:
+            executor.pool_work.pop(thread, None)
         running.reset(before)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import os
 import queue
+import re
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +27,10 @@ from monarch_kernel.actor import (
     endpoint,
     this_proc,
 )
-from monarch_kernel.errors import BufferGoneError, SupervisionError
+from monarch_kernel.errors import BufferGoneError, RemoteInterrupt, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
-from tests.support.actors import Counter
-from tests.support.waiting import LONG_S
+from tests.support.actors import Counter, main_thread_waits_for_a_future
+from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
 PROCS = {"r": 2}
 
@@ -216,3 +220,44 @@ def test_memory_that_a_thread_of_an_actor_lends_is_freed_with_the_actor(procs: P
     actors.stop().get(LONG_S)
     with pytest.raises(BufferGoneError):
         buffer.read_into(copy).get(LONG_S)
+
+
+class Blocked(Actor):
+    """Blocks a thread of a pool until it is freed."""
+
+    def __init__(self) -> None:
+        self.is_free = threading.Event()
+
+    def block(self, path: str) -> None:
+        Path(path).touch()
+        self.is_free.wait(LONG_S)
+
+    @endpoint
+    async def wait(self, path: str) -> None:
+        await asyncio.gather(asyncio.to_thread(self.block, path))
+
+    @endpoint
+    async def free(self) -> None:
+        self.is_free.set()
+
+
+def test_an_interrupt_names_what_an_async_endpoint_leaves_in_a_thread_pool(procs: ProcMesh, tmp_path: Path) -> None:
+    blocked = procs.slice(r=1).spawn("blocked", Blocked)
+
+    def interrupt() -> None:
+        wait_for_files(tmp_path, "begun")
+        wait_until(main_thread_waits_for_a_future, "the main thread to wait")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    waiting = blocked.wait.call_one(str(tmp_path / "begun"))
+    thread.start()
+    with pytest.raises(RemoteInterrupt) as caught:
+        waiting.get(LONG_S)
+    thread.join()
+    place = rf"until self\.is_free\.wait\(LONG_S\) returns \({re.escape(__file__)}, line \d+, in a thread of a pool\)"
+    assert re.fullmatch(
+        rf"the wait for blocked\.wait was interrupted; \[0\] goes on with blocked\.wait {place}", str(caught.value)
+    )
+    blocked.free.call_one().get(LONG_S)
+    blocked.stop().get(LONG_S)

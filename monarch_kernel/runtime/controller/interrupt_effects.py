@@ -13,7 +13,13 @@ from monarch_kernel.runtime.diagnostics.waits import LEAST_WAIT_S
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import MAY_GO_ON, PendingFuture
-from monarch_kernel.runtime.worker.slow_requests import ask_doing, by_rank, collective_waits, goes_on_text
+from monarch_kernel.runtime.worker.slow_requests import (
+    ask_doing,
+    by_rank,
+    collective_waits,
+    goes_on_text,
+    left_in_pools,
+)
 
 __all__ = ["interrupt_work"]
 
@@ -87,7 +93,8 @@ def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: Waiti
     left = [future for future in futures if not future.done()]
     head = f"the wait{_for(futures)} was interrupted"
     if not left:
-        return f"{head}, and so is what the ranks run for it"
+        in_pools = list(filter(None, (_left_in_pools(client, future) for future in futures[:_MAX_EFFECTS])))
+        return "; ".join([head, *in_pools]) if in_pools else f"{head}, and so is what the ranks run for it"
     parts = [_goes_on(client, future, procs) for future in left if (procs := waiting_for(future))]
     return "; ".join([head, *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
 
@@ -102,7 +109,15 @@ def _for(futures: Sequence[PendingFuture]) -> str:
 
 
 def _goes_on(client: Client, future: PendingFuture, procs: Sequence[int]) -> str:
+    return goes_on_text(future, _doing(client, future, procs))
+
+
+def _left_in_pools(client: Client, future: PendingFuture) -> str:
+    return left_in_pools(future, _doing(client, future, future.procs)) if future.id and future.description else ""
+
+
+def _doing(client: Client, future: PendingFuture, procs: Sequence[int]) -> dict[int, Doing | Failure]:
     looking = ask_doing(client, procs)
     if not looking.wait(STOP_S):
         looking.cancel()
-    return goes_on_text(future, by_rank(future, procs, looking.get()))
+    return by_rank(future, procs, looking.get())

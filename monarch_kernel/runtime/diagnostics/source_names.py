@@ -7,7 +7,7 @@ import re
 from monarch_kernel.base.text import one_line
 from monarch_kernel.errors import Frame
 
-__all__ = ["describe_line", "is_of_notebook", "short_cell", "short_file"]
+__all__ = ["code_of", "describe_line", "is_of_notebook", "short_cell", "short_file"]
 
 _MAX_WIDTH = 120
 _CELL = re.compile(r"<remote cell \[(\d+)\]>")
@@ -41,12 +41,17 @@ def describe_line(frame: Frame) -> str:
     A text that is too wide loses the first folders of its file, and then the end of its code.
     """
     function = "" if frame.function in ("", "<module>") else f", in {one_line(frame.function)}"
-    index = frame.line - frame.first_line
-    source = frame.source[index] if 0 <= index < len(frame.source) else ""
-    code = "".join(char for char in source if char.isprintable()).strip()
+    code = code_of(frame)
     rest = f", line {frame.line}{function}" + (f": {code}" if code else "")
     text = _last_folders(one_line(short_cell(frame.file)), _MAX_WIDTH - len(rest)) + rest
     return text if len(text) <= _MAX_WIDTH else text[: _MAX_WIDTH - 1] + "…"
+
+
+def code_of(frame: Frame) -> str:
+    """Return the line of source of a frame; empty where there is no source."""
+    index = frame.line - frame.first_line
+    source = frame.source[index] if 0 <= index < len(frame.source) else ""
+    return "".join(char for char in source if char.isprintable()).strip()
 
 
 def _last_folders(path: str, width: int) -> str:

@@ -24,6 +24,7 @@ from monarch_kernel.runtime.diagnostics.loop_positions import loop_turn
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 
 __all__ = [
+    "IN_POOL",
     "Activity",
     "AwaitedCall",
     "Collective",
@@ -47,6 +48,9 @@ _CALLERS = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/device
 
 _DDP = "/torch/nn/parallel/distributed.py"
 _RUN_FOREVER = asyncio.base_events.BaseEventLoop.run_forever.__code__
+
+
+IN_POOL = ", in a thread of a pool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class Activity:
 
     Attributes:
         request: its id.
-        executor: ``main`` for cells, ``actor NAME`` for calls.
+        executor: ``main`` for cells, ``actor NAME`` for calls; with `IN_POOL` for what a request has left in a thread pool.
         frames: its stack from the user's code inward, outermost first; empty if there is no Python frame.
         call: the innermost call, as written in the innermost frame; empty if unknown.
         thread: the thread that runs it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import socket
 import threading
@@ -35,7 +36,7 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.buffers.server import OF_BUFFERS, BufferServer
 from monarch_kernel.runtime.diagnostics.failures import describe
-from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
+from monarch_kernel.runtime.diagnostics.stacks import IN_POOL, Activity, describe_thread
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.ids import origin_of
 from monarch_kernel.runtime.rpc.ownership import Process
@@ -170,15 +171,8 @@ class ActorServer(ABC):
         return min(pauses, default=None)
 
     def activities(self) -> tuple[Activity, ...]:
-        """Return what the executors run at this moment."""
-        return tuple(
-            activity
-            for executor in self.executors()
-            if executor.is_busy
-            for activity in describe_thread(
-                executor.thread_id, executor.current, executor.name, [call.work for call in list(executor.calls)]
-            )
-        )
+        """Return what the executors run at this moment, and what they have left in thread pools."""
+        return tuple(itertools.chain.from_iterable(map(_activities_of, self.executors())))
 
     # -- answers, for executors
 
@@ -405,3 +399,13 @@ def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
     timer = threading.Timer(seconds, function, args)
     timer.daemon = True
     timer.start()
+
+
+def _activities_of(executor: Executor) -> list[Activity]:
+    found: list[Activity] = []
+    if executor.is_busy:
+        coroutines = [call.work for call in list(executor.calls)]
+        found += describe_thread(executor.thread_id, executor.current, executor.name, coroutines)
+    for thread, request in executor.left_work().items():
+        found += describe_thread(thread, request, f"{executor.name}{IN_POOL}")
+    return found

@@ -140,6 +140,7 @@ class Executor:
         interrupted: The id of the request that was interrupted last; 0 if none.
         delivered: The id of the request in which the interrupt was raised; 0 if none.
         interrupters: Functions that interrupt requests that run not in this thread alone, but on its event loop.
+        pool_work: Work of thread pools that its requests have started: the thread, and the id of the request.
         is_made: Whether the constructor of its actor has ended.
         retire: Makes the actor end, because its process does; on the I/O thread. Returns the thread, if that cleans up.
         on_dropped: Called when an interrupt has removed a request from the mailbox, with it and whether to abort process
@@ -165,6 +166,7 @@ class Executor:
         self.calls: Collection[OnLoop] = ()
         self.takes_port: Callable[[str], bool] = lambda method: False
         self.interrupters: dict[int, Callable[[], object]] = {}
+        self.pool_work: dict[int, int] = {}
         self.retire: Callable[[], threading.Thread | None] | None = None
         self.on_dropped: Callable[[Any, bool], object] = lambda message, abort: None
         self.attend: Callable[[], object] | None = None
@@ -190,6 +192,14 @@ class Executor:
     def is_busy(self) -> bool:
         """Whether it works on something, even if nothing waits for the result."""
         return self.taken[0] not in (None, CALLED) or bool(self.calls)
+
+    def left_work(self) -> dict[int, int]:
+        """Return the work of thread pools that goes on although its request has ended, such as by an interrupt."""
+        return {
+            thread: request
+            for thread, request in list(self.pool_work.items())
+            if request != self.current and request not in self.interrupters
+        }
 
     def post(self, message: Message, frames: Sequence[Frame]) -> None:
         """Put a message into the mailbox; on the I/O thread."""

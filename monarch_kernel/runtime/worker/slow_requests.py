@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from monarch_kernel.errors import Failure, format_ranks
 from monarch_kernel.net.wire.codec import load, pack
 from monarch_kernel.net.wire.messages import GetStacks
-from monarch_kernel.runtime.diagnostics.source_names import describe_line, short_cell
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Doing
+from monarch_kernel.runtime.diagnostics.source_names import code_of, describe_line, short_cell
+from monarch_kernel.runtime.diagnostics.stacks import IN_POOL, Activity, Doing
 from monarch_kernel.runtime.diagnostics.waits import stalls
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.client import Client
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.waits import PendingFuture, Wait
 
-__all__ = ["PLACES", "Places", "ask_doing", "by_rank", "collective_waits", "goes_on_text", "slow_text", "warn_if_slow"]
+__all__ = [
+    "PLACES",
+    "Places",
+    "ask_doing",
+    "by_rank",
+    "collective_waits",
+    "goes_on_text",
+    "left_in_pools",
+    "slow_text",
+    "warn_if_slow",
+]
 
 LOOK_S = 1.0
 COLLECTIVES_AFTER_S = 10.0
@@ -186,6 +197,28 @@ def goes_on_text(future: PendingFuture, doing: Mapping[int, Doing | Failure]) ->
     return "; ".join(parts)
 
 
+def _call_in(line: str) -> str:
+    """Return the call that a line of source consists of, such as that of an assignment; empty if it is something else."""
+    try:
+        (statement,) = ast.parse(line).body
+    except (SyntaxError, ValueError):  # the head of a block, or a part of a statement
+        return ""
+    value = getattr(statement, "value", None)
+    while isinstance(value, (ast.Await, ast.YieldFrom)):
+        value = value.value
+    return (ast.get_source_segment(line, value) or "") if isinstance(value, ast.Call) else ""
+
+
+def left_in_pools(future: PendingFuture, doing: Mapping[int, Doing | Failure]) -> str:
+    """Describe what a call that has ended has left in thread pools, as `goes_on_text` does; empty if nothing."""
+    left = {
+        rank: one
+        for rank, one in doing.items()
+        if isinstance(one, Doing) and any(each.request == future.id for each in one.activities)
+    }
+    return goes_on_text(future, left)
+
+
 def _goes_on(future: PendingFuture, doing: Doing | Failure) -> str:
     if isinstance(doing, Failure):
         return f", and {_what(future, doing)}"
@@ -195,8 +228,9 @@ def _goes_on(future: PendingFuture, doing: Doing | Failure) -> str:
     where = mine.user_frame
     if where is None:
         return ""
-    place = f"{short_cell(where.file)}, line {where.line}"
-    if mine.call.endswith(")"):
+    place = f"{short_cell(where.file)}, line {where.line}{IN_POOL if mine.executor.endswith(IN_POOL) else ''}"
+    call = mine.call if mine.frames[-1].user else _call_in(code_of(where))
+    if call.endswith(")"):
         then = " and its code awaits something or ends" if mine.is_coroutine else ""
-        return f" until {mine.call} returns{then} ({place})"
+        return f" until {call} returns{then} ({place})"
     return f" at {place}"

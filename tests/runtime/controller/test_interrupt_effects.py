@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from monarch_kernel.errors import Failure, Frame, MeshDownError
 from monarch_kernel.runtime.controller import interrupt_effects
-from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
+from monarch_kernel.runtime.diagnostics.stacks import IN_POOL, Activity, Collective, Doing
 from monarch_kernel.runtime.rpc.future import Future
 
 PROCS = (11, 12, 13)
@@ -39,6 +39,7 @@ class Ranks:
         self.doing = dict(zip(PROCS, doing, strict=True))
         self.stops = stops
         self.silent = silent
+        self.left: tuple[Activity, ...] = ()
         self.said: list[str] = []
         self.future: Future[None] = Future(
             Future.resolved(None).owner, 7, lambda answers: None, description="a.step", procs=PROCS
@@ -50,7 +51,8 @@ class Ranks:
     def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
         self.said.append("asked")
         gone = Failure("interrupted", "CancelledError", "cancelled by the caller")
-        return Future.resolved([gone if proc in self.silent else self.doing[proc] for proc in procs])
+        doing = dict.fromkeys(procs, Doing(self.left)) if "interrupted" in self.said and self.stops else self.doing
+        return Future.resolved([gone if proc in self.silent else doing[proc] for proc in procs])
 
     def wait(self, waiter: object, timeout_s: float | None) -> bool:
         return self.future.done()
@@ -68,13 +70,22 @@ class Ranks:
 def test_the_collective_in_which_a_call_waited_is_named_with_the_ranks_that_were_missing() -> None:
     ranks = Ranks(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2))
     assert ranks.effect() == f"{STOPPED}\n{WAITED}"
-    assert ranks.said == ["asked", "interrupted"]  # afterwards no rank waits any longer
+    assert ranks.said == ["asked", "interrupted", "asked"]  # afterwards no rank waits any longer
 
 
 def test_a_call_that_goes_on_is_named_before_what_it_waited_in() -> None:
     ranks = Ranks(in_sum(0), in_sum(1), Doing(reached={"": 2}, rank=2), stops=False)
     going_on = "[0-1] go on with a.step until dist.all_reduce(x) returns (cell [2], line 9)"
     assert ranks.effect() == f"the wait for a.step was interrupted; {going_on}\n{WAITED}"
+
+
+def test_what_a_call_has_left_in_a_thread_pool_is_named() -> None:
+    ranks = Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2), silent=PROCS[:1])
+    ranks.left = (Activity(7, f"actor a{IN_POOL}", (LINE,), "time.sleep(s)"), Activity(8, "actor a", (LINE,)))
+    assert ranks.effect() == (
+        "the wait for a.step was interrupted; "
+        "[1-2] go on with a.step until time.sleep(s) returns (cell [2], line 9, in a thread of a pool)"
+    )
 
 
 def test_short_waits_and_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
@@ -87,16 +98,17 @@ def test_ranks_that_say_what_they_do_after_the_others_have_stopped_are_waited_fo
         """Its processes answer when something waits for their answer."""
 
         client = None
-        looking: Future[Any]
+        looking: ClassVar[list[Future[Any]]] = []
 
         def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
             said = super().ask(procs, message, read).get()
-            self.looking = Future(self, 8, lambda answers: said)
-            return self.looking
+            self.looking.append(Future(self, 8, lambda answers: said))
+            return self.looking[-1]
 
         def wait(self, waiter: Any, timeout_s: float | None) -> bool:
             if not waiter.ready:
-                self.looking.resolve((), True)
+                for looking in self.looking:
+                    looking.resolve((), True)
             return True
 
         def attend(self, future: object) -> None: ...

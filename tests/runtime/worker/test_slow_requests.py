@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import pytest
+
 from monarch_kernel.errors import Failure, Frame
 from monarch_kernel.runtime.diagnostics.stacks import Activity, Collective, Doing
 from monarch_kernel.runtime.rpc.future import Future
@@ -38,6 +40,20 @@ def test_a_coroutine_goes_on_until_it_awaits_something() -> None:
     assert goes_on_text(future(), {0: doing}) == (
         "[0] goes on with a.block until sum(rows) returns and its code awaits something or ends (cell [2], line 9)"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "until"),
+    [
+        ("self.free.wait(60)", " until self.free.wait(60) returns (cell [2], line 9)"),
+        ("    x, y = await load(path, n=3)", " until load(path, n=3) returns (cell [2], line 9)"),
+        ("x = load(1) + load(2)", " at cell [2], line 9"),
+        ("for row in rows:", " at cell [2], line 9"),
+    ],
+)
+def test_a_call_into_a_library_is_named_by_the_users_line(line: str, until: str) -> None:
+    doing = at(7, replace(LINE, source=(line,)), LIBRARY, call="waiter.acquire(True, timeout)")
+    assert goes_on_text(future(), {0: doing}) == f"[0] goes on with a.block{until}"
 
 
 def test_other_code_has_its_place_only() -> None:
