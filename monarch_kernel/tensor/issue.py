@@ -23,7 +23,7 @@ which must agree.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
             else:
                 device = _add_to_key(key, ids, arg, device)
     except _PlainTensorError as error:
-        if error.refusal and info.name != "aten::copy_.default":  # data for a tensor comes from anywhere, as on a GPU
+        if error.refusal and not _has_plain_only_at(_PUT.get(info.name, ()), args):
             raise TensorError(error.refusal) from None
         return issue(func, *_with_plain_ones_put(info, args, kwargs or {}))
     assert device is not None
@@ -226,6 +226,13 @@ class _PlainTensorError(Exception):
         self.refusal = refusal
 
 
+_PUT = {
+    "aten::copy_.default": (0, 1),  # data for a tensor comes from anywhere, as on a GPU
+    "aten::_embedding_bag.default": (2,),  # the offsets, which torch makes for rows of equal length
+    "aten::_embedding_bag_forward_only.default": (2,),
+}
+"""The places of arguments whose plain tensors are put on the ranks."""
+
 _BORN_INSIDE = 5
 """Number of references to such a tensor in `_add_to_key`: only this code has any, while the program holds its own tensors. To
 mistake one for the other does no harm: it is put on the ranks, or refused with the hint to put it."""
@@ -247,6 +254,10 @@ def _with_plain_ones_put(
     moved = [put(each) if _is_plain(each) else each for each in flat]
     there: tuple[Sequence[Any], Mapping[str, Any]] = pytree.tree_unflatten(moved, tree)
     return there
+
+
+def _has_plain_only_at(places: Collection[int], args: Sequence[Any]) -> bool:
+    return bool(places) and not any(_is_plain(each) for at, each in enumerate(args) if at not in places)
 
 
 def _is_plain(arg: Any) -> bool:

@@ -245,12 +245,12 @@ def test_an_interrupt_names_what_an_async_endpoint_leaves_in_a_thread_pool(procs
     blocked = procs.slice(r=1).spawn("blocked", Blocked)
 
     def interrupt() -> None:
-        wait_for_files(tmp_path, "begun")
+        wait_for_files(tmp_path, "started")
         wait_until(main_thread_waits_for_a_future, "the main thread to wait")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    waiting = blocked.wait.call_one(str(tmp_path / "begun"))
+    waiting = blocked.wait.call_one(str(tmp_path / "started"))
     thread.start()
     with pytest.raises(RemoteInterrupt) as caught:
         waiting.get(LONG_S)

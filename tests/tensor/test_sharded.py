@@ -157,6 +157,32 @@ def test_a_distributed_module_trains_like_a_plain_one(procs: ProcMesh, kind: Any
         torch.testing.assert_close(there.detach().full_tensor(), here.detach(), atol=1e-5, rtol=1e-4)
 
 
+class Reader(nn.Module):
+    """Sums embeddings of the words of rows, and reads them one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(10, 4, mode="sum")
+        self.reader = nn.LSTM(4, 3)
+
+    def forward(self, words: Any) -> Any:
+        return self.reader(self.bag(words).unsqueeze(1))[0]
+
+
+def test_modules_for_which_torch_makes_tensors_train_like_plain_ones(procs: ProcMesh) -> None:
+    """The offsets of the bag, the first state of the LSTM, and what its backward needs."""
+    torch.manual_seed(0)
+    plain = Reader()
+    model = procs.distribute(copy.deepcopy(plain))
+    words = torch.arange(24).reshape(8, 3) % 10
+    plain(words).square().sum().backward()
+    output = model(procs.shard(words, dp=Shard(0)))
+    output.square().sum().backward()
+    torch.testing.assert_close(output.full_tensor(), plain(words))
+    for here, there in zip(plain.parameters(), model.parameters()):
+        torch.testing.assert_close(there.grad.full_tensor(), here.grad)
+
+
 PLACED = [{}, {"dp": Shard(0)}, {"tp": Shard(1)}, {"dp": Shard(0), "tp": Shard(0)}, {"dp": Shard(1), "tp": Shard(0)}]
 
 

@@ -49,6 +49,9 @@ __all__ = ["Interpreter", "TensorWorker"]
 REPORT_EVERY = 512
 """A rank reports after this many operations of a target."""
 
+_FOR_BACKWARD = frozenset(("aten::mkldnn_rnn_layer.default",))
+"""Operations that return what their backward needs only where gradients are enabled."""
+
 MAX_SHOWN = 100
 """A tensor with more elements is shown as a summary."""
 
@@ -286,7 +289,8 @@ class Interpreter:
                 NotImplementedError(f"{name} is not known on this rank: import there what defines it ({error})")
             )
         # No sharded tensor can be there before this module is loaded.
-        return ShardedOp(found) if "torch.distributed.tensor" in sys.modules else found
+        do = ShardedOp(found) if "torch.distributed.tensor" in sys.modules else found
+        return _with_gradients_enabled(do) if name in _FOR_BACKWARD else do
 
     def _control(self, words: Sequence[int], position: int, entries: dict[int, AnyEntry]) -> int:
         """Handle a record that is no operation; return the position after it."""
@@ -353,6 +357,18 @@ def _data_ptr(tensor: Any) -> int:
         return int(local_part(tensor).untyped_storage().data_ptr())
     except (NotImplementedError, RuntimeError):  # a sparse tensor has none
         return 0
+
+
+def _with_gradients_enabled(do: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an operation see that gradients are enabled; a rank records none, since no tensor of it requires one."""
+
+    def with_gradients_enabled(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        with torch.enable_grad():
+            return do(*args, **kwargs)
+
+    return with_gradients_enabled
 
 
 def _raiser(error: Exception) -> Callable[..., Any]:

@@ -108,7 +108,7 @@ class TestLinesThatDifferInTimesAndTheLike:
     @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
     @pytest.mark.parametrize("prefix", ["rank {rank}:", "[rank{rank}]", "INFO:root:Rank {rank} |"])
     def test_what_all_ranks_print_of_each_rank_folds_without_a_note(self, prefix: str, order: tuple[int, ...]) -> None:
-        """As after an `all_gather`: the line of its own rank is no prefix then."""
+        """As after an `all_gather`: the line of the rank itself is no prefix then."""
         lines = [f"{prefix.format(rank=rank)} {rows} rows" for rank, rows in enumerate((3, 5, 3))]
         folder = OutputFolder(range(3))
         for rank in order:
