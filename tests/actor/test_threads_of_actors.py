@@ -29,6 +29,7 @@ from monarch_kernel.actor import (
 )
 from monarch_kernel.errors import BufferGoneError, RemoteInterrupt, SupervisionError
 from monarch_kernel.rdma import RDMABuffer
+from monarch_kernel.runtime.controller import interrupt_effects
 from tests.support.actors import Counter, main_thread_waits_for_a_future
 from tests.support.waiting import LONG_S, wait_for_files, wait_until
 
@@ -241,7 +242,10 @@ class Blocked(Actor):
         self.is_free.set()
 
 
-def test_an_interrupt_names_what_an_async_endpoint_leaves_in_a_thread_pool(procs: ProcMesh, tmp_path: Path) -> None:
+def test_an_interrupt_names_what_an_async_endpoint_leaves_in_a_thread_pool(
+    procs: ProcMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt_effects, "STOP_S", LONG_S)  # the endpoint ends before the text is made
     blocked = procs.slice(r=1).spawn("blocked", Blocked)
 
     def interrupt() -> None:
