@@ -220,9 +220,8 @@ class BackgroundCell:
         cell, state = self._cell, self._state
         if cell.stage != "over":
             cell.poll(now)
-        if cell.stage == "running" and self._state == "queued":
-            self._state = "running"
-            self._since = now
+        if cell.sent_at is not None and self._state == "queued":  # it may be over already
+            self._state, self._since = "running", cell.sent_at
         if cell.stage == "over":
             self._end(now)
         if self._state != state or now >= self._updated_at + _UPDATE_EVERY_S:

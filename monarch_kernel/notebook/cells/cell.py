@@ -143,6 +143,7 @@ class RemoteCell:
 
     Attributes:
         way_out: how the user ends the cell, as text.
+        sent_at: when it was first sent to the ranks, by `time.monotonic`; None before.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class RemoteCell:
         self.output = output
         self.stage: CellStage = "waiting"
         self.is_over = threading.Event()
+        self.sent_at: float | None = None
         self.way_out = "Kernel > Interrupt" if output.sink.can_update else "Ctrl-C"
         self._progress: InterruptProgress | None = None
         self._code = code
@@ -429,6 +431,7 @@ class RemoteCell:
             self._fail(error)
             return
         self._recording.sent(self._future.id)
+        self.sent_at = now if self.sent_at is None else self.sent_at
         self.stage = "running"
 
     def _end(self, now: float) -> None:
