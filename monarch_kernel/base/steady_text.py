@@ -52,7 +52,7 @@ def _without_rank(text: str, rank: int | None) -> str:
 
 _COLOR = r"(?:\x1b\[[0-9;]*m)*"
 _CLOCK = r"\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
-_MAY_VARY = re.compile(r"\d:\d\d:\d\d|\bat 0x|\(pid=")
+_MAY_VARY = re.compile(r"\d:\d\d:\d\d|\bat 0x|\(pid=|(?:^|:)[\[(<]?(?:[Rr]ank|RANK)[ \[:=#\d]", re.MULTILINE)
 _RANK_WORDS = ("rank", "Rank", "RANK")
 # A rank is a prefix in brackets, or before a colon, a bar or a dash, and may follow the level and the name of a logger.
 _RANK = (
@@ -78,7 +78,7 @@ _PID_OF_LINE = re.compile(r"\(pid=\d+\)")
 
 def may_vary(text: str) -> bool:
     """Whether a line of the text may have a part that `steady_line` replaces; much faster than that."""
-    return any(word in text for word in _RANK_WORDS) or _MAY_VARY.search(text) is not None
+    return _MAY_VARY.search(text) is not None
 
 
 def is_stamped(line: str) -> bool:

@@ -261,7 +261,8 @@ class OutputFolder:
         mark = _MARKS[stream]
         if self._raw:
             return mark + line
-        steady = steady_line(line, rank)
+        named = rank_in_prefix(line)
+        steady = steady_line(line, rank) if named is None else line
         kind = _VARIED if steady != line else ""
         warned = self._warned.pop((rank, stream), None)
         if self._repeats is None:
@@ -272,7 +273,7 @@ class OutputFolder:
             kind = _LOGGED
             if stream == "stderr" and is_warning(line):
                 kind, self._warned[rank, stream] = _WARNED, steady
-        if (named := rank_in_prefix(line)) is not None:
+        if named is not None:
             kind = kind or _VARIED
             steady = self._with_prefix(kind + mark, line, rank, named)
         if not kind:
