@@ -274,8 +274,7 @@ class OutputFolder:
             if stream == "stderr" and is_warning(line):
                 kind, self._warned[rank, stream] = _WARNED, steady
         if named is not None:
-            kind = kind or _VARIED
-            steady = self._with_prefix(kind + mark, line, rank, named)
+            steady = self._with_prefix((kind := kind or _VARIED) + mark, line, rank, named)
         if not kind:
             return mark + line
         entry = f"{kind}{mark}{steady}"

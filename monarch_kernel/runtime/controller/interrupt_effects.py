@@ -90,12 +90,12 @@ def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: Waiti
         waiter = Waiter()
         future.add_done_callback(waiter.set)
         client.wait(waiter, max(0.0, deadline - time.monotonic()))
-    left = [future for future in futures if not future.done()]
     head = f"the wait{_for(futures)} was interrupted"
-    if not left:
+    parts = [_goes_on(client, future, waiting_for) for future in futures if not future.done()]
+    if all(future.done() for future in futures):  # some perhaps while their ranks were asked
         in_pools = list(filter(None, (_left_in_pools(client, future) for future in futures[:_MAX_EFFECTS])))
         return "; ".join([head, *in_pools]) if in_pools else f"{head}, and so is what the ranks run for it"
-    parts = [_goes_on(client, future, procs) for future in left if (procs := waiting_for(future))]
+    parts = list(filter(None, parts))
     return "; ".join([head, *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
 
 
@@ -108,16 +108,22 @@ def _for(futures: Sequence[PendingFuture]) -> str:
     return f" for {', '.join(descriptions[:_MAX_EFFECTS])}{more}"
 
 
-def _goes_on(client: Client, future: PendingFuture, procs: Sequence[int]) -> str:
-    return goes_on_text(future, _doing(client, future, procs))
+def _goes_on(client: Client, future: PendingFuture, waiting_for: WaitingFor) -> str:
+    """Describe what goes on; ranks that stop while they are asked have nothing that does."""
+    procs = waiting_for(future)
+    answers = dict(zip(procs, _ask(client, procs), strict=True)) if procs else {}
+    still = [proc for proc in waiting_for(future) if proc in answers]
+    return goes_on_text(future, by_rank(future, still, [answers[proc] for proc in still]))
 
 
 def _left_in_pools(client: Client, future: PendingFuture) -> str:
-    return left_in_pools(future, _doing(client, future, future.procs)) if future.id and future.description else ""
+    if not (future.id and future.description):
+        return ""
+    return left_in_pools(future, by_rank(future, future.procs, _ask(client, future.procs)))
 
 
-def _doing(client: Client, future: PendingFuture, procs: Sequence[int]) -> dict[int, Doing | Failure]:
+def _ask(client: Client, procs: Sequence[int]) -> list[Doing | Failure]:
     looking = ask_doing(client, procs)
     if not looking.wait(STOP_S):
         looking.cancel()
-    return by_rank(future, procs, looking.get())
+    return looking.get()

@@ -88,6 +88,29 @@ def test_what_a_call_has_left_in_a_thread_pool_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("stopped", [PROCS, PROCS[:1]])
+def test_ranks_that_stop_while_they_are_asked_do_not_go_on(stopped: Sequence[int]) -> None:
+    class Late(Ranks):
+        """Its processes stop when they are asked what goes on."""
+
+        owed: Sequence[int] = PROCS[:2]
+
+        def owing(self, future: object) -> Sequence[int]:
+            return self.owed
+
+        def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
+            if "interrupted" in self.said:
+                self.owed = [proc for proc in self.owed if proc not in stopped]
+                if not self.owed:
+                    self.future.resolve((), True)
+                    self.doing = dict.fromkeys(PROCS, Doing())
+            return super().ask(procs, message, read)
+
+    ranks = Late(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2), stops=False)
+    goes_on = "[1] goes on with a.step until dist.all_reduce(x) returns (cell [2], line 9)"
+    assert ranks.effect() == (STOPPED if stopped == PROCS else f"the wait for a.step was interrupted; {goes_on}")
+
+
 def test_short_waits_and_ranks_that_do_not_say_where_they_are_are_left_out() -> None:
     assert Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2)).effect() == STOPPED
     assert Ranks(in_sum(0), in_sum(1), Doing(rank=2), silent=PROCS[:1]).effect() == STOPPED
