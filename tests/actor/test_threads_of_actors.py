@@ -31,7 +31,7 @@ from monarch_kernel.errors import BufferGoneError, RemoteInterrupt, SupervisionE
 from monarch_kernel.rdma import RDMABuffer
 from monarch_kernel.runtime.controller import interrupt_effects
 from tests.support.actors import Counter, main_thread_waits_for_a_future
-from tests.support.waiting import LONG_S, wait_for_files, wait_until
+from tests.support.waiting import LONG_S, wait_until
 
 PROCS = {"r": 2}
 
@@ -223,45 +223,38 @@ def test_memory_that_a_thread_of_an_actor_lends_is_freed_with_the_actor(procs: P
         buffer.read_into(copy).get(LONG_S)
 
 
-class Blocked(Actor):
-    """Blocks a thread of a pool until it is freed."""
+class Reader(Actor):
+    """Reads a file in a thread of a pool."""
 
-    def __init__(self) -> None:
-        self.is_free = threading.Event()
-
-    def block(self, path: str) -> None:
-        Path(path).touch()
-        self.is_free.wait(LONG_S)
+    def read(self, path: str) -> None:
+        Path(path).read_bytes()
 
     @endpoint
     async def wait(self, path: str) -> None:
-        await asyncio.gather(asyncio.to_thread(self.block, path))
-
-    @endpoint
-    async def free(self) -> None:
-        self.is_free.set()
+        await asyncio.gather(asyncio.to_thread(self.read, path))
 
 
 def test_an_interrupt_names_what_an_async_endpoint_leaves_in_a_thread_pool(
     procs: ProcMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(interrupt_effects, "STOP_S", LONG_S)  # the endpoint ends before the text is made
-    blocked = procs.slice(r=1).spawn("blocked", Blocked)
+    reader = procs.slice(r=1).spawn("reader", Reader)
+    os.mkfifo(tmp_path / "pipe")
+    writers: list[int] = []
 
     def interrupt() -> None:
-        wait_for_files(tmp_path, "started")
+        writers.append(os.open(tmp_path / "pipe", os.O_WRONLY))  # waits until the thread reads
         wait_until(main_thread_waits_for_a_future, "the main thread to wait")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
-    waiting = blocked.wait.call_one(str(tmp_path / "started"))
+    waiting = reader.wait.call_one(str(tmp_path / "pipe"))
     thread.start()
     with pytest.raises(RemoteInterrupt) as caught:
         waiting.get(LONG_S)
     thread.join()
-    place = rf"until self\.is_free\.wait\(LONG_S\) returns \({re.escape(__file__)}, line \d+, in a thread of a pool\)"
-    assert re.fullmatch(
-        rf"the wait for blocked\.wait was interrupted; \[0\] goes on with blocked\.wait {place}", str(caught.value)
-    )
-    blocked.free.call_one().get(LONG_S)
-    blocked.stop().get(LONG_S)
+    place = rf"{re.escape(__file__)}, line \d+, in a thread of a pool"
+    going_on = rf"\[0\] goes on with reader\.wait until Path\(path\)\.read_bytes\(\) returns \({place}\)"
+    assert re.fullmatch(rf"the wait for reader\.wait was interrupted; {going_on}", str(caught.value))
+    os.close(writers[0])  # ends the thread
+    reader.stop().get(LONG_S)

@@ -37,7 +37,7 @@ consistent, that is around the sleep of a leader in the transport and of others 
 is recorded, and raised later. The shield goes up before the I/O lock is taken, and down after it is released.
 
 An exception of a callback leaves through the wait of the foreground thread that leads. The background thread goes on after it,
-and hands it to `threading.excepthook`, once for each line that raises: no other thread serves what nobody waits for.
+and hands it to `threading.excepthook`, once for each line that raises: no other thread serves requests without a wait.
 
 A process that the user's code forks has a copy of this object with only one of its threads, and shares the socket. Whatever it
 submits or waits for is refused, before any lock is tried.

@@ -194,11 +194,11 @@ class Executor:
         return self.taken[0] not in (None, CALLED) or bool(self.calls)
 
     def left_work(self) -> dict[int, int]:
-        """Return the work of thread pools that goes on although its request has ended, such as by an interrupt."""
+        """Return the work of thread pools whose request has ended, or was interrupted and is about to end."""
         return {
             thread: request
             for thread, request in list(self.pool_work.items())
-            if request != self.current and request not in self.interrupters
+            if request == self.interrupted or (request != self.current and request not in self.interrupters)
         }
 
     def post(self, message: Message, frames: Sequence[Frame]) -> None:

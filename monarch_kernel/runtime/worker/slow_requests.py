@@ -210,12 +210,16 @@ def _call_in(line: str) -> str:
 
 
 def left_in_pools(future: PendingFuture, doing: Mapping[int, Doing | Failure]) -> str:
-    """Describe what a call that has ended has left in thread pools, as `goes_on_text` does; empty if nothing."""
-    left = {
-        rank: one
-        for rank, one in doing.items()
-        if isinstance(one, Doing) and any(each.request == future.id for each in one.activities)
-    }
+    """Describe what a call that has ended has left in thread pools, as `goes_on_text` does; empty if nothing.
+
+    A rank may still be about to leave the code of the call, which has answered.
+    """
+    left: dict[int, Doing | Failure] = {}
+    for rank, one in doing.items():
+        if isinstance(one, Doing):
+            works = [each for each in one.activities if each.request == future.id and each.executor.endswith(IN_POOL)]
+            if works:
+                left[rank] = Doing(tuple(works))
     return goes_on_text(future, left)
 
 

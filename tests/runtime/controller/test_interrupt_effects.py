@@ -81,11 +81,18 @@ def test_a_call_that_goes_on_is_named_before_what_it_waited_in() -> None:
 
 def test_what_a_call_has_left_in_a_thread_pool_is_named() -> None:
     ranks = Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2), silent=PROCS[:1])
-    ranks.left = (Activity(7, f"actor a{IN_POOL}", (LINE,), "time.sleep(s)"), Activity(8, "actor a", (LINE,)))
+    leaving, other = Activity(7, "actor a"), Activity(8, "actor a", (LINE,))
+    ranks.left = (leaving, Activity(7, f"actor a{IN_POOL}", (LINE,), "time.sleep(s)"), other)
     assert ranks.effect() == (
         "the wait for a.step was interrupted; "
         "[1-2] go on with a.step until time.sleep(s) returns (cell [2], line 9, in a thread of a pool)"
     )
+
+
+def test_a_call_that_has_answered_does_not_go_on_where_a_rank_is_about_to_leave_it() -> None:
+    ranks = Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2))
+    ranks.left = (Activity(7, "actor a", (LINE,), "time.sleep(s)"),)
+    assert ranks.effect() == STOPPED
 
 
 @pytest.mark.parametrize("stopped", [PROCS, PROCS[:1]])
