@@ -95,8 +95,9 @@ test-all: test ## Run all tiers, and fail if a test of the default tier twice ta
 
 N ?= 10
 LOAD ?= 0
-test-repeat: installed ## Run the default tier N times, beside LOAD busy loops, and print each test that failed with its count
-	$(BIN)/python -m tests.support.repeat --times $(N) --load $(LOAD) --workers $(WORKERS) $(ARGS)
+PAUSES ?=
+test-repeat: installed ## Run the default tier N times, beside LOAD busy loops or with random PAUSES=SEED, and count failures
+	$(BIN)/python -m tests.support.repeat --times $(N) --load $(LOAD) --pauses "$(PAUSES)" --workers $(WORKERS) $(ARGS)
 
 # All that is checked without running a test, and all that tests need.
 ready: lint typescript installed collected

@@ -1,12 +1,13 @@
 """Find flaky tests: run a tier several times, and print each failed test with its count.
 
-``make test-repeat N=10``, and beside busy loops ``make test-repeat N=3 LOAD=4``. The exit status is 0 only if no run had a
-failure.
+``make test-repeat N=10``, beside busy loops ``make test-repeat N=3 LOAD=4``, and with random pauses in all processes
+``make test-repeat N=1 PAUSES=7``. The exit status is 0 only if no run had a failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support import pauses
 from tests.support.results import Results, read
 
 __all__ = ["report"]
@@ -26,6 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.repeat", description=__doc__)
     parser.add_argument("--times", type=int, default=10, help="number of runs of the tier")
     parser.add_argument("--load", type=int, default=0, help="number of busy loops beside it")
+    parser.add_argument("--pauses", default="", metavar="SEED", help="make random pauses in all processes; empty: none")
     parser.add_argument("--tier", default="default")
     parser.add_argument("--workers", default="2")
     options, rest = parser.parse_known_args()
@@ -37,8 +40,15 @@ def main() -> int:
             log.unlink(missing_ok=True)
             begin = time.monotonic()
             given = ["-q", "-n", options.workers, f"--tier={options.tier}", f"--report-log={log}", *rest]
+            seed = f"{options.pauses}-{number}" if options.pauses else ""
             with (LOGS / f"repeat-{number}.txt").open("w") as output:
-                subprocess.run([sys.executable, "-m", "pytest", *given], cwd=ROOT, stdout=output, stderr=output)
+                subprocess.run(
+                    [sys.executable, "-m", "pytest", *given],
+                    cwd=ROOT,
+                    env=pauses.environment(seed, os.environ),
+                    stdout=output,
+                    stderr=output,
+                )
             runs.append(read(log))
             counts = f"{len(runs[-1].passed)} passed, {len(runs[-1].failed)} failed"
             print(f"run {number} of {options.times}: {counts} in {time.monotonic() - begin:.0f} s", flush=True)
