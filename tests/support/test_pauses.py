@@ -84,6 +84,8 @@ def test_a_wrapped_call_gives_what_it_gave(monkeypatch: pytest.MonkeyPatch) -> N
     pauses = Pauses("7", made.append)
     assert before(pauses, divmod)(7, 2) == (3, 1)
     assert len(made) == 1
+    assert after(pauses, divmod)(7, 2) == (3, 1)
+    assert len(made) == 2
     with pytest.raises(ZeroDivisionError):
         after(pauses, divmod)(7, 0)
     assert len(made) == 2

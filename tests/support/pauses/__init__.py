@@ -1,7 +1,7 @@
 """Short random pauses in every Python process of a test run, to find races: ``make test-repeat PAUSES=SEED``.
 
-`tests/support/pauses` is put at the front of ``PYTHONPATH``, so the interpreter imports `sitecustomize.py` from it in each process
-that tests start: kernels, agents, zygotes, ranks and their children. It needs the standard library alone.
+This folder is put at the front of ``PYTHONPATH``, so the interpreter imports `sitecustomize.py` from it in each process that
+tests start: kernels, agents, zygotes, ranks and their children. It needs the standard library alone.
 """
 
 from __future__ import annotations

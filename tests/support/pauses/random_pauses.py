@@ -28,7 +28,7 @@ __all__ = ["MEAN_S", "MOST_S", "PROBABILITY", "VARIABLE", "Pauses", "install"]
 VARIABLE = "MONARCH_TEST_PAUSES"
 """Environment variable with the seed; where it is missing there is no pause."""
 
-PROBABILITY = 0.03
+PROBABILITY = 0.015
 """Part of the calls that is delayed."""
 
 MEAN_S = 0.02
@@ -71,10 +71,18 @@ class Pauses:
         self._random = random.Random(f"{self._seed} {number}")
 
 
+def of_library(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the frames of a wrapper count as the standard library's: stacks that the product reports name the code around it."""
+    plain: Any = wrapper
+    plain.__code__ = plain.__code__.replace(co_filename=threading.__file__)
+    return wrapper
+
+
 def before(pause: Pauses, call: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a call so that a pause may precede it."""
 
     @functools.wraps(call)
+    @of_library
     def delayed(*args: Any, **options: Any) -> Any:
         pause()
         return call(*args, **options)
@@ -83,14 +91,14 @@ def before(pause: Pauses, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def after(pause: Pauses, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a call so that a pause may follow it, also where it raises."""
+    """Wrap a call so that a pause may follow it, unless it raises: a loop may ask a thousand times for what is not there."""
 
     @functools.wraps(call)
+    @of_library
     def delayed(*args: Any, **options: Any) -> Any:
-        try:
-            return call(*args, **options)
-        finally:
-            pause()
+        result = call(*args, **options)
+        pause()
+        return result
 
     return delayed
 
@@ -99,6 +107,7 @@ def starting(pause: Pauses, start: Callable[[threading.Thread], None]) -> Callab
     """Wrap the start of a thread so that either side, the new thread or its creator, may be late."""
 
     @functools.wraps(start)
+    @of_library
     def delayed(thread: threading.Thread) -> None:
         thread.run = before(pause, thread.run)  # type: ignore[method-assign]
         start(thread)
