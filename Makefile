@@ -166,8 +166,8 @@ bench-parallel: bytecode ## Measure what parallelize costs a step, against the s
 bench-checkpoint: bytecode ## Measure how long training stands for a checkpoint
 	$(BIN)/python -m benchmarks.checkpoint $(ARGS)
 
-bench-tensors: bytecode ## Measure what an operation on distributed tensors costs the program, and until all ranks have done it
-	$(BIN)/python -m benchmarks.tensors $(ARGS)
+bench-tensors: $(BENCH_VENV)/.stamp ## Measure distributed tensors beside plain torch, DTensor, torchmonarch, JAX and Dask
+	$(BENCH_VENV)/bin/python -m benchmarks.tensors $(ARGS)
 
 bench-survival: bytecode ## Measure what it takes to go on when ranks die in training
 	$(BIN)/python -m benchmarks.survival $(ARGS)

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -52,10 +53,9 @@ class Machine:
     date: str
 
 
-def is_installed(peer: str) -> bool:
-    """Tell whether the peer's library can be found by this Python, without importing it."""
-    package = PEERS[peer].module.partition(".")[0]
-    return importlib.util.find_spec(package) is not None
+def is_installed(package: PeerPackage) -> bool:
+    """Tell whether the package of a peer can be found by this Python, without importing it."""
+    return importlib.util.find_spec(package.module.partition(".")[0]) is not None
 
 
 def version_of(distribution: str) -> str:
@@ -90,7 +90,7 @@ def commit_of(folder: Path) -> str:
     return f"{commit} + changes" if changes else commit
 
 
-def describe_machine(peers: list[str]) -> Machine:
+def describe_machine(peers: list[str], packages: Mapping[str, PeerPackage] = PEERS) -> Machine:
     """Collect the facts about this machine and the peers that take part."""
     return Machine(
         processor=processor_name(),
@@ -100,9 +100,9 @@ def describe_machine(peers: list[str]) -> Machine:
         python=platform.python_version(),
         torch=version_of("torch"),
         peers={
-            peer: version_of(PEERS[peer].distribution)
+            peer: version_of(packages[peer].distribution)
             for peer in peers
-            if PEERS[peer].distribution and is_installed(peer)
+            if packages[peer].distribution and is_installed(packages[peer])
         },
         commit=commit_of(Path(__file__).parent),
         load=round(psutil.getloadavg()[0], 2),

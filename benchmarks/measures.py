@@ -6,7 +6,7 @@ and starts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,12 +31,21 @@ class Measure:
 class Bar:
     """A limit for our own figure: against another figure of the same run, or in the unit of the measure.
 
-    The other figure is monarch's in the same row, or our own in the row ``than``.
+    The other figure is a peer's in the same row, or our own in the row ``than``.
     """
 
     row: str
     limit: float
-    kind: Literal["at most x monarch", "at least x monarch", "at most x ours", "at least x ours", "at most", "at least"]
+    kind: Literal[
+        "at most",
+        "at least",
+        "at most x monarch",
+        "at least x monarch",
+        "at most x ours",
+        "at least x ours",
+        "at most x plain",
+        "at most x spmd",
+    ]
     than: str = ""
 
 
@@ -220,20 +229,20 @@ def row_key(measure: str, ranks: int) -> str:
     return f"{measure}/{ranks}"
 
 
-def select_measures(names: Iterable[str]) -> tuple[Measure, ...]:
-    """Select measures by name (`call`) or by row (`call/4`), in the order of the catalogue; no names select all.
+def select_measures(names: Iterable[str], of: Sequence[Measure] = MEASURES) -> tuple[Measure, ...]:
+    """Select measures of a catalogue by name (`call`) or by row (`call/4`), in the order of the catalogue; no names select all.
 
     Raises:
         ValueError: a name is in no row; the message lists the names that exist.
     """
     wanted = list(names)
-    known = {measure.key for measure in MEASURES} | {row_key(m.key, ranks) for m in MEASURES for ranks in m.ranks}
+    known = {measure.key for measure in of} | {row_key(m.key, ranks) for m in of for ranks in m.ranks}
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        allowed = ", ".join(f"{m.key} ({', '.join(map(str, m.ranks))} ranks)" for m in MEASURES)
+        allowed = ", ".join(f"{m.key} ({', '.join(map(str, m.ranks))} ranks)" for m in of)
         raise ValueError(f"no measure is called {', '.join(map(repr, unknown))}; there are: {allowed}")
     chosen = []
-    for measure in MEASURES:
+    for measure in of:
         whole = not wanted or measure.key in wanted
         ranks = tuple(n for n in measure.ranks if whole or row_key(measure.key, n) in wanted)
         if ranks:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.machine import Machine
@@ -126,8 +126,8 @@ def bar_text(verdict: Verdict) -> str:
     """Write a bar, the figure that it limits if the table does not show it elsewhere, and whether the bar is met."""
     kind, _, peer = verdict.bar.kind.partition(" x ")
     text = f"{'>=' if kind == 'at least' else '<='} {verdict.bar.limit:,g}{' x' if peer else ''}"
-    if verdict.bar.than:
-        text += f" {verdict.bar.than}"
+    if verdict.bar.than or peer not in ("", REFERENCE):
+        text += f" {verdict.bar.than or peer}"
         text += f", {verdict.figure:.2f}" if verdict.figure is not None else ""
     return text + {True: " met", False: " MISSED", None: " ?"}[verdict.met]
 
@@ -173,10 +173,17 @@ def missing_lines(table: Table, peers: Sequence[str], rows: Sequence[str]) -> li
     return lines
 
 
-def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], samples: Iterable[Sample]) -> str:
+def render(
+    machine: Machine,
+    peers: Sequence[str],
+    measures: Sequence[Measure],
+    samples: Iterable[Sample],
+    bars: Sequence[Bar] = BARS,
+    notes: Mapping[str, str] = PEER_NOTES,
+) -> str:
     """Write the whole report: machine, table, missing figures, notes."""
     table = summarise(samples)
-    verdicts = judge(table)
+    verdicts = judge(table, bars)
     rows = [["measure", "unit", *peers, f"{OURS} / {REFERENCE}", "bar"]]
     for measure in measures:
         for ranks in measure.ranks:
@@ -199,12 +206,16 @@ def render(machine: Machine, peers: Sequence[str], measures: Sequence[Measure], 
         f"{m.note.format(ranks=m.ranks[0] if len(m.ranks) == 1 else 'N')}"
         for m in measures
     ]
-    lines += [f"- {peer}: {PEER_NOTES[peer]}" for peer in peers if peer in PEER_NOTES]
+    lines += [f"- {peer}: {notes[peer]}" for peer in peers if peer in notes]
     return "\n".join(lines)
 
 
 def to_json(
-    machine: Machine, settings: dict[str, object], measures: Sequence[Measure], samples: Iterable[Sample]
+    machine: Machine,
+    settings: dict[str, object],
+    measures: Sequence[Measure],
+    samples: Iterable[Sample],
+    bars: Sequence[Bar] = BARS,
 ) -> dict[str, object]:
     """Return the report as plain data: every figure, the medians, the ratios and the verdicts."""
     table = summarise(samples)
@@ -230,5 +241,5 @@ def to_json(
         "machine": asdict(machine),
         "settings": settings,
         "results": results,
-        "bars": [asdict(verdict) for verdict in judge(table)],
+        "bars": [asdict(verdict) for verdict in judge(table, bars)],
     }

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from benchmarks.machine import PEERS, is_installed
+from benchmarks.machine import PEERS, PeerPackage, is_installed
 from benchmarks.measures import Measure, row_key, rows_by_ranks
 from benchmarks.peer import STARTED_VARIABLE
 from benchmarks.report import Sample
@@ -42,6 +42,8 @@ class Settings:
     calls: int = 300
     outstanding: int = 20_000
     deadline_s: float = 300.0
+    module: str = "benchmarks.peer_{peer}"
+    """The script of a peer."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def last_error(text: str) -> str:
 
 def run_once(peer: str, ranks: int, names: list[str], settings: Settings) -> Run:
     """Run one peer once on a number of ranks; gives a sample for each requested row, with a figure or a reason."""
-    command = [sys.executable, "-m", f"benchmarks.peer_{peer}", *names, "--ranks", str(ranks)]
+    command = [sys.executable, "-m", settings.module.format(peer=peer), *names, "--ranks", str(ranks)]
     command += ["--calls", str(settings.calls), "--outstanding", str(settings.outstanding)]
     environment = os.environ | {
         STARTED_VARIABLE: repr(time.monotonic()),
@@ -160,17 +162,21 @@ def run_once(peer: str, ranks: int, names: list[str], settings: Settings) -> Run
 
 
 def run_all(
-    peers: list[str], measures: tuple[Measure, ...], settings: Settings, progress: Callable[[str], None]
+    peers: list[str],
+    measures: tuple[Measure, ...],
+    settings: Settings,
+    progress: Callable[[str], None],
+    packages: Mapping[str, PeerPackage] = PEERS,
 ) -> list[Sample]:
     """Run all peers in turns within each repetition, in another order each time."""
     groups = rows_by_ranks(measures)
     samples = []
     present = []
     for peer in peers:
-        if is_installed(peer):
+        if is_installed(packages[peer]):
             present.append(peer)
             continue
-        reason = f"not installed (no module {PEERS[peer].module.partition('.')[0]})"
+        reason = f"not installed (no module {packages[peer].module.partition('.')[0]})"
         samples += [Sample(peer, row_key(name, ranks), None, reason) for ranks in groups for name in groups[ranks]]
     for repetition in range(settings.repeat):
         for ranks, names in groups.items():
