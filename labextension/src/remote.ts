@@ -8,19 +8,21 @@ interface RemoteLine {
   end: number;
   /** The words after the name of the magic; brackets keep words together. */
   words: string[];
-  /** Index of the selector among the words; -1 if there is none. */
+  /** Index of the word that has the selector, which may be the value of `--mesh`; -1 if there is none. */
   selectorAt: number;
+  /** The selector; empty for the mesh last brought up. */
+  selector: string;
 }
 
 const HEADER = /^[ \t]*%%remote(?![\w.?])([^\n]*)(\n|$)/;
 
-// Options that take a word, which is not the selector.
-const TAKES_A_WORD = new Set(['-t', '--targets', '--ranks', '-o', '--out', '--timeout', '--mesh']);
+// Options that take a word, which is not the selector. A test compares them with those of the magic.
+const TAKES_A_WORD = new Set(['-t', '--targets', '--ranks', '-o', '--out', '--timeout', '--warn-after', '--mesh']);
 
 /** The selector of a cell; empty for the mesh last brought up, null if the cell runs in the kernel. */
 export function selectorOf(text: string): string | null {
   const line = remoteLine(text);
-  return line && (line.words[line.selectorAt] ?? '');
+  return line && line.selector;
 }
 
 /** Make the cell run on a mesh or a part of one; keeps the options of its line. */
@@ -29,7 +31,8 @@ export function runOn(text: string, selector: string): string {
   if (!line) {
     return `${header([selector])}\n${text}`;
   }
-  const words = line.words.filter((_, at) => at !== line.selectorAt);
+  const { selectorAt } = line;
+  const words = line.words.filter((word, at) => at !== selectorAt && !(word === '--mesh' && at === selectorAt - 1));
   const written = header([selector, ...words]);
   return text.slice(0, line.start) + written + (text[line.end - 1] === '\n' ? '\n' : '') + text.slice(line.end);
 }
@@ -65,8 +68,12 @@ function remoteLine(text: string): RemoteLine | null {
     return null;
   }
   const words = splitWords(found[1]);
-  const selectorAt = words.findIndex((word, at) => !word.startsWith('-') && !TAKES_A_WORD.has(words[at - 1]));
-  return { start, end: start + found[0].length, words, selectorAt };
+  let selectorAt = words.findIndex((word, at) => !word.startsWith('-') && !TAKES_A_WORD.has(words[at - 1]));
+  if (selectorAt < 0) {
+    selectorAt = words.findIndex((word, at) => word.startsWith('--mesh=') || words[at - 1] === '--mesh');
+  }
+  const selector = (words[selectorAt] ?? '').replace(/^--mesh=/, '');
+  return { start, end: start + found[0].length, words, selectorAt, selector };
 }
 
 /** The offset of the first line that is neither empty nor a comment. */

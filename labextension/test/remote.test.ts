@@ -11,6 +11,11 @@ describe('the line of a cell', () => {
     ['%%remote t[0, 1:2] --out y\nx', 't[0, 1:2]'],
     ['%%remote --out y t[-1]\nx', 't[-1]'],
     ['%%remote --timeout 5 --raw\nx', ''],
+    ['%%remote --warn-after 5\nx', ''],
+    ['%%remote --warn-after 5 t\nx', 't'],
+    ['%%remote --mesh t[0] --raw\nx', 't[0]'],
+    ['%%remote --raw --mesh=t\nx', 't'],
+    ['%%remote --mesh', ''],
     ['\n# why\n%%remote t\nx', 't'],
     ['%%remote t.slice(dp=0, tp=1)\n', 't.slice(dp=0, tp=1)'],
     ['x\n%%remote t', null],
@@ -29,6 +34,9 @@ describe('the line of a cell', () => {
     ['%%remote', 't', '%%remote t'],
     ['%%remote --out y t\nx', 'u', '%%remote u --out y\nx'],
     ['%%remote --out y\nx', 'u', '%%remote u --out y\nx'],
+    ['%%remote --warn-after 5\nx', 'u', '%%remote u --warn-after 5\nx'],
+    ['%%remote --raw --mesh t\nx', 'u', '%%remote u --raw\nx'],
+    ['%%remote --mesh=t --raw\nx', 'u', '%%remote u --raw\nx'],
     ['# why\n%%remote t --raw\nx\n', 'u', '# why\n%%remote u --raw\nx\n'],
     ['%%time\nx', 't', '%%remote t\n%%time\nx']
   ])('%j is addressed to %j', (text, selector, expected) => {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -536,3 +539,13 @@ def test_a_record_takes_a_folder_or_close(line: str, word: str) -> None:
 def test_tensorboard_without_a_folder_is_refused(line: str) -> None:
     with pytest.raises(UsageProblem, match=r"^%mesh tensorboard: takes a folder, such as runs/gpt"):
         parse_tensorboard(line, KNOWN)
+
+
+def test_the_toolbar_of_jupyterlab_knows_the_options_that_take_a_word() -> None:
+    source = (Path(__file__).parents[3] / "labextension" / "src" / "remote.ts").read_text()
+    known = re.search(r"TAKES_A_WORD = new Set\(\[([^]]*)\]", source)
+    assert known is not None
+    parser = parser_of("%%remote")
+    assert parser is not None
+    taken = {name for action in parser._actions if action.nargs is None for name in action.option_strings}
+    assert set(re.findall(r"'([^']+)'", known[1])) == taken
