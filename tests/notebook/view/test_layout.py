@@ -222,6 +222,25 @@ def test_a_compact_card_has_room_for_the_wait_or_the_error(page: ViewPage, width
     assert cards.nth(3).locator(".mk-error-time").is_visible()
 
 
+@pytest.mark.parametrize("width", [240, 1100])
+def test_a_compact_card_shows_what_its_rank_does_in_place_of_an_earlier_error(page: ViewPage, width: int) -> None:
+    page.page.evaluate("localStorage.clear()")
+    page.resize(width)
+    page.start()
+    mesh = hung(16)
+    earlier = tuple(each._replace(last_error="ValueError: of an earlier cell", failed_s=90.0) for each in mesh.ranks)
+    waits = tuple(each._replace(ranks=(0, 1, 3), missing=(2,)) for each in mesh.waits)
+    page.frame(ViewState(AT, (drawn(dataclasses.replace(mesh, ranks=earlier, waits=waits)),)))
+    cards = page.page.locator(".mk-card")
+    assert cards.nth(0).locator(".mk-stall").is_visible()
+    assert cards.nth(4).locator(".mk-activity").is_visible()
+    for i in (0, 4):
+        assert not cards.nth(i).locator(".mk-error").is_visible()
+    assert cards.nth(4).locator(".mk-usage").is_visible()
+    cards.nth(0).get_by_role("button", name="Actions for rank 0").click()
+    assert cards.nth(0).locator(".mk-error").is_visible()
+
+
 @pytest.mark.parametrize("width", [240, 1400])
 def test_the_cards_of_waiting_ranks_show_the_whole_wait_where_no_rank_is_missing(page: ViewPage, width: int) -> None:
     page.page.evaluate("localStorage.clear()")
