@@ -17,6 +17,7 @@ __all__ = [
     "format_seconds",
     "html_table",
     "last_line",
+    "logs_command",
     "one_line",
     "plain",
     "plural",
@@ -72,6 +73,11 @@ def format_nbytes(nbytes: float) -> str:
         if value < 1023.5:
             return f"{value:.0f} {unit}"
     return f"{value:,.0f} PiB"
+
+
+def logs_command(command: str, n_lines: int) -> str:
+    """Return a ``%mesh logs`` command that shows at least so many of the last lines of each rank."""
+    return f"{command} --lines {-(-n_lines // 1000) * 1000}"
 
 
 def plural(count: int, what: str, several: str = "") -> str:

@@ -509,7 +509,10 @@ def _stacks(entry: MeshEntry, mesh: ProcMesh) -> str:
 def _logs(entry: MeshEntry, mesh: ProcMesh, options: LogsOptions) -> list[tuple[str, str]]:
     """Return what ranks have written, as pairs of stream and text."""
     logs = mesh.logs()
-    lines = log_lines(logs, list(entry.cell_queue.marks), n_lines=options.lines, stderr=options.stderr, raw=options.raw)
+    marks = list(entry.cell_queue.marks)
+    same = "".join([" --stderr" * options.stderr, " --raw" * options.raw])
+    command = f"%mesh logs {options.selector or mesh.name}{same}" if options.counts_earlier else ""
+    lines = log_lines(logs, marks, n_lines=options.lines, stderr=options.stderr, raw=options.raw, command=command)
     if not lines:
         name, ranks = f"{mesh.name}{format_ranks(logs)}", entry.mesh.view().ranks
         if all(ranks[rank].state == "stopped" for rank in logs):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monarch_kernel.base.text import plural
+from monarch_kernel.base.text import logs_command, plural
 from monarch_kernel.notebook.output.folding import OutputFolder
 from monarch_kernel.notebook.output.rate_limit import UNLIMITED, FoldedLine, Stream
 from monarch_kernel.notebook.output.text import last_update
@@ -38,6 +38,7 @@ def log_lines(
     n_lines: int,
     stderr: bool = False,
     raw: bool = False,
+    command: str = "",
 ) -> list[FoldedLine]:
     """Format the last lines of each rank, in the order in which it wrote them.
 
@@ -47,32 +48,53 @@ def log_lines(
         n_lines: largest number of lines of each rank.
         stderr: whether to show only ``stderr``.
         raw: whether to show every line of every rank separately.
+        command: the ``%mesh logs`` command of the ranks, to be named in a first line if there are earlier lines.
     """
     folder = OutputFolder(list(logs), raw=raw, repeats=True, burst_lines=UNLIMITED, burst_nbytes=UNLIMITED)
+    n_lines_of: list[int] = []
     for rank, records in logs.items():
         shown: CellMark | None = None
         wanted = [record for record in records if record.stream == "stderr" or not stderr]
-        lines = list(_lines(rank, _tail(wanted, n_lines), marks))
+        n_lines_of.append(sum(record.text.count("\n") for record in wanted) if command else 0)
+        mine = [mark for mark in marks if rank in mark.ranks]
+        lines = list(_lines(_tail(wanted, n_lines, mine), mine))
         for line in lines[-n_lines:]:
             if line.mark is not None and line.mark is not shown:
                 shown = line.mark
                 at = time.strftime("%H:%M:%S", time.localtime(shown.at))
                 folder.feed(rank, "stdout", f"-- cell [{shown.number}], {at} --\n", 0.0)
             folder.feed(rank, line.stream, f"{line.text}\n", 0.0)
-    return _bounded([line for line in folder.finish(0.0) if isinstance(line, FoldedLine)])
+    found = [line for line in folder.finish(0.0) if isinstance(line, FoldedLine)]
+    return [*_earlier(n_lines_of, n_lines, command), *_bounded(found)]
 
 
-def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
+def _earlier(n_lines_of: Sequence[int], n_lines: int, command: str) -> list[FoldedLine]:
+    """Say how many lines come before those that are shown, if there are any."""
+    most = max(n_lines_of, default=0)
+    if most <= n_lines:
+        return []
+    text = plural(most - n_lines, "earlier line")
+    if len(n_lines_of) > 1:
+        text = f"{text} of each rank" if min(n_lines_of) == most else f"up to {text} of a rank"
+    return [FoldedLine((), "stdout", f"… {text} left out here; more: {logs_command(command, most)}", note=True)]
+
+
+def _tail(records: Sequence[LogRecord], n_lines: int, marks: Sequence[CellMark]) -> Sequence[LogRecord]:
     """Return the end of the records with their last lines: callers usually want a few lines of megabytes."""
     first, n_ends = len(records), 0
     while first and n_ends <= n_lines:
         first -= 1
         n_ends += records[first].text.count("\n")
-    # The first line of each stream in these records may have started long before.
+    if not first:
+        return records
+    # The first line of each stream in these records may have started long before, in the same cell.
+    since = max((mark.at for mark in marks if mark.at <= records[first].at), default=0.0)
     begins = []
     for stream in ("stdout", "stderr"):
         text = ""
         for record in reversed(records[:first]):
+            if record.at < since:
+                break
             if record.stream == stream:
                 _, newline, last = record.text.rpartition("\n")
                 text = last + text
@@ -83,22 +105,28 @@ def _tail(records: Sequence[LogRecord], n_lines: int) -> Sequence[LogRecord]:
     return [*begins, *records[first:]]
 
 
-def _lines(rank: int, records: Sequence[LogRecord], marks: Sequence[CellMark]) -> Iterator[_Line]:
-    """Yield the lines of both streams of a rank, each with the cell in which the line ended."""
-    mine = [mark for mark in marks if rank in mark.ranks]
+def _lines(records: Sequence[LogRecord], marks: Sequence[CellMark]) -> Iterator[_Line]:
+    """Yield the lines of both streams of a rank, each with its cell; the end of a cell ends lines, too."""
     n_started = 0
-    partial = {"stdout": "", "stderr": ""}
+    mark: CellMark | None = None
+    partial: dict[Stream, str] = {"stdout": "", "stderr": ""}
+
+    def rests() -> Iterator[_Line]:
+        for stream, text in partial.items():
+            if text:
+                yield _Line(mark, stream, last_update(text)[0])
+                partial[stream] = ""
+
     for record in records:
-        while n_started < len(mine) and mine[n_started].at <= record.at:
-            n_started += 1
-        mark = mine[n_started - 1] if n_started else None
+        if n_started < len(marks) and marks[n_started].at <= record.at:
+            yield from rests()
+            while n_started < len(marks) and marks[n_started].at <= record.at:
+                n_started += 1
+            mark = marks[n_started - 1]
         *lines, partial[record.stream] = (partial[record.stream] + record.text).split("\n")
         for line in lines:
             yield _Line(mark, record.stream, last_update(line)[0])
-    mark = mine[n_started - 1] if n_started else None
-    for stream in ("stdout", "stderr"):
-        if partial[stream]:
-            yield _Line(mark, "stdout" if stream == "stdout" else "stderr", last_update(partial[stream])[0])
+    yield from rests()
 
 
 def _bounded(lines: list[FoldedLine]) -> list[FoldedLine]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from monarch_kernel.base.text import plural
+from monarch_kernel.base.text import logs_command, plural
 from monarch_kernel.errors import format_ranks
 
 __all__ = ["STDERR", "STDOUT", "UNLIMITED", "FoldedItem", "FoldedLine", "RateLimiter"]
@@ -50,6 +50,7 @@ _MIN_LAST_LINES = 25
 _MAX_LAST_LINES = 4_000
 _MIN_LAST_NBYTES = 16 * 1024
 _MAX_RANKS_IN_NOTE = 8
+_SHOWN_LINES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class RateLimiter:
         last_lines: number of last lines that ``finish`` always shows. Ranks that write different lines share them, with at
             least 25 lines each; fewer if very many ranks or very long lines would themselves make a flood, or if the agent
             of the rank left out lines among them.
-        more: a command that shows the lines that are left out.
+        more: the ``%mesh logs`` command of the ranks, which shows lines that are left out.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class RateLimiter:
         last_lines: int = 100,
         more: str = "",
     ) -> None:
-        self._more = f"; all: {more}" if more else ""
+        self._more = more
         self.left_out: Counter[int] = Counter()
         self._lines_per_s = lines_per_s
         self._nbytes_per_s = nbytes_per_s
@@ -403,9 +404,11 @@ def _label_length(ranks: tuple[int, ...]) -> int:
     return len(format_ranks(ranks))
 
 
-def _note(counts: Counter[int], more: str) -> FoldedLine:
+def _note(counts: Counter[int], command: str) -> FoldedLine:
     """Make a note of how many lines are left out, by rank, with ranks of equal counts together."""
     total = sum(counts.values())
+    # What is shown before and after the gap is in the logs, too.
+    more = f"; more: {logs_command(command, max(counts.values()) + _SHOWN_LINES)}" if command else ""
     by_count: dict[int, list[int]] = {}
     for rank in sorted(counts):
         by_count.setdefault(counts[rank], []).append(rank)

@@ -127,12 +127,14 @@ class LogsOptions:
         lines: maximum number of lines of each rank.
         stderr: whether to show only stderr.
         raw: whether to show every line of every rank separately.
+        counts_earlier: whether to say how many lines come before those, as the user has named no number.
     """
 
     selector: str
     lines: int = 200
     stderr: bool = False
     raw: bool = False
+    counts_earlier: bool = False
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,7 @@ def _logs_parser(magic: str) -> Parser:
     parser = Parser(magic)
     add = parser.add_argument
     add("selector", nargs="?", default="", metavar="SELECTOR", help="a mesh or a slice of one: t, t[0], t[0:4]")
-    add("--lines", default="200", metavar="N", help="show the last N lines of each rank (default: 200)")
+    add("--lines", metavar="N", help="show the last N lines of each rank (default: 200)")
     add("--stderr", action="store_true", help="show only stderr")
     add("--raw", action="store_true", help="show the lines of each rank separately, also equal ones")
     return parser
@@ -363,7 +365,8 @@ def parse_logs(line: str) -> LogsOptions:
         UsageProblem: the arguments are not valid; the text says why and what to write.
     """
     known = _parse(line, "%mesh logs")
-    return LogsOptions(known.selector, _count("%mesh logs: --lines", 200, known.lines), known.stderr, known.raw)
+    lines = LogsOptions.lines if known.lines is None else _count("%mesh logs: --lines", 200, known.lines)
+    return LogsOptions(known.selector, lines, known.stderr, known.raw, counts_earlier=known.lines is None)
 
 
 def parse_profile(line: str) -> ProfileOptions:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from monarch_kernel.base.events import OutputEvent
-from monarch_kernel.base.text import plural, printable
+from monarch_kernel.base.text import logs_command, plural, printable
 from monarch_kernel.errors import format_ranks
 from monarch_kernel.runtime.controller.effects import RichEvent
 
@@ -96,7 +96,8 @@ def _pieces(events: list[OutputEvent] | tuple[()], rests: dict[Stream, _Incomple
         start = rest.text if rest is not None else ""
         if event.dropped_lines:
             start += "\n" if start else ""
-            start += f"… {plural(event.dropped_lines, 'line')} left out here; all: %mesh logs {event.mesh}\n"
+            more = logs_command(f"%mesh logs {event.mesh}", event.dropped_lines)
+            start += f"… {plural(event.dropped_lines, 'line')} left out here; more: {more}\n"
         text = start + event.text
         end = _end_of_lines(text)
         if end < len(text):

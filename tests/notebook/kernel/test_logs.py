@@ -40,9 +40,11 @@ def test_the_log_has_the_omitted_lines_of_a_flood(notebook: Notebook) -> None:
     n = 60_000
     cell = notebook.ok(f"%%remote t[0]\nfor i in range({n}): print('flood', i)", 60)
     assert "lines left out here" in cell.stdout
-    assert "all: %mesh logs t)" in cell.stdout
+    assert "more: %mesh logs t --lines 60000)" in cell.stdout
     log = notebook.ok("%mesh logs t[0] --lines 20000")
     assert log.lines()[0][-20_000:] == [f"flood {i}" for i in range(n - 20_000, n)]
+    first = notebook.ok("%mesh logs t[0]").stdout.partition("\n")[0]
+    assert re.fullmatch(r"… [\d,]+ earlier lines left out here; more: %mesh logs t\[0\] --lines \d+000", first)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ def test_a_flood_is_bounded_in_order_and_counted(four: Notebook) -> None:
             kept[int(match[1])].append(int(match[3]))
         else:
             note = re.fullmatch(
-                r"… ([\d,]+) lines? left out here \((.*); shown: the first and the last; all: %mesh logs t\)", line
+                r"… ([\d,]+) lines? left out here \((.*); shown: the first and the last; more: %mesh logs t --lines \d+000\)",
+                line,
             )
             assert note, line
             left_out.update(counts(note[2]))

@@ -50,6 +50,36 @@ def test_a_line_that_began_long_before_is_whole() -> None:
     assert shown({0: records}, 1, stderr=True) == ["[0] started and ended"]
 
 
+def test_a_cell_that_ends_without_a_newline_has_its_own_line() -> None:
+    marks = [CellMark(0.0, 1, frozenset({0})), CellMark(2.0, 2, frozenset({0}))]
+    records = [
+        LogRecord(1.0, "stdout", "no newline"),
+        LogRecord(1.1, "stderr", "50%\r100%"),
+        LogRecord(3.0, "stdout", "done\n"),
+    ]
+    lines = [line.partition(",")[0] for line in shown({0: records}, 9, marks) if "100%" not in line]
+    assert lines == ["[0] -- cell [1]", "[0] no newline", "[0] -- cell [2]", "[0] done"]
+    assert shown({0: records}, 1, marks)[1:] == ["[0] done"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "note"),
+    [
+        ((5,), ""),
+        ((2_000,), "… 1,995 earlier lines left out here; more: %mesh logs t --lines 2000"),
+        ((6, 6), "… 1 earlier line of each rank left out here; more: %mesh logs t --lines 1000"),
+        ((3, 1_900), "… up to 1,895 earlier lines of a rank left out here; more: %mesh logs t --lines 2000"),
+    ],
+)
+def test_it_says_how_many_earlier_lines_there_are_and_how_to_see_them(counts: tuple[int, ...], note: str) -> None:
+    logs = {
+        rank: [LogRecord(1.0, "stdout", "".join(f"{i}\n" for i in range(count)))] for rank, count in enumerate(counts)
+    }
+    lines = log_lines(logs, [], n_lines=5, command="%mesh logs t")
+    assert [line.text for line in lines if line.note] == ([note] if note else [])
+    assert lines[0].note is bool(note)
+
+
 def test_few_lines_of_many_ranks_take_no_time(bar: Bar) -> None:
     log = [LogRecord(float(i), "stdout", "".join(f"{i} {j}\n" for j in range(1_000))) for i in range(500)]
     with bar.below(0.5, "the last two lines of four million"):

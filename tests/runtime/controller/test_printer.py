@@ -30,7 +30,10 @@ def test_streams_are_kept_apart_and_in_order(capsys: pytest.CaptureFixture[str])
     printer.flush(everything=True)
     written = capsys.readouterr()
     assert written.out == "trainers[0] out\n"
-    assert written.err == "trainers[0] … 1,200 lines left out here; all: %mesh logs trainers\ntrainers[0] careful\n"
+    assert (
+        written.err
+        == "trainers[0] … 1,200 lines left out here; more: %mesh logs trainers --lines 2000\ntrainers[0] careful\n"
+    )
 
 
 def test_a_line_that_arrives_in_pieces_is_printed_once_complete(capsys: pytest.CaptureFixture[str]) -> None:
