@@ -38,7 +38,8 @@ __all__ = ["OUR_METADATA", "Bundle", "Clear", "RichFolder", "RichOutput", "RichS
 OUR_METADATA = "monarch_kernel"
 """Key in a display's metadata under which a rank's shell passes ``display_id``, ``update`` and ``clear_output``."""
 
-MAX_GROUPS = 8  # groups of ranks shown if all differ
+MAX_GROUPS = 8  # groups of ranks shown one after the other if all differ
+MAX_SWITCHED = 32  # in one output, where most of them are closed
 MAX_OPEN = 4  # of these at once, before the user asks for all
 MAX_NBYTES = 8 << 20  # in one output
 MAX_TEXT = 1 << 20
@@ -373,7 +374,7 @@ def _switcher(groups: Sequence[Group]) -> dict[str, Any] | None:
         if body is None:
             return None
         room -= len(body)
-        if i and (i >= MAX_GROUPS or room < 0):
+        if i and (i >= MAX_SWITCHED or room < 0):
             rest = _others(groups[i:])
             plain.append(rest)
             break
@@ -386,7 +387,7 @@ def _switcher(groups: Sequence[Group]) -> dict[str, Any] | None:
             (parts if i < MAX_OPEN else more).append(f"<details open>{summary}</summary>{body}</details>")
     if more:
         others = sorted(rank for ranks, _, _ in groups[MAX_OPEN : MAX_OPEN + len(more)] for rank in ranks)
-        opener = f"<details><summary>show all: <b>{format_ranks(others)}</b></summary>"
+        opener = f"<details><summary>show {'more' if rest else 'all'}: <b>{format_ranks(others)}</b></summary>"
         parts = [*_side_by_side(parts), opener, *_side_by_side(more)]
         parts.append("</details>")
     elif len(parts) > 1:

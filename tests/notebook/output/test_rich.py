@@ -14,6 +14,7 @@ from monarch_kernel.notebook.output.rich import (
     BURST,
     MAX_GROUPS,
     MAX_NBYTES,
+    MAX_SWITCHED,
     OUR_METADATA,
     Clear,
     RichFolder,
@@ -89,12 +90,19 @@ class TestCompose:
 
     def test_many_displays_show_the_first_and_name_the_rest(self) -> None:
         (bundle,) = shown({rank: {"text/html": f"<b>{rank}</b>"} for rank in range(64)})
-        assert bundle["text/html"].count("<details open>") == MAX_GROUPS
+        assert bundle["text/html"].count("<details open>") == MAX_SWITCHED
         assert bundle["text/html"].count("<details>") == 1
-        assert "… and 56 more that differ, of ranks [8-63]" in bundle["text/html"]
+        assert "show more: <b>[4-31]</b>" in bundle["text/html"]
+        assert "… and 32 more that differ, of ranks [32-63]" in bundle["text/html"]
         outputs = shown({rank: {"x/y": rank} for rank in range(64)})
         assert len(outputs) == 2 * MAX_GROUPS + 1
         assert "… and 56 more" in outputs[-1]["text/plain"]
+
+    def test_the_displays_of_sixteen_ranks_are_all_shown(self) -> None:
+        (bundle,) = shown({rank: {"text/html": f"<b>{rank}</b>"} for rank in range(16)})
+        assert "show all: <b>[4-15]</b>" in bundle["text/html"]
+        assert all(f"<b>{rank}</b>" in bundle["text/html"] for rank in range(16))
+        assert "more that differ" not in bundle["text/html"]
 
     def test_a_page_is_bounded(self) -> None:
         (bundle,) = shown({rank: {"image/png": f"{rank}" * (3 << 20)} for rank in range(4)})
