@@ -50,6 +50,10 @@ def _taken(there: MeshEntry, options: UpOptions) -> UsageProblem:
     name = options.name
     if there.options == options:
         dead = there.mesh.deaths()
+        if any(death.kind == "stopped" for death in dead.values()):
+            return UsageProblem(
+                f"%mesh up: stop() has ended the ranks of {name}; end {name} itself first: %mesh down {name}"
+            )
         replaces = f"%mesh heal {name} replaces {'it' if len(dead) == 1 else 'them'}"
         return UsageProblem(f"%mesh up: {name!r} is already up, but {format_ranks(dead)} died; {replaces}")
     return UsageProblem(

@@ -68,9 +68,14 @@ def _texts(failure: Failure) -> Iterator[str]:
 
 
 def heal_hint(reports: Iterable[Failure], meshes: Meshes) -> str:
-    """Return a hint how to continue after a rank has died; empty if no rank has, or if it was replaced already."""
+    """Return a hint how to continue after ranks have died or were stopped; empty if none has, or if all were replaced."""
+    reports = list(reports)
     died = {failure.pid for failure in reports if failure.kind == "lost"}
     for entry in meshes:
+        if any(end.kind == "stopped" and end in reports for end in entry.mesh.deaths().values()):
+            name = entry.options.name
+            ranks = "the ranks of" if len(entry.mesh) > 1 else "the rank of"
+            return f"stop() has ended {ranks} {name}; to have new ones: %mesh down {name}, then %mesh up {name}"
         deaths = {rank: death for rank, death in entry.mesh.deaths().items() if death.pid in died}
         if deaths and all(death.kind == "lost" for death in deaths.values()):
             name = entry.options.name

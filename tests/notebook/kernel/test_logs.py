@@ -63,7 +63,7 @@ def test_a_usage_error_is_one_line(notebook: Notebook, line: str, answer: str) -
     assert cell.evalue == answer
 
 
-def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends(bare: Notebook) -> None:
+def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends_and_errors_say_how_to_end_it(bare: Notebook) -> None:
     bare.up(2)
     bare.ok("%%remote\nprint('last words of', rank)")
     files = bare.value(
@@ -75,6 +75,10 @@ def test_the_log_of_a_dead_rank_exists_until_its_mesh_ends(bare: Notebook) -> No
     assert bare.ok("%mesh logs t").lines()[1][-1] == "last words of 1"
     bare.ok("t.stop().get()")
     assert bare.ok("%mesh logs t[1]").stdout == "t[1] was stopped: the output of stopped ranks is not kept\n"
+    hint = "stop() has ended the ranks of t; to have new ones: %mesh down t, then %mesh up t"
+    assert bare.run("%remote t 1").error.endswith(f"\n\n{hint}")
+    cell = bare.run("%mesh up t -n 2 --device cpu")
+    assert cell.evalue == "%mesh up: stop() has ended the ranks of t; end t itself first: %mesh down t"
     bare.ok("%mesh down t")
     wait_until(lambda: not any(map(os.path.exists, files)), "the end of the log files")
 
