@@ -1237,6 +1237,10 @@ def test_failing_ranks_are_announced_to_screen_readers(view: ViewPage) -> None:
     assert view.page.locator("[aria-live]").inner_text() == ""
     view.frame(ViewState(AT, (drawn(training(4, failed=(1,), dead=(2, 3))),)))
     assert view.page.locator("[aria-live]").inner_text() == "trainers: 2 dead, 1 failed"
+    view.frame(ViewState(AT, (drawn(training(4, dead=(2,))),)))
+    assert view.page.locator("[aria-live]").inner_text() == "trainers: 2 dead, 1 failed", "fewer are no news"
+    view.frame(ViewState(AT, (drawn(training(4)),)))
+    assert view.page.locator("[aria-live]").inner_text() == "trainers: no rank is dead or failed any more"
 
 
 @pytest.mark.slow

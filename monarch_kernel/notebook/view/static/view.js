@@ -2283,7 +2283,7 @@ class Mesh {
     this.ranks.draw(frame, at);
   }
 
-  /** Announces new waits, and new dead or failed ranks, to screen readers. @param {MeshFrame} frame */
+  /** Announces new waits, new dead or failed ranks, and the end of these, to screen readers. @param {MeshFrame} frame */
   announceChange(frame) {
     const before = this.frame?.counts;
     if (!before) return;
@@ -2293,8 +2293,11 @@ class Mesh {
     const began = (frame.waits ?? []).find((wait) => !known.includes(waiters(wait)));
     if (began) this.announce(began.text);
     else if (this.frame?.waits?.some(({ ranks }) => ranks) && !frame.waits?.length) this.announce("the waits have ended");
-    if (bad.some((state) => (frame.counts[state] ?? 0) > (before[state] ?? 0))) {
-      this.announce(bad.filter((state) => frame.counts[state]).map((state) => `${frame.counts[state]} ${state}`).join(", "));
+    const there = bad.filter((state) => frame.counts[state]);
+    if (there.some((state) => (frame.counts[state] ?? 0) > (before[state] ?? 0))) {
+      this.announce(there.map((state) => `${frame.counts[state]} ${state}`).join(", "));
+    } else if (!there.length && !began && bad.some((state) => before[state])) {
+      this.announce("no rank is dead or failed any more"); // what was announced stays on the page
     }
   }
 
