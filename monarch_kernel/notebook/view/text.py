@@ -162,9 +162,14 @@ def _columns(view: MeshView, ranks: Sequence[RankView], output_format: str) -> l
         ("out", [_rate(rank.out_bytes_per_s) for rank in ranks], True),
         ("late", [late_text(rank) for rank in ranks], True),
         ("restarts", [str(rank.restarts or "") for rank in ranks], True),
-        ("last error", [_one_line(rank.last_error, _MAX_ERROR[output_format]) for rank in ranks], False),
+        ("last error", [_one_line(_error(rank), _MAX_ERROR[output_format]) for rank in ranks], False),
     ]
     return [column for column in columns if any(column[1]) or column[0] in ("rank", "state")]
+
+
+def _error(rank: RankView) -> str:
+    """Return the last error of a rank; a rank that runs has had it before."""
+    return f"earlier: {rank.last_error}" if rank.last_error and rank.state == "running" else rank.last_error
 
 
 def late_text(rank: RankView) -> str:

@@ -63,6 +63,17 @@ class TestMeshText:
             "   3  † dead                              cpu              killed by SIGKILL",
         ]
 
+    def test_the_error_of_a_rank_that_runs_is_an_earlier_one(self) -> None:
+        text = mesh_text(
+            mesh_view(
+                *(rank_view(i, state, last_error="ValueError: x") for i, state in enumerate(("running", "failed")))
+            )
+        )
+        assert [line.rpartition("MiB")[2].strip() for line in text.split("\n")[2:]] == [
+            "earlier: ValueError: x",
+            "ValueError: x",
+        ]
+
     def test_a_mesh_is_a_line_if_all_ranks_are_well_and_else_a_table(self) -> None:
         well = mesh_view(rank_view(0), rank_view(1, "starting"))
         assert mesh_line(well) == "trainers: gpus=2, 2 ranks (1 starting, 1 idle), local, up for 12 s"
