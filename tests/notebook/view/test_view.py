@@ -972,6 +972,7 @@ def test_knobs_have_controls_of_their_type(view: ViewPage) -> None:
 
 @pytest.mark.slow
 def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
+    view.resize(900)
     view.frame(with_loop())
     field = the_loop(view).get_by_label("Knob lr", exact=True)
     field.fill("2")
@@ -980,6 +981,12 @@ def test_a_knob_that_is_refused_says_why(view: ViewPage) -> None:
     note = the_loop(view).locator(".mk-refused-knob .mk-knob-note")
     assert field.input_value() == "0.0003"  # although it has the focus
     assert note.inner_text() == ("2 was refused: knob 'lr' is at least 1e-06 and at most 0.01, not 2. In force: 0.0003")
+    tops = (
+        the_loop(view)
+        .locator(".mk-knob-name")
+        .evaluate_all("names => names.map((each) => each.getBoundingClientRect().top)")
+    )
+    assert abs(tops[1] - tops[0]) < 6, "knobs of one row are beside each other"
     assert note.evaluate("node => getComputedStyle(node).color") == field.evaluate(
         "node => getComputedStyle(node).color"
     )
