@@ -1356,3 +1356,13 @@ def test_the_module_and_the_golden_frames_match_the_declared_types(tmp_path: Pat
     command = [node, str(TSC), *options.split(), str(STATIC / "view.js"), "golden.ts"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [4, 16])
+def test_the_unfilled_part_of_a_progress_bar_is_kept(view: ViewPage, count: int) -> None:
+    bar = "epoch 2:  25%|██        | 5/20"
+    mesh = all_in(count, "idle")
+    said = tuple(each._replace(last_line=bar) for each in mesh.ranks)
+    view.frame(ViewState(AT, (drawn(dataclasses.replace(mesh, ranks=said)),)))
+    assert card(view, 1).locator(".mk-said").inner_text() == bar
