@@ -186,7 +186,7 @@ function countOf(meshes: MeshFrame[]): string {
 
 function troubles(mesh: MeshFrame): string[] {
   // Idle and running change with every cell, which would make the status bar flicker.
-  const states = (['starting', 'failed', 'dead', 'stopped'] as const).filter(state => mesh.counts[state]);
+  const states = (['dead', 'failed', 'starting', 'stopped'] as const).filter(state => mesh.counts[state]);
   const waits = (mesh.waits ?? []).filter(({ ranks }) => ranks).map(({ ranks, missing }) => {
     const word = /^\[\d+\]$/.test(ranks) ? 'waits' : 'wait';
     return `${ranks} ${word}${missing ? ` for ${missing}` : ''}`;

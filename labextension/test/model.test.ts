@@ -169,7 +169,7 @@ describe('the summary', () => {
     const trainers = mesh([...Array<State>(7).fill('running'), 'failed'], { name: 'trainers' });
     expect(model.summary(frame(trainers))).toBe('trainers: 8 ranks, 1 failed');
     expect(model.summary(golden('small'))).toBe(
-      'trainers: 4 ranks, 1 starting, 1 failed, 1 dead · generators: 4 ranks, 2 dead'
+      'trainers: 4 ranks, 1 dead, 1 failed, 1 starting · generators: 4 ranks, 2 dead'
     );
   });
 
