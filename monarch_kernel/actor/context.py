@@ -94,13 +94,12 @@ class ActorInstance:
         name: the name given to ``spawn``; ``client`` outside of actors.
         actor_id: number of the spawn in its session; 0 outside of actors.
         rank: the actor's point in the mesh as spawned.
-        proc_mesh: the processes that the actor was spawned on; None for the program itself.
     """
 
     name: str
     actor_id: int
     rank: Point
-    proc_mesh: Any = None
+    _procs: Any = None
     _flat: int = 0
     _host: Host | None = field(default=None, compare=False, repr=False)
 
@@ -108,17 +107,22 @@ class ActorInstance:
         return _qualified_name(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorInstance, (self.name, self.actor_id, self.rank, self.proc_mesh, self._flat)
+        return ActorInstance, (self.name, self.actor_id, self.rank, self._procs, self._flat)
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The processes that the actor was spawned on; for the program, its own process. None for another program."""
+        return PROCESS.program_mesh() if self is _ROOT.actor_instance else self._procs
 
     @property
     def proc(self) -> Any:
-        """The process of the actor, as a mesh without axes; None for the program itself."""
-        return None if self.proc_mesh is None else self.proc_mesh.process(self._flat)
+        """The process of the actor, as a mesh without axes; None for another program."""
+        return self.proc_mesh if self._procs is None else self._procs.process(self._flat)
 
     @property
     def proc_id(self) -> str:
         """The name of its process, such as ``trainers[3]``; ``client`` for the program itself."""
-        return _CLIENT if self.proc_mesh is None else f"{self.proc_mesh.name}[{self._flat}]"
+        return _CLIENT if self._procs is None else f"{self._procs.name}[{self._flat}]"
 
     @property
     def class_name(self) -> str | None:

@@ -436,6 +436,9 @@ def serve_ranks(session: Session) -> ProcMesh:
     return mesh
 
 
+PROCESS.program_mesh = this_proc
+
+
 def get_or_spawn_controller(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
     """Return the only actor with this name in the whole job. The first call spawns it in the program's own process.
 

@@ -14,7 +14,17 @@ import pytest
 import torch
 
 import monarch_kernel.actor as api
-from monarch_kernel.actor import Actor, ActorError, Channel, ProcMesh, SupervisionError, endpoint, this_host, this_proc
+from monarch_kernel.actor import (
+    Actor,
+    ActorError,
+    Channel,
+    ProcMesh,
+    SupervisionError,
+    context,
+    endpoint,
+    this_host,
+    this_proc,
+)
 from monarch_kernel.errors import MeshFailure, PayloadError
 from monarch_kernel.rdma import RDMABuffer
 from monarch_kernel.runtime.worker import actor_server
@@ -177,6 +187,18 @@ def test_handles_can_be_pickled_in_the_program(procs: ProcMesh) -> None:
         assert mesh.spawn("other", Worker).add.call(2).get(LONG_S).values() == (2, 2)
     hosts = pickle.loads(pickle.dumps(this_host()))
     assert hosts.extent == this_host().extent
+
+
+def test_the_program_knows_its_process(procs: ProcMesh) -> None:
+    program = context().actor_instance
+    assert (program.proc.extent, program.proc_mesh.extent) == ({}, {})
+    fragile: Any = program.proc.spawn("fragile", Fragile)
+    assert fragile.take.call_one(1).get(LONG_S) == 1
+    fragile.stop().get(LONG_S)
+    elsewhere: Any = procs.spawn("elsewhere", Fragile)
+    back = elsewhere.take.call(program).get(LONG_S).item(r=0)
+    assert back == program
+    assert back.proc is None  # a copy may be in another process
 
 
 def test_an_actor_whose_constructor_does_not_end_can_be_stopped(

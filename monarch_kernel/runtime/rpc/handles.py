@@ -38,6 +38,7 @@ class ProcessContext:
         checks: Compares replicas with other ranks in these loops.
         trajectories: Sends the samples that its code shows.
         program: Returns the client of the current session of a program; None without a session.
+        program_mesh: Returns the process of a program as a mesh; starts its session if there is none.
     """
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class ProcessContext:
         self.checks: Any = None
         self.trajectories: Any = None
         self.program: Callable[[], Any] = lambda: None
+        self.program_mesh: Callable[[], Any] = lambda: None
 
 
 PROCESS = ProcessContext()
