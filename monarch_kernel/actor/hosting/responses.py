@@ -24,8 +24,11 @@ class Responses:
     A port that is pickled becomes an ordinary port of this process. The first value that this port gets answers the request.
 
     Attributes:
+        is_lenient: whether a second answer is dropped, not an error. An integration sets it.
         is_ending: whether the actor is ending, and drops its ports with its other objects.
     """
+
+    is_lenient = False
 
     def __init__(self, actor_server: ActorServer, executor: Executor) -> None:
         self.is_ending = False
@@ -51,16 +54,19 @@ class Responses:
     def send(self, id: int, value: Any) -> None:
         """Answer with a value."""
         payload, frames = dump(value, "the response", roots={"response": value})
-        if id and not self.take(id):
-            raise ValueError("this call is already answered: a response port takes one answer")
-        if id:
+        if id and self._take_once(id):
             self._workplace.send_answer(id, pack(Result(id, payload), frames))
 
     def fail(self, id: int, error: BaseException | Failure) -> None:
         """Answer with an error."""
-        if id and not self.take(id):
+        if not id or self._take_once(id):
+            self._workplace.fail(self._executor, id, error)
+
+    def _take_once(self, id: int) -> bool:
+        is_open = self.take(id)
+        if not is_open and not self.is_lenient:
             raise ValueError("this call is already answered: a response port takes one answer")
-        self._workplace.fail(self._executor, id, error)
+        return is_open
 
     def hand_on(self, id: int) -> int:
         """Return the number of a port that can go to other processes."""

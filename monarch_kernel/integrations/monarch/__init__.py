@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+from monarch_kernel.actor.hosting.responses import Responses
 from monarch_kernel.actor.spawning import SPAWN_DEFAULTS
 from monarch_kernel.base import aliases
 from monarch_kernel.errors import ActorDiedError, SupervisionError
@@ -80,7 +81,7 @@ def install(*, shadow: bool = False) -> None:
     ActorDiedError.__name__ = SupervisionError.__name__  # for code that compares names
     SPAWN_DEFAULTS.is_fresh, SPAWN_DEFAULTS.device = True, "visible"
     SPAWN_DEFAULTS.prepare = _install_on_rank
-    LocalAgents.is_light = True
+    LocalAgents.is_light = Responses.is_lenient = True
 
 
 def _install_on_rank() -> None:

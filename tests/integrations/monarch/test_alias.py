@@ -192,6 +192,11 @@ class Local(Actor):
     @endpoint
     def leave(self):
         raise SystemExit(3)
+    @endpoint(explicit_response_port=True)
+    def repeat(self, port):
+        port.send("first")
+        port.send("second")
+        port.exception(ValueError("third"))
 
 os.environ["CUDA_VISIBLE_DEVICES"] = "4,5"
 procs = this_host().spawn_procs({"gpus": 2}, bootstrap=helper.boot)
@@ -199,6 +204,7 @@ print(procs.spawn("h", helper.Helper).text.call_one().get() if len(procs) == 1 e
 print(procs.spawn("h", helper.Helper).text.call().get().values())
 looks = procs.spawn("look", Local)
 print(looks.look.call().get().values())
+print([looks.slice(gpus=1).repeat.call_one().get() for _ in range(2)])
 try: looks.slice(gpus=0).leave.call_one().get()
 except Exception as error: print(type(error).__name__, isinstance(error, RuntimeError))
 procs.stop().get()
@@ -224,7 +230,8 @@ def test_ranks_import_the_alias_before_the_users_code(tmp_path: Path) -> None:
     lines = run(PROGRAM, PATH, tmp_path).splitlines()
     assert lines[1] == "(('tcp', 4, 20), ('tcp', 4, 20))"
     assert lines[2] == "((False, '4,5', \"look{'gpus': 0/2}\"), (False, '4,5', \"look{'gpus': 1/2}\"))"
-    assert lines[3] == "SupervisionError True"
+    assert lines[3] == "['first', 'first']"
+    assert lines[4] == "SupervisionError True"
 
 
 def test_options_of_the_runtime_are_checked_and_kept() -> None:
