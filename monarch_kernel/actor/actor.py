@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import linecache
@@ -45,6 +46,7 @@ class EndpointSpec:
 
     Attributes:
         function: the method as written.
+        name: the name under which callers find it.
         signature: the parameters that callers pass: those after ``self``, and after the port if there is one.
         is_async: whether the method is a coroutine function.
         is_generator: whether it is a generator or an async generator, which can't be called from elsewhere.
@@ -85,6 +87,14 @@ class EndpointSpec:
         self._plain = len(self.names) == len(given) and all(
             parameter.default is inspect.Parameter.empty for parameter in given
         )
+
+    def named(self, name: str) -> EndpointSpec:
+        """Return the spec under the name that the class has for it: a decorated function may have that of its wrapper."""
+        if name == self.name:
+            return self
+        spec = copy.copy(self)
+        spec.name = name
+        return spec
 
     def outline(self) -> tuple[Any, ...]:
         """Describe the endpoint without its code, for handles elsewhere; `from_outline` reads it."""
@@ -309,7 +319,7 @@ def endpoints_among(cls: type, classes: Sequence[type], reserved: frozenset[str]
     for base in reversed(classes):
         for name, value in vars(base).items():
             if isinstance(value, EndpointSpec):
-                found[name] = value
+                found[name] = value.named(name)
             else:
                 found.pop(name, None)
     clash = sorted(set(found) & reserved)

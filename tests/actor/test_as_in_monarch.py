@@ -59,6 +59,32 @@ class Fragile(Actor):
         return value
 
 
+def doubled(method: Any) -> Any:
+    """Decorate a method without `functools.wraps`."""
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return 2 * method(self, *args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(Actor):
+    """Its endpoints are functions of other names."""
+
+    @endpoint
+    @doubled
+    def first(self, value: int) -> int:
+        return value
+
+    @endpoint
+    @doubled
+    def second(self, value: int) -> int:
+        raise ValueError(f"no {value}")
+
+    third = endpoint(lambda self, value: value + 1)
+    fourth = third
+
+
 class AsyncFragile(Actor):
     """The same on an event loop."""
 
@@ -187,6 +213,16 @@ def test_handles_can_be_pickled_in_the_program(procs: ProcMesh) -> None:
         assert mesh.spawn("other", Worker).add.call(2).get(LONG_S).values() == (2, 2)
     hosts = pickle.loads(pickle.dumps(this_host()))
     assert hosts.extent == this_host().extent
+
+
+def test_endpoints_have_the_names_of_the_class_not_of_the_functions(procs: ProcMesh) -> None:
+    decorated: Any = procs.slice(r=0).spawn("decorated", Decorated)
+    assert decorated.first.call_one(2).get(LONG_S) == 4
+    assert decorated.third.call_one(2).get(LONG_S) == decorated.fourth.call_one(2).get(LONG_S) == 3
+    with pytest.raises(ActorError, match=r"decorated\.second\(\) failed"):
+        decorated.second.call_one(2).get(LONG_S)
+    with pytest.raises(TypeError, match=r"third\(value\): missing"):
+        decorated.third.call_one()
 
 
 def test_the_program_knows_its_process(procs: ProcMesh) -> None:
