@@ -98,6 +98,7 @@ BEHIND = {
         "features.tensors.sharding",
         "features.tensors.worker",
         "integrations.lightning",
+        "integrations.monarch.timer",
         "integrations.vllm",
         "net.memory.devices",
         "net.wire.tensor_frames",

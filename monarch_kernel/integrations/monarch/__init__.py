@@ -18,14 +18,13 @@ import importlib.util
 import logging
 import os
 import sys
-import time
 from typing import Any
 
 from monarch_kernel.actor.hosting.responses import Responses
 from monarch_kernel.actor.spawning import SPAWN_DEFAULTS
 from monarch_kernel.base import aliases
 from monarch_kernel.errors import ActorDiedError, SupervisionError
-from monarch_kernel.integrations.monarch import private
+from monarch_kernel.integrations.monarch import private, timer
 from monarch_kernel.integrations.monarch.missing import refuse
 from monarch_kernel.runtime.controller.session import LocalAgents
 
@@ -100,24 +99,6 @@ def _other() -> str:
         return ""
     where = spec.origin or str(next(iter(spec.submodule_search_locations or ()), "an unknown place"))
     return "" if os.path.dirname(where) == PATH else where
-
-
-class _Timer:
-    """Measures time as Monarch's timer does."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-
-    def start(self) -> None:
-        """Start the measurement again."""
-        self._start = time.perf_counter()
-
-    def elapsed(self) -> float:
-        """Return the seconds since the start."""
-        return time.perf_counter() - self._start
-
-
-timer = _Timer()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from monarch_kernel.integrations.monarch import PATH, workers
+from monarch_kernel.integrations.monarch import PATH, timer, workers
 from monarch_kernel.integrations.monarch import actor as alias
 from monarch_kernel.integrations.monarch.config import (
     configure,
@@ -415,6 +415,35 @@ def test_spans_and_meters_work_without_a_set_up() -> None:
     logger = logging.Logger("of the test")
     logger.addHandler(TracingForwarder())
     logger.warning("in no span")
+
+
+def test_the_timer_is_a_module() -> None:
+    said = run(
+        "import sys, monarch\n"
+        "from monarch.timer import ExecutionTimer\n"
+        "from monarch import timer\n"
+        "print(timer is monarch.timer and timer.ExecutionTimer is ExecutionTimer, 'torch' in sys.modules)\n",
+        PATH,
+    )
+    assert said == "True False\n"
+
+
+def test_sections_of_code_are_measured() -> None:
+    with timer.ExecutionTimer.time("outer"):
+        for _ in range(2):
+            timer.execution_timer_start("inner")
+            timer.execution_timer_stop("inner")
+    found = timer.get_execution_timer_summary()
+    inner = found["inner"]
+    assert inner["count"] == 2
+    assert found["outer"]["total_ms"] >= inner["total_ms"] >= inner["max_ms"] >= inner["min_ms"]
+    assert timer.get_latest_timer_measurement("inner").item() == timer.ExecutionTimer.get_latest_measurement("inner")
+    assert timer.get_execution_timer_average_ms("inner").item() == inner["mean_ms"]
+    assert timer.ExecutionTimer.get_latest_measurement() == 0
+    with pytest.raises(RuntimeError, match="'inner' has not started"):
+        timer.execution_timer_stop("inner")
+    timer.ExecutionTimer.reset()
+    assert timer.get_execution_timer_summary() == {}
 
 
 def test_addresses_of_hosts() -> None:
