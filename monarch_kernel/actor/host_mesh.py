@@ -506,6 +506,9 @@ def this_host() -> HostMesh:
     return HostMesh(session.runtime, Region.whole(Extent()), (session.local_host(),))
 
 
+PROCESS.host_mesh = this_host
+
+
 def allocate(
     launcher: Launcher, hosts: int = 4, *, axis: str = "hosts", timeout_s: float = 600.0, lost_after_s: float = 1.0
 ) -> HostMesh:

@@ -14,7 +14,8 @@ from monarch_kernel.errors import Failure
 from monarch_kernel.runtime.controller.runtime import Runtime
 from monarch_kernel.runtime.controller.session import Session
 from monarch_kernel.runtime.rpc.client import Client
-from monarch_kernel.runtime.rpc.handles import Handle
+from monarch_kernel.runtime.rpc.handles import PROCESS, Handle
+from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC
 
 __all__ = ["ProcHandle"]
 
@@ -52,12 +53,15 @@ class ProcHandle(Handle, Shaped):
 
     @property
     def host_mesh(self) -> Any:
-        """The hosts on which the whole mesh was spawned.
+        """The hosts on which the whole mesh was spawned; for the process that asks, its machine.
 
         Raises:
-            RuntimeError: the processes were not spawned on hosts, such as that of the program.
+            RuntimeError: the processes were not spawned on hosts, such as that of the program, which another process asks for.
         """
         if self._hosts is None:
+            own = (CONTROLLER_PROC,) if PROCESS.proc is None else PROCESS.proc.procs
+            if tuple(self.procs) == tuple(own):
+                return PROCESS.host_mesh()
             raise RuntimeError(f"mesh {self.name!r} was not spawned on hosts; call this_host()")
         return self._hosts
 

@@ -55,6 +55,10 @@ class Fragile(Actor):
         raise Leaving("gone")
 
     @endpoint
+    def own_host(self) -> bool:
+        return context().actor_instance.proc.host_mesh.extent == this_host().extent
+
+    @endpoint
     def take(self, value: object) -> object:
         return value
 
@@ -225,13 +229,15 @@ def test_endpoints_have_the_names_of_the_class_not_of_the_functions(procs: ProcM
         decorated.third.call_one()
 
 
-def test_the_program_knows_its_process(procs: ProcMesh) -> None:
+def test_the_program_and_ranks_know_their_process_and_machine(procs: ProcMesh) -> None:
     program = context().actor_instance
     assert (program.proc.extent, program.proc_mesh.extent) == ({}, {})
     fragile: Any = program.proc.spawn("fragile", Fragile)
     assert fragile.take.call_one(1).get(LONG_S) == 1
     fragile.stop().get(LONG_S)
     elsewhere: Any = procs.spawn("elsewhere", Fragile)
+    assert program.proc.host_mesh.extent == {}
+    assert set(elsewhere.own_host.call().get(LONG_S).values()) == {True}
     back = elsewhere.take.call(program).get(LONG_S).item(r=0)
     assert back == program
     assert back.proc is None  # a copy may be in another process

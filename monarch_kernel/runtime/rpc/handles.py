@@ -38,6 +38,7 @@ class ProcessContext:
         checks: Compares replicas with other ranks in these loops.
         trajectories: Sends the samples that its code shows.
         program: Returns the client of the current session of a program; None without a session.
+        host_mesh: Returns the machine as a mesh.
         program_mesh: Returns the process of a program as a mesh; starts its session if there is none.
     """
 
@@ -49,6 +50,7 @@ class ProcessContext:
         self.checks: Any = None
         self.trajectories: Any = None
         self.program: Callable[[], Any] = lambda: None
+        self.host_mesh: Callable[[], Any] = lambda: None
         self.program_mesh: Callable[[], Any] = lambda: None
 
 
