@@ -155,13 +155,15 @@ def learn(
     """
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
-    check(info, args, kwargs)
+    is_kept = check(info, args, kwargs)
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
         device.seed_draws(torch.initial_seed() + device.target.number)  # a mesh that was healed goes on with others
     if info.name == "aten::_local_scalar_dense.default":
         return issue(info.op, (args[0].detach().redistribute(**dict.fromkeys(device.mesh.extent, "R")).local(),))
     unknown = Outcome(None, LEAF)
+    if not is_kept and device.session.recorder is not None:
+        device.session.recorder.refuse_wait(info.title)
     entry = device.entry_with(key, info, args, kwargs, unknown, is_learned=True, is_drawn=is_drawn)
     first, op = device.record(entry, *taken, user_place(sys._getframe(3)))
     if device.session.recorder is None:
@@ -174,7 +176,7 @@ def learn(
     layouts = [LAYOUTS.make(*each) for each in found]
     made = [device.new(layout, first + place, op) for place, layout in enumerate(layouts)]
     outcome = learned_outcome(info.op, structure, layouts)
-    if outcome is not None:
+    if outcome is not None and is_kept:
         device.entry_with(key, info, args, kwargs, outcome, is_drawn=is_drawn)
     flat, tree = pytree.tree_flatten(structure)
     parts = outcome.parts if outcome is not None and outcome.parts else [Result()] * len(flat)

@@ -288,8 +288,10 @@ def _propagate(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return Outcome(parts, tree, relaid=relaid)
 
 
-def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Raise the error that shapes and dtypes decide, for an operation on sharded tensors: fake tensors stand for the wholes.
+
+    Returns whether the shapes of results do not depend on values.
 
     Raises:
         TensorError: The operation is wrong for these arguments.
@@ -300,11 +302,14 @@ def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         try:
             with _fake():
                 info.op(*fake_args, **fake_kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return False
         except _ONLY_RANKS_KNOW:
-            return
+            return torch.Tag.dynamic_output_shape not in info.op.tags
         except Exception as error:
             if "size and stride" not in str(error):  # the parts of ranks may have strides that suit
                 raise _error_of_user(error, fakes.tensors) from None
+    return True
 
 
 def propagate_by(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

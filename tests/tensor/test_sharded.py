@@ -547,3 +547,15 @@ def test_a_move_of_a_sharded_tensor_that_is_not_possible_says_why(procs: ProcMes
     with pytest.raises(TensorError, match=r"torch\.linalg\.cholesky failed on rank \[0-3\] of t"):
         lost.to_mesh(servers, gpus=Shard(0))
     assert torch.equal(x.to_mesh(servers, gpus=Shard(0)).full_tensor(), numbers(4, 2))
+
+
+def test_shapes_that_depend_on_values_are_asked_for_each_time(procs: ProcMesh) -> None:
+    for values in ([1.0, 0.0, 1.0, 1.0], [3.0, 0.0, 0.0, 0.0], [4.0, 3.0, 2.0, 1.0]):
+        x = torch.tensor(values)
+        there = procs.shard(x, dp=Shard(0))
+        for function in (torch.nonzero, torch.unique, lambda each: each[each > 0], lambda each: each[each > 0] * 2):
+            found, expected = function(there), function(x)
+            assert found.shape == expected.shape
+            assert torch.equal(found.full_tensor(), expected)
+    with pytest.raises(TensorError, match=r"torch\.nonzero waits for values of the ranks, and a recorded function can't"):
+        record(torch.nonzero)(there)
