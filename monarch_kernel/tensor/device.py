@@ -302,9 +302,14 @@ class Device:
     def new(self, layout: Layout, id: int, op: int) -> DistributedTensor:
         """Make the wrapper of a tensor on the ranks."""
         shape, stride, offset, dtype, device, bits, placements, number = layout
-        made: DistributedTensor = _make(
-            DistributedTensor, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
-        )
+        made: DistributedTensor
+        if torch.is_inference_mode_enabled():  # a view of a tensor from outside can't be a tensor of inference mode
+            with torch.inference_mode(False):
+                made = _make(
+                    DistributedTensor, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device
+                )
+        else:
+            made = _make(DistributedTensor, shape, strides=stride, storage_offset=offset, dtype=dtype, device=device)
         if bits:
             set_bits(made, bits)
         if placements:

@@ -233,7 +233,7 @@ class DistributedTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same tensor without its history; an assignment makes this tensor refer to another one of the same layout."""
+        """The same tensor without its history; an assignment makes this tensor refer to another one."""
         return self.detach()
 
     @data.setter
@@ -243,12 +243,10 @@ class DistributedTensor(torch.Tensor):
         there, here = value._part, self._part
         if there.device is not here.device:
             raise TensorError("x.data = y needs two tensors of one mesh: fetch y, and put it on the mesh of x")
+        made = value.detach()
         if there.layout != here.layout:
-            raise TensorError(
-                f"x.data = y needs tensors of one shape and dtype, but x is {describe(self)} and y is {describe(value)}: "
-                "make a new tensor or parameter of y"
-            )
-        self._part = value.detach()._part  # type: ignore[attr-defined]
+            _DATA.__set__(self, made)
+        self._part = made._part  # type: ignore[attr-defined]
 
     def backward(
         self, gradient: torch.Tensor | None = None, retain_graph: bool | None = None, create_graph: bool = False,
@@ -360,6 +358,12 @@ class DistributedTensor(torch.Tensor):
             "these"
         )
 
+    def __copy__(self) -> DistributedTensor:
+        """Return another tensor with the same memory, as `copy.copy` does for plain ones."""
+        copied: DistributedTensor = self.detach().requires_grad_(self.requires_grad)  # type: ignore[assignment]
+        copied.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_part"})
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
         if not self.is_leaf:
             raise RuntimeError(
@@ -394,6 +398,7 @@ class DistributedTensor(torch.Tensor):
 
 
 _GRAD: Any = torch.Tensor.grad
+_DATA: Any = torch.Tensor.data
 
 _MOVE = "it is in this process; move it to the ranks: mesh.put(x)"
 

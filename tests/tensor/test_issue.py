@@ -196,15 +196,46 @@ def test_statistics_of_batch_norm_change_and_the_result_is_new(active: InProcess
     assert inspect(norm.running_mean).tolist() == pytest.approx([0.15, 0.25, 0.35])
 
 
-def test_data_of_a_tensor_can_be_replaced_by_one_of_its_shape(active: InProcess) -> None:
+def test_data_of_a_tensor_can_be_replaced(active: InProcess) -> None:
     weight = nn.Parameter(torch.zeros(2))
     weight.data = torch.ones(2)
     assert inspect(weight).tolist() == [1, 1]
     assert weight.requires_grad
-    with pytest.raises(TensorError, match=r"x is \(2,\) float32 and y is \(3,\) float32"):
-        weight.data = torch.ones(3)
+    weight.data = torch.arange(6.0).view(2, 3).t()[:, 1]
+    assert (weight.shape, weight.stride(), inspect(weight).tolist()) == ((3,), (1,), [3, 4, 5])
+    (weight * 2).sum().backward()
+    assert weight.grad is not None
+    assert inspect(weight.grad).tolist() == [2, 2, 2]
     with no_mesh.activate(), pytest.raises(TensorError, match=r"mesh\.put"):
         weight.data = torch.ones(2)
+
+
+def test_a_module_changes_its_dtype_and_takes_parameters_of_a_vector(active: InProcess) -> None:
+    linear = nn.Linear(3, 2)
+    weight = linear.weight
+    linear.half()
+    assert linear.weight is weight
+    assert inspect(linear(torch.ones(1, 3, dtype=torch.float16))).dtype == torch.float16
+    linear.float()
+    vector = nn.utils.parameters_to_vector(linear.parameters())
+    nn.utils.vector_to_parameters(vector.detach() * 0 + 2, linear.parameters())
+    optimizer = torch.optim.SGD(linear.parameters(), lr=1.0)
+    linear(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert inspect(linear.weight).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert inspect(linear.bias).tolist() == [1, 1]
+
+
+def test_views_of_tensors_from_outside_work_in_inference_mode(active: InProcess) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    model = nn.Linear(3, 1)
+    with torch.inference_mode():
+        assert inspect(x[1:] * 2).tolist() == [[6, 8, 10]]
+        assert [inspect(row).tolist() for row in x] == [[0, 1, 2], [3, 4, 5]]
+        assert inspect(x.split(2, dim=1)[1]).tolist() == [[2], [5]]
+        y = model(x)
+        assert not y.requires_grad
+    assert inspect(y.t()[:, :1]).shape == (1, 1)
 
 
 def test_views_that_conjugate_and_negate_are_views(active: InProcess) -> None:
@@ -451,6 +482,17 @@ def test_a_copy_is_a_separate_tensor(active: InProcess) -> None:
     assert inspect(same.weight).abs().sum() > 0
     assert isinstance(same.weight, nn.Parameter)
     assert same.weight.requires_grad
+
+
+def test_a_shallow_copy_has_the_same_memory(active: InProcess) -> None:
+    x = nn.Parameter(torch.ones(2))
+    other = copy.copy(x)
+    assert other is not x
+    assert isinstance(other, nn.Parameter)
+    with torch.no_grad():
+        other.add_(1)
+    assert inspect(x).tolist() == [2, 2]
+    assert inspect(copy.copy({"x": x})["x"]).tolist() == [2, 2]
 
 
 # -- failures on ranks
