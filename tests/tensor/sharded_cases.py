@@ -354,6 +354,29 @@ def _reductions() -> Iterator[Case]:
     yield _case("isin", lambda x, y: torch.isin(x, y), (5, 3), (2,), kinds="i5 i5")
 
 
+def _without_positive(x: torch.Tensor, number: float) -> torch.Tensor:
+    made = x * 1
+    made[made > 0] = number
+    return made
+
+
+def _doubled_where_positive(x: torch.Tensor) -> torch.Tensor:
+    made = x * 1
+    made[x > 0] = x[x > 0] * 2
+    return made
+
+
+def _window(x: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(x[0, :4])
+
+
+def _flat(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    made = x * 1
+    part = made.view(-1)[3:9]
+    part.mul_(10)
+    return made, part
+
+
 def _indexing() -> Iterator[Case]:
     for dim in (0, 1):
         yield _case(f"index_select {dim}", lambda x, i, d=dim: x.index_select(d, i), (5, 3), (4,), kinds="f i3")
@@ -430,6 +453,8 @@ def _indexing() -> Iterator[Case]:
     yield _case(
         "index_put add", lambda x, i, y: x.index_put((i,), y, accumulate=True), (5, 3), (4,), (4, 3), kinds="f i5 f"
     )
+    yield _case("index_put mask", lambda x: _without_positive(x, 0.5), (5, 3))
+    yield _case("index_put mask values", _doubled_where_positive, (5, 3))
     yield _case("masked_fill", lambda x, m: x.masked_fill(m, 3.0), (5, 3), (5, 3), kinds="f b")
     yield _case("masked_fill both", lambda x, m: x.masked_fill(m, 3.0), (5, 3), (5, 3), kinds="f b", sharded=(0, 1))
     yield _case("masked_scatter", lambda x, m, y: x.masked_scatter(m, y), (5, 3), (5, 3), (5, 3), kinds="f b f")
@@ -521,6 +546,7 @@ def _products() -> Iterator[Case]:
     yield _case("addmv", lambda x, b, y: torch.addmv(b, x, y), (5, 4), (5,), (4,))
     yield _case("addr", lambda x, y, b: torch.addr(b, x, y), (5,), (3,), (5, 3))
     yield _case("einsum", lambda x, y: torch.einsum("bij,bjk->bik", x, y), (3, 4, 5), (3, 5, 2))
+    yield _case("einsum experts", lambda x, w: torch.einsum("nd,edf->enf", x, w).relu(), (5, 3), (2, 3, 4))
     yield _case("einsum trace", lambda x: torch.einsum("bii->b", x), (3, 4, 4))
     yield _case("bilinear", lambda x, y, w, b: F.bilinear(x, y, w, b), (5, 3), (5, 4), (2, 3, 4), (2,))
     yield _case("tensordot", lambda x, y: torch.tensordot(x, y, 1), (3, 4, 5), (5, 2))
@@ -538,7 +564,16 @@ def _products() -> Iterator[Case]:
     yield _case("solve_triangular", lambda x, y: torch.linalg.solve_triangular(x.exp(), y, upper=True), (3, 3), (3, 2))
     yield _case("matrix_exp", lambda x: torch.linalg.matrix_exp(x), (3, 4, 4))
     yield _case("fft", lambda x: torch.view_as_real(torch.fft.fft(x)), (5, 4))
+    yield _case("conj", lambda x: torch.view_as_real((torch.complex(x, x * 2).conj() * 1j).mH.resolve_conj()), (5, 4))
+    yield _case(
+        "stft", lambda x: torch.view_as_real(torch.stft(x, 4, 2, window=_window(x), return_complex=True)), (3, 8)
+    )
     yield _case("rfft", lambda x: torch.view_as_real(torch.fft.rfft(x, dim=0)), (5, 4))
+    yield _case(
+        "attention merged",
+        lambda q: F.scaled_dot_product_attention(q, q, q).transpose(1, 2).contiguous().view(3, 5, 8),
+        (3, 4, 5, 2),
+    )
     yield _case(
         "attention",
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v),
@@ -648,6 +683,7 @@ def _pointwise() -> Iterator[Case]:
     for dim in (0, 1):
         yield _case(f"view of column {dim}", lambda x, d=dim: _views(x, d), (5, 5))
     yield _case("view of view", _nested, (5, 4))
+    yield _case("view of elements", _flat, (6, 4))
     yield _case("cumsum_ in place", lambda x: x.clone().cumsum_(0), (5, 3))
     for name in (
         "relu",

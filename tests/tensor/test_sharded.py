@@ -557,5 +557,7 @@ def test_shapes_that_depend_on_values_are_asked_for_each_time(procs: ProcMesh) -
             found, expected = function(there), function(x)
             assert found.shape == expected.shape
             assert torch.equal(found.full_tensor(), expected)
-    with pytest.raises(TensorError, match=r"torch\.nonzero waits for values of the ranks, and a recorded function can't"):
+    with pytest.raises(
+        TensorError, match=r"torch\.nonzero waits for values of the ranks, and a recorded function can't"
+    ):
         record(torch.nonzero)(there)

@@ -36,7 +36,7 @@ Do = Callable[..., Any]
 _WHOLE = frozenset(
     (
         "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "_batch_norm_with_update",
-        "native_batch_norm_backward", "batch_norm_backward", "fold", "as_strided",
+        "native_batch_norm_backward", "batch_norm_backward", "fold",
     )
 )  # fmt: skip
 """Operations for which torch's rule is wrong for some placements. If all arguments are replicated, it is right."""
@@ -75,6 +75,12 @@ _LINEAR_WRITES = frozenset(("add_", "sub_", "mul_", "div_", "neg_", "zero_", "le
 _HIDDEN_WRITES = {"native_batch_norm": (3, 4)}
 """Arguments that operations change although their schemas do not say so."""
 
+_LAZY = frozenset(("_conj", "_neg_view"))
+"""Views whose elements torch computes when it reads them. It can't gather the parts of such a tensor, so ranks compute them."""
+
+_PUTS = frozenset(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
+"""Writes to elements that are chosen by indexes. Torch's rule takes a mask for numbers of rows."""
+
 _MEAN = 1
 """The number of the reduction to a mean in arguments of losses; 2 is the sum."""
 
@@ -98,10 +104,26 @@ class ShardedOp:
             return do(*args, **kwargs)
         if _has_poison(args) or _has_poison(kwargs.values()):  # before this rank takes part in a collective
             raise LookupError("an argument is lost")
-        if do is None:
-            is_any_sharded = any(is_sharded(each) for each in _leaves(args, kwargs))
-            do = self._do = _chosen(self._op, args, kwargs) if is_any_sharded else self._op
-        return do(*args, **kwargs)
+        if do is not None:
+            return do(*args, **kwargs)
+        if not any(is_sharded(each) for each in _leaves(args, kwargs)):
+            self._do = self._op
+            return self._op(*args, **kwargs)
+        do = _chosen(self._op, args, kwargs)
+        result = do(*args, **kwargs)
+        if _is_new(self._op) and any(_is_laid_otherwise(each) for each in _leaves((result,), {})):
+            do, result = functools.partial(_laid_out, do), as_whole(result)
+        self._do = do
+        return result
+
+
+def _is_new(op: Any) -> bool:
+    """Whether the results of an operation share no memory with its arguments."""
+    return all(each.alias_info is None for each in op._schema.returns)
+
+
+def _laid_out(do: Do, *args: Any, **kwargs: Any) -> Any:
+    return as_whole(do(*args, **kwargs))
 
 
 def _has_poison(values: Iterable[Any]) -> bool:
@@ -157,8 +179,14 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     # Torch's cache of rules can't have complex numbers.
     if base in _DUNDER or any(type(each) is complex for each in _leaves(args, kwargs)):
         do = functools.partial(on_whole, op)
+    elif base in _LAZY:
+        do = functools.partial(_as_view, op, _computed(op))
+    elif base == "as_strided":
+        do = functools.partial(_as_view, op, functools.partial(_strided, op))
     elif _is_replicated(given):
         do = _by_rule(op, args, kwargs)
+    elif base in _PUTS and _has_mask(args[1]):
+        do = functools.partial(_put_by_mask, op)
     elif base.removesuffix("_backward") in _MEAN_LOSSES:
         do = functools.partial(_mean_loss_backward if base.endswith("_backward") else _mean_loss, op)
     elif base in ("nll_loss_forward", "nll_loss2d_forward"):
@@ -221,6 +249,8 @@ def _by_rule(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
         return whole
     except Exception:
         return functools.partial(_whole_or_error, op, whole)
+    if is_view and _is_split_by_stride(found.output_spec):
+        return whole  # torch can't write the elements of a whole to such parts
     if is_view:
         return functools.partial(_as_view, op, op) if found.needs_redistribute else functools.partial(_sharing, op)
     return functools.partial(_unmasked, op)
@@ -248,6 +278,14 @@ def _is_split_twice(tensor: Any) -> bool:
     """Whether two axes of the mesh shard the same dimension."""
     dims = [each.dim for each in tensor.placements if each.is_shard()]
     return len(dims) > len(set(dims))
+
+
+def _is_split_by_stride(spec: Any) -> bool:
+    """Whether a dimension is sharded twice, and the parts of one axis are no blocks, as in ``x.view(-1)``."""
+    each = spec[0] if isinstance(spec, (list, tuple)) and spec else spec
+    placements = getattr(each, "placements", ())
+    by_stride = {each.dim for each in placements if type(each).__name__ == "_StridedShard"}
+    return any(sum(getattr(each, "dim", -1) == dim for each in placements) > 1 for dim in by_stride)
 
 
 def _is_somewhere_empty(tensor: Any) -> bool:
@@ -308,6 +346,84 @@ def on_whole(op: Any, *args: Any, **kwargs: Any) -> Any:
         return DTensor.from_local(each, mesh, [_replicate()] * mesh.ndim, run_check=False) if is_tensor else each
 
     return pytree.tree_map(placed, result)
+
+
+def _strided(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A view by strides of the elements of a whole.
+
+    Raises:
+        ValueError: It starts elsewhere in memory, of which no rank has all.
+    """
+    if any(args[3:]) or kwargs.get("storage_offset"):
+        raise ValueError(
+            "as_strided() of a sharded tensor starts with its first element: use indexes, such as x.flatten()[5:]"
+        )
+    return on_whole(op, *args, **kwargs)
+
+
+def _has_mask(indexes: Sequence[Any]) -> bool:
+    return any(each is not None and str(each.dtype) in ("torch.bool", "torch.uint8") for each in indexes)
+
+
+def _put_by_mask(op: Any, x: Any, indexes: Any, values: Any, accumulate: bool = False, *rest: Any) -> Any:
+    """Write to the elements that masks choose: each rank to its own ones, if one number replaces them."""
+    import torch
+
+    mask = indexes[0]
+    if (
+        len(indexes) == 1
+        and mask.shape == x.shape
+        and not values.dim()
+        and not accumulate
+        and "bool" in str(mask.dtype)
+    ):
+        fill = torch.ops.aten.masked_fill_ if op._schema.name.endswith("_") else torch.ops.aten.masked_fill
+        value = whole_of(values) if is_sharded(values) else values
+        return _choice(fill.Scalar, [x, mask, value.item()], {})(x, mask, value.item())
+    return on_whole(op, x, indexes, values, accumulate, *rest)
+
+
+def as_whole(result: Any) -> Any:
+    """Lay the parts of sharded tensors out in the order of dimensions that the whole has, so that views of it are possible."""
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda each: _in_order(each) if _is_laid_otherwise(each) else each, result)
+
+
+def _is_laid_otherwise(tensor: Any) -> bool:
+    if not is_sharded(tensor):
+        return False
+    strides = _strides_of_part(tensor)
+    part = tensor.to_local()
+    return strides is not None and any(
+        size > 1 and here != there for size, here, there in zip(part.shape, part.stride(), strides)
+    )
+
+
+def _strides_of_part(tensor: Any) -> tuple[int, ...] | None:
+    """The strides of a dense part with the order of dimensions of the whole; None if the whole is not dense."""
+    shape, stride = tensor.shape, tensor.stride()
+    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim))
+    size_of_whole, size_of_part, found = 1, 1, [0] * len(shape)
+    part = tensor.to_local().shape
+    for dim in order:
+        if shape[dim] > 1 and stride[dim] != size_of_whole:
+            return None
+        found[dim] = size_of_part
+        size_of_whole, size_of_part = size_of_whole * max(1, shape[dim]), size_of_part * max(1, part[dim])
+    return tuple(found)
+
+
+def _in_order(tensor: Any) -> Any:
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    part, strides = tensor.to_local(), _strides_of_part(tensor)
+    assert strides is not None
+    made = torch.empty_strided(part.shape, strides, dtype=part.dtype, device=part.device).copy_(part)
+    return DTensor.from_local(
+        made, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
 
 
 def whole_of(tensor: Any) -> Any:
@@ -611,6 +727,21 @@ def _sharing(op: Any, *args: Any, **kwargs: Any) -> Any:
     for _, part in _parts_of(result):
         part._monarch_memory = memory
     return result
+
+
+def _computed(op: Any) -> Do:
+    """Return a function that does an operation, and computes the elements of its result."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        made = op(*args, **kwargs)
+        part = made.to_local().resolve_conj().resolve_neg()
+        return DTensor.from_local(
+            part, made.device_mesh, made.placements, run_check=False, shape=made.shape, stride=made.stride()
+        )
+
+    return compute
 
 
 def _as_view(op: Any, do: Do, *args: Any, **kwargs: Any) -> Any:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch_kernel.features.tensors.rules import as_whole
+
 __all__ = ["sharded_ops"]
 
 
@@ -22,7 +24,9 @@ def sharded_ops() -> dict[str, Callable[..., Any]]:
         "monarch::from_local": meshes.from_local,
         "monarch::filled": meshes.filled,
         "monarch::rewrap": meshes.rewrap,
-        "monarch::redistribute": lambda tensor, placements: tensor.redistribute(placements=_placements(placements)),
+        "monarch::redistribute": lambda tensor, placements: as_whole(
+            tensor.redistribute(placements=_placements(placements))
+        ),
         "monarch::local": lambda tensor: tensor.to_local(),
         "monarch::full": lambda tensor: tensor.full_tensor(),
     }
