@@ -228,6 +228,9 @@ class Device:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
         self.has_sharded = False
+        self.queries = mesh.runtime.queries
+        self.n_groups = 0
+        """How many process groups had been formed when sharded tensors last got theirs (`ProcessQueries.n_groups_formed`)."""
         self.places: dict[tuple[tuple[str, int], ...], ProcMesh] = {}
         self._first_entry = 0  # ranks have forgotten those before
 
@@ -455,6 +458,9 @@ class Device:
         recorder = self.session.recorder
         if recorder is not None:
             recorder.check(self)
+        elif self.has_sharded and self.n_groups != self.queries.n_groups_formed:
+            self.n_groups = self.queries.n_groups_formed
+            placing().renew_groups(self)
         if target.issued - target.acked >= MAX_BEHIND:
             stream.await_room(target)
         with stream.lock:

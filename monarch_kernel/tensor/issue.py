@@ -156,6 +156,7 @@ def learn(
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
     is_kept = check(info, args, kwargs)
+    placing().form_group(device.mesh.whole)  # it may have been aborted
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
         device.seed_draws(torch.initial_seed() + device.target.number)  # a mesh that was healed goes on with others

@@ -32,6 +32,7 @@ __all__ = [
     "full",
     "local",
     "redistribute",
+    "renew_groups",
     "shard",
     "spelled",
     "strings",
@@ -219,6 +220,12 @@ def about(mesh: ProcMesh) -> list[Any]:
         raise TensorError(f"sharded tensors need all ranks of a mesh, and {mesh!r} is a part: use the whole mesh")
     form_group(mesh.whole)
     return [["list", [["value", size] for size in mesh.extent.values()]], strings(tuple(mesh.extent))]
+
+
+def renew_groups(device: Device) -> None:
+    """Give the sharded tensors of a device the groups of a process group that was formed again, as by a cell."""
+    device.do("monarch::device_mesh", about(device.mesh))
+    device.n_groups = device.queries.n_groups_formed
 
 
 def strings(texts: Sequence[str]) -> list[Any]:

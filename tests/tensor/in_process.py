@@ -53,7 +53,7 @@ class InProcess:
         self.before_requests: list[Callable[[], None]] = []
         self.closed = False
         self.namespaces: dict[int, dict[str, Any]] = {proc: {"rank": proc} for proc in range(n)}
-        self.queries = SimpleNamespace(has_group=lambda procs: True)
+        self.queries = SimpleNamespace(has_group=lambda procs: True, n_groups_formed=0)
         self.is_held = is_held
         self.items: list[Callable[[float], list[Any]]] = []
         self.messages: list[Any] = []

@@ -29,6 +29,7 @@ from monarch_kernel.tensor import (
     to_mesh,
 )
 from monarch_kernel.tensor.device import Device
+from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S
 
 PROCS = {"dp": 2, "tp": 2}
@@ -561,3 +562,23 @@ def test_shapes_that_depend_on_values_are_asked_for_each_time(procs: ProcMesh) -
         TensorError, match=r"torch\.nonzero waits for values of the ranks, and a recorded function can't"
     ):
         record(torch.nonzero)(there)
+
+
+def test_sharded_tensors_are_usable_after_the_process_group_was_formed_again(procs: ProcMesh) -> None:
+    x = numbers(4, 6)
+    there = procs.shard(x, dp=Shard(0), tp=Shard(1))
+    row = there[1]  # a copy on the ranks, of memory that is elsewhere
+    torch.testing.assert_close(there.sum(1).full_tensor(), x.sum(1))
+    doubled = record(lambda each: (each * 2).sum(0).redistribute(dp=Replicate(), tp=Replicate()))
+    for _ in range(3):
+        torch.testing.assert_close(doubled(there).full_tensor(), x.sum(0) * 2)
+    for _ in range(2):
+        GroupStore().form(procs).get(LONG_S)  # as the next cell does after an interrupt
+        torch.testing.assert_close(doubled(there).full_tensor(), x.sum(0) * 2)
+        torch.testing.assert_close(there.sum(1).full_tensor(), x.sum(1))
+        there.mul_(2)
+        x = x * 2
+        torch.testing.assert_close(row.full_tensor(), x[1])
+    procs.run("import torch.distributed as dist; dist.destroy_process_group()").get(LONG_S)
+    torch.testing.assert_close(there.mean().full_tensor(), x.mean())
+    assert procs.run("dist.get_world_size()").get(LONG_S).values() == (4,) * 4

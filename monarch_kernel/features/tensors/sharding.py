@@ -20,6 +20,7 @@ def sharded_ops() -> dict[str, Callable[..., Any]]:
     """The operations of this package on sharded tensors, by name."""
     meshes = _DeviceMeshes()
     return {
+        "monarch::device_mesh": meshes.get,
         "monarch::shard": meshes.shard,
         "monarch::from_local": meshes.from_local,
         "monarch::filled": meshes.filled,
@@ -38,9 +39,13 @@ class _DeviceMeshes:
     def __init__(self) -> None:
         self._world: Any = None
         self._known: dict[Any, Any] = {}
+        self._old: set[Any] = set()  # those whose groups are of an earlier process group
 
     def get(self, sizes: Sequence[int], names: Sequence[str]) -> Any:
-        """Return the device mesh of all ranks with these axes."""
+        """Return the device mesh of all ranks with these axes.
+
+        If the process group was formed again, the device mesh gets new groups, so that tensors on it are usable.
+        """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
@@ -49,11 +54,17 @@ class _DeviceMeshes:
         _register_attention()
         if dist.group.WORLD is not self._world:  # it was formed again
             self._world = dist.group.WORLD
-            self._known.clear()
+            self._old = set(self._known)
         key = (*sizes, *names)
         found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
+        if found is None or key in self._old:
+            made = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(names))
+            self._old.discard(key)
+            if found is None:
+                found = self._known[key] = made
+            else:
+                found._dim_group_names, found._pg_registry = made._dim_group_names, made._pg_registry
+                found._flatten_mapping.clear()
         return found
 
     def shard(self, tensor: Any, sizes: Sequence[int], names: Sequence[str], placements: Sequence[str]) -> Any:

@@ -113,8 +113,11 @@ class CellQueue:
 
     def wants_group(self, mesh: ProcMesh) -> bool:
         """Whether to form the group now: not while a rank is dead, or while a rank outside ``mesh`` is too busy to join."""
+        queries = mesh.runtime.queries
+        if not self.group_members and queries.n_groups_formed and queries.has_group(self.mesh.procs):
+            self.needs_group, self.group_members = False, self.mesh.incarnations()  # distributed tensors formed it
         in_place = not self.needs_group and self.group_members == self.mesh.incarnations()
-        in_place = in_place and mesh.runtime.queries.share_group(mesh.procs)
+        in_place = in_place and queries.share_group(mesh.procs)
         if in_place or self.form is None or self.mesh.deaths():
             return False
         return not any(rank.state == "running" and rank.rank not in mesh.ranks for rank in self.mesh.view().ranks)

@@ -16,10 +16,14 @@ class ProcessQueries:
 
     Args:
         ranks: By number of the process; owned by the caller.
+
+    Attributes:
+        n_groups_formed: How often a mesh of this session was made to form its process group.
     """
 
     def __init__(self, ranks: Mapping[int, RankRecord]) -> None:
         self._ranks = ranks
+        self.n_groups_formed = 0
 
     def specs(self, procs: Sequence[int]) -> tuple[RankSpec, ...]:
         """What the processes were started with."""

@@ -145,6 +145,7 @@ class _Forming:
     def __init__(self, mesh: ProcMesh) -> None:
         self._mesh = mesh
         self.client = mesh.runtime
+        self.client.queries.n_groups_formed += 1
         self._is_interrupted = False
         self._step: Future[Any]
         self.future: Future[ValueMesh[None]] = Future(self, 0, lambda answers: self._step.get(0))

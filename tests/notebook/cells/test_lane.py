@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,3 +44,21 @@ def test_what_a_cell_waits_for(earlier: Any, waits: bool) -> None:
     assert cell_queue.before(cell) is (earlier if waits else None)
     cell_queue.leave(earlier)
     assert cell_queue.before(cell) is None
+
+
+@pytest.mark.parametrize(("n_formed", "has_group", "wants"), [(1, True, False), (1, False, True), (0, True, True)])
+def test_the_first_cell_uses_the_group_that_distributed_tensors_have_formed(
+    n_formed: int, has_group: bool, wants: bool
+) -> None:
+    queries = SimpleNamespace(
+        n_groups_formed=n_formed, has_group=lambda procs: has_group, share_group=lambda procs: True
+    )
+    mesh: Any = SimpleNamespace(
+        runtime=SimpleNamespace(queries=queries), procs=(0, 1), ranks=(0, 1), incarnations=lambda: (0, 0), deaths=dict,
+        view=lambda: SimpleNamespace(ranks=()),
+    )  # fmt: skip
+    cell_queue = CellQueue(mesh, lambda mesh: mesh)
+    assert cell_queue.wants_group(mesh) is wants
+    assert cell_queue.needs_group is wants
+    mesh.incarnations = lambda: (0, 1)
+    assert cell_queue.wants_group(mesh)
