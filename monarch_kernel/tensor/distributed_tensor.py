@@ -80,7 +80,10 @@ class Part:
         self.lent = ""
 
     def __del__(self) -> None:
-        self.device.frees.append(self.id)
+        try:
+            self.device.frees.append(self.id)
+        except AttributeError:  # torch.compile makes objects without attributes
+            return
 
 
 class DistributedTensor(torch.Tensor):

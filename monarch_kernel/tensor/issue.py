@@ -252,7 +252,10 @@ def _with_plain_ones_put(
     flat, tree = pytree.tree_flatten((tuple(args), dict(kwargs)))
     device: Any = next(each._part.device for each in flat if type(each) is DistributedTensor)
     if any(_is_plain(argument.of(args, kwargs)) for argument in changed_by(info.op)):
-        raise TensorError(f"{info.title} is not possible with distributed tensors: torch would write to a plain tensor")
+        raise TensorError(
+            f"{info.title} is not possible with distributed tensors: torch would write to a plain tensor; write "
+            "fetch_shard(x).result() to it, or, if a function has made it, call that function in mesh.activate()"
+        )
     put = (lambda each: placing().shard(device, each, {})) if is_any_sharded(flat) else device.put
     moved = [put(each) if _is_plain(each) else each for each in flat]
     there: tuple[Sequence[Any], Mapping[str, Any]] = pytree.tree_unflatten(moved, tree)

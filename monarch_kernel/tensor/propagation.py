@@ -277,7 +277,7 @@ def _propagate(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     except DataDependentOutputException:
         return Outcome(None, is_value=True)
     except Exception as error:
-        raise _error_of_user(error, fakes.tensors) from None
+        raise _error_of_op(error, fakes.tensors) from None
     relaid = tuple(fakes.relaid(info, args, kwargs))
     if not info.op._schema.returns:
         return NOTHING
@@ -301,14 +301,17 @@ def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         fake_args, fake_kwargs = pytree.tree_map(fakes.of, (tuple(args), dict(kwargs)))
         try:
             with _fake():
-                info.op(*fake_args, **fake_kwargs)
+                result = info.op(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return False
         except _ONLY_RANKS_KNOW:
             return torch.Tag.dynamic_output_shape not in info.op.tags
         except Exception as error:
             if "size and stride" not in str(error):  # the parts of ranks may have strides that suit
-                raise _error_of_user(error, fakes.tensors) from None
+                raise _error_of_op(error, fakes.tensors) from None
+            return True
+    for part in pytree.tree_leaves(result):
+        _result_of(info.title, part)
     return True
 
 
@@ -473,6 +476,16 @@ def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 _KEPT = (IndexError, NotImplementedError, ValueError)
 """Errors that programs expect of torch; torch itself turns a TypeError of an operator into another one."""
+
+
+def _error_of_op(error: Exception, tensors: Sequence[torch.Tensor]) -> Exception:
+    """Make the error of an operation, whose tensors are all fake unless torch.compile has put its own mode in between."""
+    if "convert all Tensors to FakeTensors" in str(error):
+        return TensorError(
+            "torch.compile can't compile functions of distributed tensors: use record(function), or compile it on the ranks, "
+            "with remote(torch.compile(function))(x)"
+        )
+    return _error_of_user(error, tensors)
 
 
 def _error_of_user(error: Exception, tensors: Sequence[torch.Tensor]) -> Exception:

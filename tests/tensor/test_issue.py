@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import io
 import math
@@ -24,6 +25,7 @@ from monarch_kernel.tensor import DistributedTensor, TensorError, fetch_shard, i
 from monarch_kernel.tensor import device as device_module
 from monarch_kernel.tensor.lines import MAX_WAITS
 from monarch_kernel.tensor.on_mesh import activated, get_active_mesh
+from monarch_kernel.tensor.propagation import info_of, propagate
 from tests.tensor.in_process import InProcess
 
 
@@ -332,6 +334,25 @@ def test_a_plain_tensor_is_refused(active: InProcess, use: object) -> None:
         y = torch.ones(2)
         with pytest.raises(TensorError, match=r"a tensor of this process, \(2,\) float32 on cpu, .* mesh\.put\(x\)"):
             use(x, y)  # type: ignore[operator]
+
+
+def test_a_write_to_a_plain_tensor_names_the_way_out(one: InProcess) -> None:
+    x = one.device.put(torch.ones(2))
+    with pytest.raises(TensorError, match=r"write fetch_shard\(x\)\.result\(\) to it, or, .* in mesh\.activate\(\)"):
+        torch.zeros(2).copy_(x)
+    with pytest.raises(TensorError, match=r"in mesh\.activate\(\)"):
+        nn.utils.rnn.pad_sequence([x, x[:1]])
+    with activated(one.device):
+        assert inspect(nn.utils.rnn.pad_sequence([x, x[:1]])).tolist() == [[1, 1], [1, 0]]
+
+
+def test_an_operation_that_torch_compile_traces_names_the_way_out(one: InProcess) -> None:
+    def traced(*args: Any) -> Any:
+        raise AssertionError("Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with ...")
+
+    info = dataclasses.replace(info_of(torch.ops.aten.relu.default), op=traced)
+    with pytest.raises(TensorError, match=r"torch\.compile can't compile .* use record\(function\), or"):
+        propagate(info, (one.device.put(torch.ones(2)),), {})
 
 
 def test_plain_tensors_that_torch_makes_for_an_operation_are_put(active: InProcess) -> None:

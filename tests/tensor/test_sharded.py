@@ -550,6 +550,22 @@ def test_a_move_of_a_sharded_tensor_that_is_not_possible_says_why(procs: ProcMes
     assert torch.equal(x.to_mesh(servers, gpus=Shard(0)).full_tensor(), numbers(4, 2))
 
 
+def test_what_makes_no_dense_tensor_is_refused_at_its_line(procs: ProcMesh) -> None:
+    with pytest.raises(TensorError, match="layout torch.sparse_coo; distributed tensors are strided"):
+        procs.shard(numbers(4, 4), dp=Shard(0)).to_sparse()
+
+
+def test_ranks_write_no_hints_of_torch(procs: ProcMesh) -> None:
+    there = procs.shard(numbers(8, 4), dp=Shard(0), tp=Shard(0))
+    noted = procs.run(
+        "import logging\nnoted = []\nhandler = logging.Handler()\nhandler.emit = lambda record: noted.append(record.msg)\n"
+        "logging.getLogger('torch.distributed.tensor._redistribute').addHandler(handler)"
+    )
+    noted.get(LONG_S)
+    assert there.full_tensor().shape == (8, 4)
+    assert procs.run("noted").get(LONG_S).values() == ([],) * 4
+
+
 def test_shapes_that_depend_on_values_are_asked_for_each_time(procs: ProcMesh) -> None:
     for values in ([1.0, 0.0, 1.0, 1.0], [3.0, 0.0, 0.0, 0.0], [4.0, 3.0, 2.0, 1.0]):
         x = torch.tensor(values)

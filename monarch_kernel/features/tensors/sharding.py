@@ -7,6 +7,7 @@ must have the process group.
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -52,6 +53,7 @@ class _DeviceMeshes:
         if not dist.is_initialized():
             raise RuntimeError("the ranks have no process group: a cell has destroyed it, or it was aborted")
         _register_attention()
+        _silence_hints()
         if dist.group.WORLD is not self._world:  # it was formed again
             self._world = dist.group.WORLD
             self._old = set(self._known)
@@ -109,6 +111,17 @@ class _DeviceMeshes:
         if value is None:
             return empty(tuple(shape), dtype=dtype, device_mesh=mesh, placements=placed)
         return full(tuple(shape), value, dtype=dtype, device_mesh=mesh, placements=placed)
+
+
+@functools.cache
+def _silence_hints() -> None:
+    """Drop torch's hints on how to redistribute faster: each rank writes them, and the program can't follow them."""
+    for module in ("_redistribute", "_collective_utils"):
+        logging.getLogger(f"torch.distributed.tensor.{module}").addFilter(
+            lambda record: (
+                not str(record.msg).startswith(("While redistributing", "CPU process group does not support"))
+            )
+        )
 
 
 @functools.cache
