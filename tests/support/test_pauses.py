@@ -68,7 +68,7 @@ def test_a_seed_gives_the_same_few_short_delays_each_time() -> None:
     assert max(made) <= MOST_S
 
 
-def test_a_forked_process_draws_delays_of_its_own() -> None:
+def test_a_forked_process_draws_other_delays() -> None:
     made: list[float] = []
     pauses = Pauses("7", made.append)
     pauses.diverge(1)
