@@ -75,7 +75,7 @@ class Jax:
         if name == "until_add":
             return 1e6 * median_of(lambda: [x + y for _ in range(COUNT)][-1].block_until_ready(), COUNT)
         if name not in operations:
-            raise no_such(name)
+            raise no_such()
         raise NotImplementedError("the program's processor time has that of its devices in it")
 
     def weights(self, width: int) -> Any:

@@ -63,7 +63,7 @@ class Monarch:
         if name == "until_add":
             return 1e6 * median_of(lambda: self.value([x + y for _ in range(COUNT)][-1]), COUNT)
         if name not in operations:
-            raise no_such(name)
+            raise no_such()
         do = operations[name]
         found = 1e6 * median_of(lambda: [do() for _ in range(COUNT)], COUNT, time.process_time)
         self.value(x)

@@ -153,7 +153,7 @@ class Ours:
             return float(next(iter(found)).value)
         kinds = {"sharded_sgd": torch.optim.SGD, "sharded_adamw": torch.optim.AdamW}
         if name not in kinds:
-            raise no_such(name)
+            raise no_such()
         step = self.stepper(kinds[name])
         return 1e3 * median_of(lambda: [step() for _ in range(10)][-1].item(), 10)
 

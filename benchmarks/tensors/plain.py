@@ -26,7 +26,7 @@ class Plain:
             model, (x, y) = mlp(width), data(SIZES[width])
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             return 1e3 * median_of(lambda: [train(model, optimizer, x, y) for _ in range(STEPS)][-1].item(), STEPS)
-        raise no_such(name)
+        raise no_such()
 
     def stop(self) -> None:
         """End nothing."""

@@ -85,7 +85,7 @@ class Spmd:
     def figure(self, name: str) -> float:
         """Take one figure."""
         if name not in SHARDED:
-            raise no_such(name)
+            raise no_such()
         with tempfile.TemporaryDirectory() as folder:
             multiprocessing.spawn(work, (self.ranks, name, folder), nprocs=self.ranks)
             with open(os.path.join(folder, "figure")) as file:

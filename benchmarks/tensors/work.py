@@ -104,9 +104,9 @@ def _status(name: str) -> int:
     return int(line.split()[1]) << 10
 
 
-def no_such(name: str) -> NotImplementedError:
+def no_such() -> NotImplementedError:
     """Return the error for a figure that a library does not have."""
-    return NotImplementedError(f"this library has nothing like {name}")
+    return NotImplementedError("it has nothing like this")
 
 
 def main(start: Callable[[int], Slot]) -> None:
