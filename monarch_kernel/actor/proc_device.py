@@ -7,7 +7,7 @@ a mesh is first used as a device.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -114,11 +114,14 @@ class ProcDevice(ProcHandle):
         """
         return _on_mesh(self).tensor(self, name)
 
-    def rank_tensor(self, axis: str) -> Any:
+    def rank_tensor(self, axis: str | Sequence[str]) -> Any:
         """Make a distributed tensor without dimensions that is the index of each rank along an axis.
+
+        Along several axes it is the index in the grid of these, the last one fastest.
 
         Raises:
             KeyError: there is no such axis.
+            ValueError: an axis is named twice.
         """
         return _on_mesh(self).rank_tensor(self, axis)
 

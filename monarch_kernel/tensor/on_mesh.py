@@ -174,14 +174,23 @@ def _as_tensor(value: Any, what: str) -> torch.Tensor:
     return torch.as_tensor(value)
 
 
-def rank_tensor(mesh: ProcMesh, axis: str) -> DistributedTensor:
-    """Make a tensor without dimensions that is the index of each rank along an axis.
+def rank_tensor(mesh: ProcMesh, axis: str | Sequence[str]) -> DistributedTensor:
+    """Make a tensor without dimensions that is the index of each rank along an axis, or along several, the last one fastest.
 
     Raises:
         KeyError: The mesh has no such axis.
+        ValueError: An axis is named twice.
     """
-    mesh.size(axis)
-    indexes = [mesh.extent.point(place)[axis] for place in range(len(mesh))]
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"an axis is named twice: {', '.join(axes)}")
+    sizes = [mesh.size(each) for each in axes]
+    indexes = []
+    for place in range(len(mesh)):
+        point, index = mesh.extent.point(place), 0
+        for each, size in zip(axes, sizes):
+            index = index * size + point[each]
+        indexes.append(index)
     layout = LAYOUTS.make((), (), 0, torch.int64, torch.device("cpu"))
     return _device(mesh).make("monarch::rank_index", [_numbers(mesh.ranks), _numbers(indexes)], layout)
 

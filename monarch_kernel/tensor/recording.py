@@ -36,6 +36,7 @@ from monarch_kernel.tensor.device import Device, Entry, common_device
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, Part
 from monarch_kernel.tensor.issue import result_of
 from monarch_kernel.tensor.lines import user_place
+from monarch_kernel.tensor.on_mesh import active_device
 from monarch_kernel.tensor.propagation import LAYOUTS, Outcome, Result
 
 __all__ = ["Recorded", "record"]
@@ -239,7 +240,8 @@ class Recorded:
         """Call the function, or repeat what it has done.
 
         Raises:
-            TensorError: It takes no distributed tensor, waits for values, or does something else in each call.
+            TensorError: It takes no distributed tensor and no mesh is active, or it waits for values, or does something else in
+                each call.
         """
         flat, tree = pytree.tree_flatten((args, kwargs))
         tensors = [each for each in flat if isinstance(each, DistributedTensor)]
@@ -281,8 +283,12 @@ class Recorded:
         for each in tensors:
             if each._part.device is not device:
                 device = common_device(device, each._part.device)
+        device = device or active_device()
         if device is None:
-            raise TensorError(f"{self._name} is recorded, so one of its arguments has to be a distributed tensor")
+            raise TensorError(
+                f"{self._name} is recorded, so one of its arguments has to be a distributed tensor, or its mesh has to be "
+                "active: call it in mesh.activate()"
+            )
         return device
 
     def _modes(self, flat: Sequence[Any]) -> Iterator[bool]:
@@ -356,6 +362,6 @@ def record(function: Callable[..., Any]) -> Recorded:
 
     The first calls run the function. As soon as two calls in a row have done the same operations, calls only send the tensors
     among the arguments. Python code of the function does not run then, and other arguments are constants. The result has no
-    history for autograd; a backward pass belongs into the function.
+    history for autograd; a backward pass belongs into the function. A function without such arguments runs on the active mesh.
     """
     return function if isinstance(function, Recorded) else Recorded(function)
