@@ -88,6 +88,7 @@ SECTIONS = {
                 ("docs/howto/data-libraries", "datasets, webdataset, torchdata and torchao"),
                 ("docs/tensors-from-jax-and-dtensor", "the global view of JAX and DTensor"),
                 ("docs/monarch", "programs for PyTorch Monarch"),
+                ("docs/tensors-conformance", "Monarch's tests of tensors, and what shows the same here"),
             ),
             "Machines": (
                 ("docs/guides/README", "meshes on many machines"),
