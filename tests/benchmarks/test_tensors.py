@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.measures import row_key, select_measures
 from benchmarks.report import Sample, render
-from benchmarks.runner import Settings, run_once
 from benchmarks.tensors.catalogue import BARS, LIBRARIES, MEASURES, NOTES
 from tests.benchmarks.test_report import MACHINE, table_line
 
-SETTINGS = Settings(repeat=1, module="benchmarks.tensors.{peer}")
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_bar_belongs_to_a_measured_row_and_each_library_has_a_script() -> None:
@@ -29,18 +34,29 @@ def test_a_bar_against_another_library_shows_the_ratio_that_it_limits() -> None:
     assert table_line(report, "step of an MLP 64-64-64-10")[1:] == ["ms", "3", "2", "–", "<= 2 x plain, 1.50 met"]
 
 
-def test_a_library_gives_its_figures_and_says_what_it_has_not() -> None:
-    found, missing = run_once("plain", 2, ["step_64", "fetch"], SETTINGS).samples
-    assert found.value is not None
-    assert found.value > 0
-    assert missing.reason == "it has nothing like this"
+def measured(folder: Path, *libraries: str, only: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """Run the command in a separate process, which adopts what libraries leave behind; gives its figures and its progress."""
+    file = folder / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.tensors", "--repeat", "1", "--json", str(file)]
+    command += ["--libraries", ",".join(libraries), "--only", ",".join(only)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(file.read_text())["results"]
+    return found, done.stderr
 
 
 @pytest.mark.slow
-def test_ours_drops_its_tensors_and_ends() -> None:
+def test_a_library_gives_its_figures_and_says_what_it_has_not(tmp_path: Path) -> None:
+    found, _ = measured(tmp_path, "plain", only=["step_64", "fetch"])
+    assert found["step_64/2"]["peers"]["plain"]["median"] > 0
+    assert found["fetch/2"]["peers"]["plain"]["missing"] == ["it has nothing like this"]
+
+
+@pytest.mark.slow
+def test_ours_drops_its_tensors_and_ends(tmp_path: Path) -> None:
     """All of its rows on two ranks that take no long time."""
-    run = run_once("ours", 2, ["issue_view", "until_add", "fetch", "recorded", "left"], SETTINGS)
-    assert (run.trouble, run.left_behind) == ("", 0)
-    figures = {sample.row: sample.value for sample in run.samples}
+    found, progress = measured(tmp_path, "ours", only=["issue_view", "until_add", "fetch", "recorded", "left"])
+    assert "left" not in progress  # no process
+    figures = {row: each["peers"]["ours"]["median"] for row, each in found.items()}
     assert figures.pop("left/2") == 0
     assert all(figures.values())

@@ -13,6 +13,7 @@ from monarch_kernel.actor.host_mesh import HostMesh, serve_ranks, shutdown_conte
 from monarch_kernel.base.mesh import Extent, Region
 from monarch_kernel.launch.local import LocalLauncher
 from monarch_kernel.runtime.controller.session import current_session
+from tests.support.processes import command_of
 from tests.support.stranger import run_as_nobody
 from tests.support.waiting import LONG_S
 
@@ -98,6 +99,6 @@ def test_another_user_can_list_no_directory_of_the_session(mesh: ProcMesh) -> No
 
 def test_no_secret_is_on_a_command_line(mesh: ProcMesh) -> None:
     token = current_session().token
-    lines = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+    lines = [" ".join(command_of(each)) for each in psutil.Process().children(recursive=True)]
     assert lines
     assert not any(token in line for line in lines)
