@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from benchmarks.machine import PeerPackage
 from benchmarks.measures import Bar, Measure
 
-__all__ = ["BARS", "LIBRARIES", "MEASURES", "NOTES", "OPERATIONS", "SIZES"]
+__all__ = ["BARS", "LIBRARIES", "MEASURES", "NOTES", "OPERATIONS", "STEPS"]
 
 LIBRARIES: dict[str, PeerPackage] = {
     "ours": PeerPackage("monarch_kernel.tensor", ""),
@@ -36,10 +38,32 @@ OPERATIONS: dict[str, str] = {
 }
 """Operations on tensors of 4 x 4 -> what the program writes."""
 
-SIZES = {64: 32, 256: 128, 512: 256}
-"""Width of the hidden layers -> batch of the model that is trained operation by operation."""
-
 MODEL = "64-{width}-{width}-10, batch {batch}, SGD"
+
+
+class Step(NamedTuple):
+    """A training step, operation by operation.
+
+    Attributes:
+        width: Of the hidden layers.
+        batch: Of each rank, which has the whole batch.
+        bar: Limit of the time, as a multiple of that of plain torch; 0 for none.
+    """
+
+    width: int
+    batch: int
+    ranks: int
+    bar: float
+
+    @property
+    def key(self) -> str:
+        """The name of the measure, which `work.size_of` reads."""
+        return f"step_{self.width}_{self.batch}"
+
+
+STEPS = (Step(64, 32, 1, 0), Step(256, 32, 2, 2.0), Step(512, 256, 1, 1.5), Step(1024, 512, 1, 1.05))
+"""Small operations on two ranks share the two cores of a small machine with the program; the bars for larger ones are for one
+rank, which may work while the program issues."""
 
 MEASURES: tuple[Measure, ...] = (
     *(
@@ -66,14 +90,14 @@ MEASURES: tuple[Measure, ...] = (
     ),
     *(
         Measure(
-            f"step_{width}",
-            f"step of an MLP {MODEL.format(width=width, batch=batch)}",
+            step.key,
+            f"step of an MLP {MODEL.format(width=step.width, batch=step.batch)}",
             "ms",
-            (2,),
+            (step.ranks,),
             "time for one of several steps (20; JAX 5, Monarch 3), operation by operation, each rank the whole batch, until "
             "the last loss is there",
         )
-        for width, batch in SIZES.items()
+        for step in STEPS
     ),
     Measure(
         "recorded",
@@ -134,9 +158,7 @@ BARS: tuple[Bar, ...] = (
     *(Bar(f"issue_{name}/2", 12.0, "at most") for name in OPERATIONS),
     Bar("until_add/2", 15.0, "at most"),
     Bar("fetch/2", 1.2, "at most x ours", "call_one/2"),
-    Bar("step_64/2", 2.0, "at most x plain"),
-    Bar("step_256/2", 1.5, "at most x plain"),
-    Bar("step_512/2", 1.5, "at most x plain"),
+    *(Bar(f"{step.key}/{step.ranks}", step.bar, "at most x plain") for step in STEPS if step.bar),
     Bar("recorded/2", 1.05, "at most x ours", "cell/2"),
     Bar("sharded_sgd/4", 1.15, "at most x spmd"),
     Bar("sharded_adamw/4", 1.15, "at most x spmd"),

@@ -12,8 +12,7 @@ import numpy
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from benchmarks.tensors.catalogue import SIZES
-from benchmarks.tensors.work import AXES, WIDE, data, main, median_of, mlp, no_such
+from benchmarks.tensors.work import AXES, WIDE, data, main, median_of, mlp, no_such, size_of
 
 COUNT = 500
 STEPS = 5
@@ -61,8 +60,8 @@ class Jax:
             scalar = self.whole(jnp.ones(()))
             return 1e6 * median_of(lambda: [float(scalar + 0) for _ in range(COUNT)], COUNT)
         if name.startswith("step_") or name == "recorded":
-            width = 256 if name == "recorded" else int(name.removeprefix("step_"))
-            return self.step(width, is_recorded=name == "recorded")
+            size = (256, 128) if name == "recorded" else size_of(name)
+            return self.step(*size, is_recorded=name == "recorded")
         if name == "sharded_sgd":
             return self.sharded()
         x, y, b = (self.whole(jnp.ones(shape)) for shape in ((4, 4), (4, 4), (4,)))
@@ -83,11 +82,11 @@ class Jax:
         values = [jnp.asarray(value.detach().numpy()) for value in mlp(width).parameters()]
         return list(zip(values[::2], values[1::2], strict=True))
 
-    def step(self, width: int, *, is_recorded: bool) -> float:
+    def step(self, width: int, batch: int, *, is_recorded: bool) -> float:
         """Train, each device the whole batch; the loss of each recorded step is awaited."""
         do = jax.jit(step) if is_recorded else step
         weights = self.whole(self.weights(width))
-        x, y = (self.whole(jnp.asarray(value.numpy())) for value in data(SIZES[width]))
+        x, y = (self.whole(jnp.asarray(value.numpy())) for value in data(batch))
 
         def run() -> None:
             current = weights

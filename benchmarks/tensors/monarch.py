@@ -12,8 +12,7 @@ from monarch import fetch_shard
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 from torch import nn
 
-from benchmarks.tensors.catalogue import SIZES
-from benchmarks.tensors.work import main, median_of, no_such, train
+from benchmarks.tensors.work import main, median_of, no_such, size_of, train
 
 COUNT = 200
 STEPS = 3
@@ -47,8 +46,7 @@ class Monarch:
             x = torch.ones(())
             return 1e6 * median_of(lambda: [self.value(x) for _ in range(COUNT)], COUNT)
         if name.startswith("step_"):
-            width = int(name.removeprefix("step_"))
-            return self.step(width, SIZES[width])
+            return self.step(*size_of(name))
         x, y, b = torch.ones(4, 4), torch.ones(4, 4), torch.ones(4)
         w = torch.ones(4, 4).requires_grad_()
         operations: dict[str, Any] = {

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.tensors.catalogue import SIZES
-from benchmarks.tensors.work import AXES, PLAN, WIDE, data, main, median_of, mlp, no_such, train
+from benchmarks.tensors.work import AXES, PLAN, WIDE, data, main, median_of, mlp, no_such, size_of, train
 from monarch_kernel.actor import Actor, ProcMesh, endpoint, shutdown_context, this_host
 from monarch_kernel.tensor import Shard, fetch_shard, record
 
@@ -59,11 +58,10 @@ class Ours:
                 scalar = torch.ones(())
             return 1e6 * median_of(lambda: [fetch_shard(scalar).result() for _ in range(FETCHES)], FETCHES)
         if name.startswith("step_"):
-            width = int(name.removeprefix("step_"))
-            step, x, y = self.driven(width)
+            step, x, y = self.driven(*size_of(name))
             return 1e3 * median_of(lambda: self.mesh.values([step(x, y) for _ in range(STEPS)][-1]), STEPS)
         if name == "recorded":
-            step, x, y = self.driven(256)
+            step, x, y = self.driven(256, 128)
             repeated = record(step)
             return 1e3 * median_of(lambda: [self.mesh.values(repeated(x, y)) for _ in range(STEPS)], STEPS)
         if name == "cell":
@@ -115,13 +113,13 @@ class Ours:
             times.append((time.process_time() - begin) / COUNT)
         return 1e6 * sorted(times[1:])[len(times[1:]) // 2]
 
-    def driven(self, width: int) -> tuple[Callable[[Any, Any], Any], Any, Any]:
+    def driven(self, width: int, batch: int) -> tuple[Callable[[Any, Any], Any], Any, Any]:
         """Make a function that trains a step on all ranks, and its arguments: each rank has the whole batch."""
         model = copy.deepcopy(mlp(width))
         for module in model.modules():
             for name, parameter in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(self.mesh.put(parameter.detach())))
-        x, y = (self.mesh.put(value) for value in data(SIZES[width]))
+        x, y = (self.mesh.put(value) for value in data(batch))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return lambda x, y: train(model, optimizer, x, y), x, y
 

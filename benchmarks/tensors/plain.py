@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.tensors.catalogue import SIZES
-from benchmarks.tensors.work import WIDE, data, main, median_of, mlp, no_such, train
+from benchmarks.tensors.work import WIDE, data, main, median_of, mlp, no_such, size_of, train
 
 STEPS = 20
 
@@ -22,8 +21,8 @@ class Plain:
             x, w = torch.ones(WIDE, WIDE), torch.ones(WIDE, WIDE)
             return 1e3 * median_of(lambda: (x @ w).sum().item(), 1)
         if name.startswith("step_"):
-            width = int(name.removeprefix("step_"))
-            model, (x, y) = mlp(width), data(SIZES[width])
+            width, batch = size_of(name)
+            model, (x, y) = mlp(width), data(batch)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             return 1e3 * median_of(lambda: [train(model, optimizer, x, y) for _ in range(STEPS)][-1].item(), STEPS)
         raise no_such()

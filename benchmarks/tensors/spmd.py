@@ -73,6 +73,7 @@ def work(rank: int, ranks: int, name: str, folder: str) -> None:
     if rank == 0:
         with open(os.path.join(folder, "figure"), "w") as file:
             file.write(repr(found))
+    dist.barrier()  # gloo ends a process that it leaves in a collective
     dist.destroy_process_group()
 
 

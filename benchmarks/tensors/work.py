@@ -28,6 +28,7 @@ __all__ = [
     "no_such",
     "peak_mib",
     "reset_peak",
+    "size_of",
     "train",
 ]
 
@@ -58,6 +59,12 @@ def mlp(width: int) -> nn.Sequential:
     """Make the model that is trained; the same weights each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def size_of(name: str) -> tuple[int, int]:
+    """Return the width and the batch of the model of a row, such as ``step_256_32``."""
+    width, batch = map(int, name.removeprefix("step_").split("_"))
+    return width, batch
 
 
 def data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,9 +29,15 @@ def test_every_bar_belongs_to_a_measured_row_and_each_library_has_a_script() -> 
 
 
 def test_a_bar_against_another_library_shows_the_ratio_that_it_limits() -> None:
-    samples = [Sample("ours", "step_64/2", 3.0), Sample("plain", "step_64/2", 2.0)]
-    report = render(MACHINE, ["ours", "plain"], select_measures(["step_64"], MEASURES), samples, BARS, NOTES)
-    assert table_line(report, "step of an MLP 64-64-64-10")[1:] == ["ms", "3", "2", "–", "<= 2 x plain, 1.50 met"]
+    samples = [Sample("ours", "step_256_32/2", 3.0), Sample("plain", "step_256_32/2", 2.0)]
+    report = render(MACHINE, ["ours", "plain"], select_measures(["step_256_32"], MEASURES), samples, BARS, NOTES)
+    assert table_line(report, "step of an MLP 64-256-256-10, batch 32")[1:] == [
+        "ms",
+        "3",
+        "2",
+        "–",
+        "<= 2 x plain, 1.50 met",
+    ]
 
 
 def measured(folder: Path, *libraries: str, only: Sequence[str]) -> tuple[dict[str, Any], str]:
@@ -47,8 +53,8 @@ def measured(folder: Path, *libraries: str, only: Sequence[str]) -> tuple[dict[s
 
 @pytest.mark.slow
 def test_a_library_gives_its_figures_and_says_what_it_has_not(tmp_path: Path) -> None:
-    found, _ = measured(tmp_path, "plain", only=["step_64", "fetch"])
-    assert found["step_64/2"]["peers"]["plain"]["median"] > 0
+    found, _ = measured(tmp_path, "plain", only=["step_64_32", "fetch"])
+    assert found["step_64_32/1"]["peers"]["plain"]["median"] > 0
     assert found["fetch/2"]["peers"]["plain"]["missing"] == ["it has nothing like this"]
 
 
