@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.features.tensors.rules import least_samples
+from monarch_kernel.features.tensors.samples import least_samples
 from monarch_kernel.tensor import DistributedTensor, Replicate, Shard, record
 from tests.tensor.sharded_cases import GROUPS, Case, placements_of, values_of
 

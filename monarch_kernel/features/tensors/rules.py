@@ -9,8 +9,8 @@ collectives.
 
 *By torch's rule*, if there is one and it is right.
 
-*By a rule of this module*, where torch's is wrong or costs more: losses with a mean, and operations that treat each sample by
-itself, such as convolutions, which stay sharded by samples.
+*By a rule of this package*, where torch's is wrong or costs more: losses with a mean, and operations that treat each sample by
+itself (`samples`), such as convolutions, which stay sharded by samples.
 
 *On the whole*, otherwise: each rank gathers its arguments, does the operation on plain tensors, and the results are replicated.
 What the operation changes is placed again as it was.
@@ -27,9 +27,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monarch_kernel.features.tensors.parts import is_sharded
+from monarch_kernel.features.tensors.placing import as_whole, is_laid_otherwise, replicate, whole_of, write_whole
 from monarch_kernel.features.tensors.records import Poison
+from monarch_kernel.features.tensors.samples import (
+    BY_SAMPLE,
+    MEAN,
+    by_sample,
+    has_samples,
+    least_samples,
+    nll_loss,
+    nll_loss_backward,
+)
 
-__all__ = ["ShardedOp", "keep_memory", "least_samples", "note_write", "on_whole"]
+__all__ = ["ShardedOp", "keep_memory", "note_write", "on_whole"]
 
 Do = Callable[..., Any]
 
@@ -81,9 +91,6 @@ _LAZY = frozenset(("_conj", "_neg_view"))
 _PUTS = frozenset(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"))
 """Writes to elements that are chosen by indexes. Torch's rule takes a mask for numbers of rows."""
 
-_MEAN = 1
-"""The number of the reduction to a mean in arguments of losses; 2 is the sum."""
-
 
 class ShardedOp:
     """An ATen operation whose tensors may be sharded.
@@ -102,7 +109,9 @@ class ShardedOp:
         do = self._do
         if do is self._op:
             return do(*args, **kwargs)
-        if _has_poison(args) or _has_poison(kwargs.values()):  # before this rank takes part in a collective
+        if _has_poison(args) or (
+            kwargs and _has_poison(kwargs.values())
+        ):  # before this rank takes part in a collective
             raise LookupError("an argument is lost")
         if do is not None:
             return do(*args, **kwargs)
@@ -111,7 +120,7 @@ class ShardedOp:
             return self._op(*args, **kwargs)
         do = _chosen(self._op, args, kwargs)
         result = do(*args, **kwargs)
-        if _is_new(self._op) and any(_is_laid_otherwise(each) for each in _leaves((result,), {})):
+        if _is_new(self._op) and any(is_laid_otherwise(each) for each in _leaves((result,), {})):
             do, result = functools.partial(_laid_out, do), as_whole(result)
         self._do = do
         return result
@@ -127,16 +136,16 @@ def _laid_out(do: Do, *args: Any, **kwargs: Any) -> Any:
 
 
 def _has_poison(values: Iterable[Any]) -> bool:
-    return any(
-        type(each) is Poison or (type(each) is list and any(type(item) is Poison for item in each)) for each in values
-    )
+    for each in values:  # noqa: SIM110  # each operation comes here, and a generator takes longer
+        if type(each) is Poison or (type(each) is list and _has_poison(each)):
+            return True
+    return False
 
 
 def _leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     from torch.utils import _pytree as pytree
 
-    leaves: list[Any] = pytree.tree_leaves((args, kwargs))
-    return leaves
+    return list(pytree.tree_leaves((args, kwargs)))
 
 
 _REDUCTIONS = frozenset(("sum", "nansum", "mean", "amax", "amin", "std", "var", "logsumexp", "linalg_vector_norm"))
@@ -190,11 +199,11 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     elif base.removesuffix("_backward") in _MEAN_LOSSES:
         do = functools.partial(_mean_loss_backward if base.endswith("_backward") else _mean_loss, op)
     elif base in ("nll_loss_forward", "nll_loss2d_forward"):
-        do = functools.partial(_nll_loss, op)
+        do = functools.partial(nll_loss, op)
     elif base in ("nll_loss_backward", "nll_loss2d_backward"):
-        do = functools.partial(_nll_loss_backward, op)
-    elif base in _BY_SAMPLE and _has_samples(base, args):
-        do = functools.partial(_by_sample, op, _BY_SAMPLE[base])
+        do = functools.partial(nll_loss_backward, op)
+    elif base in BY_SAMPLE and has_samples(base, args):
+        do = functools.partial(by_sample, op, BY_SAMPLE[base])
     elif (
         base in _WHOLE
         or (base in _NEED_ELEMENTS and any(_is_somewhere_empty(each) for each in given))
@@ -210,13 +219,22 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
 
 def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The sharded tensors that an operation changes."""
+    found: list[Any] = []
+    for place, name in _places_written(op):
+        given = args[place] if place < len(args) else kwargs.get(name)
+        found += given if isinstance(given, (list, tuple)) else [given]
+    return [each for each in found if is_sharded(each)]
+
+
+@functools.cache
+def _places_written(op: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that an operation changes, by position and by name; to read a schema takes as long as an operation."""
     hidden = _HIDDEN_WRITES.get(op._schema.name.partition("::")[2], ())
-    found = [
-        args[place] if place < len(args) else kwargs.get(argument.name)
+    return tuple(
+        (place, argument.name)
         for place, argument in enumerate(op._schema.arguments)
         if place in hidden or (argument.alias_info is not None and argument.alias_info.is_write)
-    ]
-    return [each for each in _leaves(found, {}) if is_sharded(each)]
+    )
 
 
 def _is_partial(tensor: Any) -> bool:
@@ -310,15 +328,9 @@ def _unmasked(op: Any, *args: Any, **kwargs: Any) -> Any:
     result = op(*args, **kwargs)
     if is_sharded(result) and any(type(each).__name__ == "_MaskPartial" for each in result.placements):
         return result.redistribute(
-            placements=[_replicate() if each.is_partial() else each for each in result.placements]
+            placements=[replicate() if each.is_partial() else each for each in result.placements]
         )
     return result
-
-
-def _replicate() -> Any:
-    from torch.distributed.tensor import Replicate
-
-    return Replicate()
 
 
 # -- on the whole
@@ -343,7 +355,7 @@ def on_whole(op: Any, *args: Any, **kwargs: Any) -> Any:
         if id(each) in arguments:
             return arguments[id(each)]
         is_tensor = isinstance(each, torch.Tensor)
-        return DTensor.from_local(each, mesh, [_replicate()] * mesh.ndim, run_check=False) if is_tensor else each
+        return DTensor.from_local(each, mesh, [replicate()] * mesh.ndim, run_check=False) if is_tensor else each
 
     return pytree.tree_map(placed, result)
 
@@ -383,73 +395,6 @@ def _put_by_mask(op: Any, x: Any, indexes: Any, values: Any, accumulate: bool = 
     return on_whole(op, x, indexes, values, accumulate, *rest)
 
 
-def as_whole(result: Any) -> Any:
-    """Lay the parts of sharded tensors out in the order of dimensions that the whole has, so that views of it are possible."""
-    from torch.utils import _pytree as pytree
-
-    return pytree.tree_map(lambda each: _in_order(each) if _is_laid_otherwise(each) else each, result)
-
-
-def _is_laid_otherwise(tensor: Any) -> bool:
-    if not is_sharded(tensor):
-        return False
-    strides = _strides_of_part(tensor)
-    part = tensor.to_local()
-    return strides is not None and any(
-        size > 1 and here != there for size, here, there in zip(part.shape, part.stride(), strides)
-    )
-
-
-def _strides_of_part(tensor: Any) -> tuple[int, ...] | None:
-    """The strides of a dense part with the order of dimensions of the whole; None if the whole is not dense."""
-    shape, stride = tensor.shape, tensor.stride()
-    order = sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim))
-    size_of_whole, size_of_part, found = 1, 1, [0] * len(shape)
-    part = tensor.to_local().shape
-    for dim in order:
-        if shape[dim] > 1 and stride[dim] != size_of_whole:
-            return None
-        found[dim] = size_of_part
-        size_of_whole, size_of_part = size_of_whole * max(1, shape[dim]), size_of_part * max(1, part[dim])
-    return tuple(found)
-
-
-def _in_order(tensor: Any) -> Any:
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    part, strides = tensor.to_local(), _strides_of_part(tensor)
-    assert strides is not None
-    made = torch.empty_strided(part.shape, strides, dtype=part.dtype, device=part.device).copy_(part)
-    return DTensor.from_local(
-        made, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-
-
-def whole_of(tensor: Any) -> Any:
-    """Gather a sharded tensor; the result has the strides of the whole, for views of it, and its memory is not shared."""
-    import torch
-
-    found, stride = tensor.full_tensor(), tensor.stride()
-    if found.stride() == stride or 0 in stride:
-        return found.clone()
-    return torch.empty_strided(found.shape, stride, dtype=found.dtype).copy_(found)
-
-
-def write_whole(tensor: Any, whole: Any) -> None:
-    """Overwrite a sharded tensor with the elements of a plain one that all ranks have."""
-    from torch.distributed.tensor import DTensor
-
-    mesh = tensor.device_mesh
-    made = DTensor.from_local(whole, mesh, [_replicate()] * mesh.ndim, run_check=False)
-    partial = [axis for axis, each in enumerate(tensor.placements) if each.is_partial()]
-    kept = [_replicate() if each.is_partial() else each for each in tensor.placements]
-    part = made.redistribute(placements=kept).to_local()
-    if any(tensor.placements[axis].reduce_op == "sum" and mesh.get_local_rank(axis) for axis in partial):
-        part = part.new_zeros(part.shape)
-    tensor.to_local().copy_(part)
-
-
 # -- losses
 
 
@@ -457,7 +402,7 @@ def _mean_loss(op: Any, *args: Any, **kwargs: Any) -> Any:
     """A loss whose mean is over all elements."""
     names = [each.name for each in op._schema.arguments]
     given = {**dict(zip(names, args)), **kwargs}
-    if given.get("reduction", _MEAN) != _MEAN:
+    if given.get("reduction", MEAN) != MEAN:
         return _by_rule(op, args, kwargs)(*args, **kwargs)
     return _summed(_by_rule_of(op, **{**given, "reduction": 0})).div(given["self"].numel())
 
@@ -469,7 +414,7 @@ def _summed(tensor: Any) -> Any:
 def _mean_loss_backward(op: Any, *args: Any, **kwargs: Any) -> Any:
     names = [each.name for each in op._schema.arguments]
     given = {**dict(zip(names, args)), **kwargs}
-    if given.get("reduction", _MEAN) == _MEAN:
+    if given.get("reduction", MEAN) == MEAN:
         given = {**given, "grad_output": given["grad_output"] / given["self"].numel(), "reduction": 2}
     return _by_rule_of(op, **given)
 
@@ -485,184 +430,6 @@ def _by_rule_of(op: Any, **given: Any) -> Any:
 
 def _is_kwarg_only(op: Any, name: str) -> bool:
     return any(each.name == name and each.kwarg_only for each in op._schema.arguments)
-
-
-def _nll_loss(op: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int) -> Any:
-    """The negative log likelihood: the parts of the sum, and of the sum of weights, are added before they are divided."""
-    kinds = _Kinds([x, target, weight], [True, True, False], 1 if x.dim() == 1 else x.shape[0])
-    parts = kinds.local([x, target, weight])
-    if not reduction:
-        loss, total = op(*parts, 0, ignored)
-        return kinds.wrapped(loss, "samples"), kinds.wrapped(total, "all")
-    loss, total = op(*parts, 2, ignored)
-    loss, total = (kinds.wrapped(each, "sum").redistribute(placements=kinds.all_replicated) for each in (loss, total))
-    return (loss / total if reduction == _MEAN else loss), total
-
-
-def _nll_loss_backward(
-    op: Any, grad: Any, x: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
-) -> Any:
-    tensors = [grad, x, target, weight, total]
-    kinds = _Kinds(tensors, [not reduction, True, True, False, False], 1 if x.dim() == 1 else x.shape[0], lead=1)
-    grad, x, target, weight, total = kinds.local(tensors)
-    return kinds.wrapped(op(grad, x, target, weight, reduction, ignored, total), "samples")
-
-
-# -- by samples
-
-
-class _Rule:
-    """How an operation that treats each sample by itself is done.
-
-    Args:
-        samples: Names of the arguments whose first dimension is that of samples; other tensors are replicated.
-        results: For each result, ``samples`` or ``sum``, which adds up what the samples of each rank have given.
-        n_dims: The number of dimensions of the first of them, if samples are there only then.
-        count: The position of an argument that is the number of samples.
-        sizes: The position of an argument that is the shape of a tensor of samples.
-    """
-
-    def __init__(
-        self, samples: str, results: str = "samples", *, n_dims: int = 0, count: int = -1, sizes: int = -1
-    ) -> None:
-        self.samples = frozenset(samples.split())
-        self.results = results.split()
-        self.n_dims, self.count, self.sizes = n_dims, count, sizes
-
-
-_BY_SAMPLE = {
-    "convolution": _Rule("input"),
-    "convolution_backward": _Rule("grad_output input", "samples sum sum"),
-    "native_group_norm": _Rule("input", "samples samples samples", count=3),
-    "native_group_norm_backward": _Rule("grad_out input mean rstd", "samples sum sum", count=5),
-    "im2col": _Rule("self", n_dims=4),
-    "col2im": _Rule("self", n_dims=3),
-    "avg_pool2d": _Rule("self", n_dims=4),
-    "avg_pool2d_backward": _Rule("grad_output self", n_dims=4),
-    "avg_pool3d": _Rule("self", n_dims=5),
-    "avg_pool3d_backward": _Rule("grad_output self", n_dims=5),
-    "max_pool2d_with_indices": _Rule("self", "samples samples", n_dims=4),
-    "max_pool2d_with_indices_backward": _Rule("grad_output self indices", n_dims=4),
-    "max_pool3d_with_indices": _Rule("self", "samples samples", n_dims=5),
-    "max_pool3d_with_indices_backward": _Rule("grad_output self indices", n_dims=5),
-    "_adaptive_avg_pool2d": _Rule("self", n_dims=4),
-    "_adaptive_avg_pool2d_backward": _Rule("grad_output self", n_dims=4),
-    "_adaptive_avg_pool3d": _Rule("self", n_dims=5),
-    "_adaptive_avg_pool3d_backward": _Rule("grad_output self", n_dims=5),
-    "adaptive_max_pool2d": _Rule("self", "samples samples", n_dims=4),
-    "adaptive_max_pool2d_backward": _Rule("grad_output self indices", n_dims=4),
-    "reflection_pad1d": _Rule("self", n_dims=3),
-    "reflection_pad1d_backward": _Rule("grad_output self", n_dims=3),
-    "reflection_pad2d": _Rule("self", n_dims=4),
-    "reflection_pad2d_backward": _Rule("grad_output self", n_dims=4),
-    "replication_pad1d": _Rule("self", n_dims=3),
-    "replication_pad1d_backward": _Rule("grad_output self", n_dims=3),
-    "replication_pad2d": _Rule("self", n_dims=4),
-    "replication_pad2d_backward": _Rule("grad_output self", n_dims=4),
-    "upsample_nearest2d": _Rule("self"),
-    "upsample_nearest2d_backward": _Rule("grad_output", sizes=2),
-    "upsample_bilinear2d": _Rule("self"),
-    "upsample_bilinear2d_backward": _Rule("grad_output", sizes=2),
-    "upsample_bicubic2d": _Rule("self"),
-    "upsample_bicubic2d_backward": _Rule("grad_output", sizes=2),
-    "upsample_linear1d": _Rule("self"),
-    "upsample_linear1d_backward": _Rule("grad_output", sizes=2),
-    "grid_sampler_2d": _Rule("input grid"),
-    "grid_sampler_2d_backward": _Rule("grad_output input grid", "samples samples"),
-    "pixel_shuffle": _Rule("self", n_dims=4),
-    "pixel_unshuffle": _Rule("self", n_dims=4),
-}
-"""Operations that treat each sample by itself, by the names of their schemas."""
-
-
-def _has_samples(base: str, args: Sequence[Any]) -> bool:
-    rule = _BY_SAMPLE[base]
-    return not rule.n_dims or args[0].dim() == rule.n_dims
-
-
-class _Kinds:
-    """How the tensors of an operation are placed that treats each sample by itself.
-
-    Args:
-        tensors: Its tensors, or None.
-        samples: For each, whether its first dimension is that of samples.
-        count: The number of samples.
-        lead: The index of the tensor that says along which axes samples are sharded.
-    """
-
-    def __init__(self, tensors: Sequence[Any], samples: Sequence[bool], count: int, lead: int = 0) -> None:
-        self.mesh = next(each.device_mesh for each in tensors if is_sharded(each))
-        self.count = count
-        self.samples = samples
-        self.all_replicated = [_replicate()] * self.mesh.ndim
-        self.by_samples = [_replicate()] * self.mesh.ndim
-        leading = tensors[lead]
-        shards, n_parts = [], 1
-        if is_sharded(leading):
-            shards = [axis for axis, each in enumerate(leading.placements) if each.is_shard(0)]
-        for axis in shards:
-            n_parts *= self.mesh.size(axis)
-        # A rank without samples would get an error from some operations, and be alone with it.
-        if shards and least_samples(count, [self.mesh.size(axis) for axis in shards]):
-            for axis in shards:
-                self.by_samples[axis] = leading.placements[axis]
-
-    def local(self, tensors: Sequence[Any]) -> list[Any]:
-        """The parts of this rank of the tensors."""
-        return [
-            each.redistribute(placements=self.by_samples if by_samples else self.all_replicated).to_local()
-            if is_sharded(each)
-            else each
-            for each, by_samples in zip(tensors, self.samples)
-        ]
-
-    def wrapped(self, part: Any, kind: str) -> Any:
-        """Make a result of its parts: one per sample, a sum over samples, or equal on all ranks."""
-        import torch
-        from torch.distributed.tensor import DTensor, Partial
-
-        if part is None:
-            return None
-        part = part.contiguous()
-        if kind == "samples":
-            shape = torch.Size((self.count, *part.shape[1:])) if part.dim() else part.shape
-            stride = torch.empty(shape, device="meta").stride()
-            return DTensor.from_local(part, self.mesh, self.by_samples, run_check=False, shape=shape, stride=stride)
-        summed = [Partial() if each.is_shard() else each for each in self.by_samples]
-        placed = summed if kind == "sum" else self.all_replicated
-        return DTensor.from_local(part, self.mesh, placed, run_check=False)
-
-
-def least_samples(count: int, sizes: Sequence[int]) -> int:
-    """The smallest number of samples of a rank when they are split along axes in order."""
-    for size in sizes:
-        chunk = -(-count // size)
-        count = max(0, count - chunk * (size - 1))
-    return count
-
-
-def _by_sample(op: Any, rule: _Rule, *args: Any, **kwargs: Any) -> Any:
-    """Do an operation that treats each sample by itself, on the samples of this rank."""
-    import torch
-
-    names = [each.name for each in op._schema.arguments]
-    given: dict[str, Any] = {**dict(zip(names, args)), **kwargs}
-    places = [name for name, each in given.items() if isinstance(each, torch.Tensor)]
-    tensors = [given[name] for name in places]
-    by_samples = [name in rule.samples for name in places]
-    lead = next((at for at, each in enumerate(tensors) if by_samples[at] and is_sharded(each)), 0)
-    kinds = _Kinds(tensors, by_samples, int(tensors[by_samples.index(True)].shape[0]), lead)
-    given.update(zip(places, kinds.local(tensors)))
-    first = given[next(name for name in places if name in rule.samples)]
-    if rule.count >= 0:
-        given[names[rule.count]] = first.shape[0]
-    if rule.sizes >= 0:
-        sizes = list(given[names[rule.sizes]])
-        given[names[rule.sizes]] = [first.shape[0], *sizes[1:]]
-    result = op(**given)
-    if isinstance(result, torch.Tensor):
-        return kinds.wrapped(result, rule.results[0])
-    return tuple(kinds.wrapped(each, kind) for each, kind in zip(result, rule.results))
 
 
 # -- views

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch_kernel.features.tensors.rules import as_whole
+from monarch_kernel.features.tensors.placing import as_whole, redistributed
 
 __all__ = ["sharded_ops"]
 
@@ -26,9 +26,7 @@ def sharded_ops() -> dict[str, Callable[..., Any]]:
         "monarch::from_local": meshes.from_local,
         "monarch::filled": meshes.filled,
         "monarch::rewrap": meshes.rewrap,
-        "monarch::redistribute": lambda tensor, placements: as_whole(
-            tensor.redistribute(placements=_placements(placements))
-        ),
+        "monarch::redistribute": lambda tensor, placements: as_whole(redistributed(tensor, _placements(placements))),
         "monarch::local": lambda tensor: tensor.to_local(),
         "monarch::full": lambda tensor: tensor.full_tensor(),
     }
