@@ -30,7 +30,7 @@ import math
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -252,15 +252,16 @@ class OpStream:
             self.runtime.enter(batch.send)
             batch.is_submitted = True
 
-    def note_views(self, target: Target, views: Iterable[int], base: int) -> None:
-        """Note that new tensors have the memory of another one, which may be on more ranks."""
+    def note_views(self, target: Target, first: int, count: int, base: int) -> None:
+        """Note that new tensors, with ids from ``first`` on, have the memory of another one, which may be on more ranks."""
         found = target.bases.get(base)
         if found is None:
-            homes = (each for each in (target, *self._targets) if base in each.held)
-            if (home := next(homes, None)) is None:
+            home = target if base in target.held else next((each for each in self._targets if base in each.held), None)
+            if home is None:
                 return
             found = home.bases.get(base) or (base, home.held[base][0])
-        target.bases.update(dict.fromkeys(views, found))
+        for id in range(first, first + count):
+            target.bases[id] = found
 
     # -- for any thread
 
