@@ -16,8 +16,8 @@ from monarch_kernel.base.mesh import Region, ValueMesh
 from monarch_kernel.base.text import format_ranks
 from monarch_kernel.errors import Failure, RemoteError, TensorError
 from monarch_kernel.features.tensors.messages import DescribeResult, DescribeTensors, FetchTensors, ShowTensor
-from monarch_kernel.features.tensors.records import PackedTensor, Poison, TensorLayout
-from monarch_kernel.net.wire.codec import pack
+from monarch_kernel.features.tensors.records import Poison, TensorLayout
+from monarch_kernel.net.wire.codec import decode_plain, pack
 from monarch_kernel.net.wire.messages import Message
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.future import Future
@@ -146,13 +146,22 @@ def fetched(
     return future
 
 
-def described_result(source: Source, first: int, name: str) -> tuple[Any, list[tuple[Any, ...]]]:
+def described_result(
+    source: Source, first: int, name: str, *, is_alike: bool = False
+) -> tuple[Any, list[tuple[Any, ...]]]:
     """Wait for the result of a call, and return its structure and the layouts of its tensors.
+
+    Args:
+        source: The ranks.
+        first: The id of the first tensor.
+        name: Of the call, in errors.
+        is_alike: Whether all ranks are sure to have the same, so that the first one can tell, while others are behind.
 
     Raises:
         TensorError: The tensors have other shapes on other ranks, or the call has failed.
     """
-    found = _request(source, source.mesh, DescribeResult, first, f"waiting for {name}", lambda found: found).get()
+    ranks = _rank_at(source, {}) if is_alike else source.mesh
+    found = _request(source, ranks, DescribeResult, first, f"waiting for {name}", lambda found: found).get()
     shapes = ValueMesh(
         found.extent, [[(each.shape, each.dtype, *each.placements) for each in there[1:]] for there in found.values()]
     )
@@ -261,8 +270,7 @@ def _request(
         found = read(answers)
         poisons: dict[int, Poison] = {}
         for rank, answer in zip(ranks.ranks, found.values()):
-            poison = next((each for each in answer if isinstance(each, Poison)), None) if type(answer) is list else None
-            if poison is not None:
+            if (poison := _poison_in(answer)) is not None:
                 poisons[rank] = poison
         if poisons:
             raise error_of(source, poisons)
@@ -271,16 +279,23 @@ def _request(
     return ranks.runtime.request(ranks.procs, lambda id: pack(kind(id, content)), description, check, quiet=True)
 
 
+def _poison_in(answer: Any) -> Poison | None:
+    if type(answer) is list:
+        for each in answer:
+            if type(each) is Poison:
+                return each
+    return None
+
+
 def _read(answer: Value) -> Any:
     found = read_value(answer)
-    return [_unpacked(each) for each in found] if type(found) is list else found
+    return [_unpacked(*each) for each in decode_plain(found)] if type(found) is bytes else found
 
 
-def _unpacked(value: Any) -> Any:
-    if type(value) is not PackedTensor:
-        return value
+def _unpacked(dtype: str, shape: Sequence[int], data: bytes) -> torch.Tensor:
+    """Make a tensor of what travels of it (`PackedTensor`)."""
     with torch._C._DisableTorchDispatch():  # also in mesh.activate() this makes a plain tensor
-        return torch.frombuffer(bytearray(value.data), dtype=getattr(torch, value.dtype)).view(value.shape)
+        return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).view(shape)
 
 
 def error_of(source: Source, poisons: Mapping[int, Poison]) -> TensorError:

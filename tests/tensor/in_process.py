@@ -164,7 +164,7 @@ class InProcess:
             elif isinstance(message, PutTensor):
                 interpreter.put(message.tensor, load(message.payload, frames))
             elif isinstance(message, FetchTensors):
-                return [as_answer(interpreter.tensors[id]) for id in message.tensors]
+                return as_answer([interpreter.tensors[id] for id in message.tensors])
             elif isinstance(message, DescribeTensors):
                 return [described(interpreter.tensors[id]) for id in message.tensors]
         return None

@@ -88,6 +88,22 @@ def test_tensors_can_be_unpickled_in_the_context(active: InProcess) -> None:
     assert torch.equal(inspect(torch.arange(100_000.0)), plain[0])
 
 
+@pytest.mark.parametrize(
+    "plain",
+    [
+        torch.tensor(2.5), torch.tensor([True, False]), torch.tensor([[-3], [4]], dtype=torch.int8), torch.empty(0, 3),
+        torch.tensor([1.5, -2], dtype=torch.bfloat16), torch.tensor([1 + 2j, 3j]), torch.arange(6.0).view(2, 3).t(),
+        torch.arange(6)[::2], torch.zeros(1024), torch.zeros(1025),
+    ],
+    ids=lambda plain: f"{str(plain.dtype)[6:]} {list(plain.shape)}",
+)  # fmt: skip
+def test_a_fetched_tensor_is_the_one_that_was_put(active: InProcess, plain: torch.Tensor) -> None:
+    found = inspect(active.device.put(plain))
+    assert (type(found), found.dtype, found.shape) == (torch.Tensor, plain.dtype, plain.shape)
+    assert torch.equal(found, plain)
+    found.zero_()  # its memory is not that of the message
+
+
 def test_operations_follow_their_tensors(active: InProcess) -> None:
     x = torch.arange(6.0).view(2, 3)
     with no_mesh.activate():

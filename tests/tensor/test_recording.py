@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -191,6 +192,32 @@ def test_a_failure_in_a_block_names_the_operation_and_loses_only_what_depends_on
         inspect(factor)
     factor, _ = both(fine)
     assert inspect(factor)[0, 0] == 1
+
+
+def test_a_failed_write_in_a_block_loses_what_shares_the_memory(mesh: InProcess) -> None:
+    @record
+    def write(x: Any, index: Any) -> Any:
+        y = x + 0
+        flat = y.view(-1)
+        flat.index_fill_(0, index, 5.0)
+        return y, flat + 1, x * 2
+
+    x, index = torch.zeros(2, 2), torch.tensor([0])
+    for _ in range(3):
+        write(x, index)
+    written, more, doubled = write(x, index + 9)
+    assert inspect(doubled)[0, 0] == 0
+    for lost in (written, more):
+        with pytest.raises(TensorError, match=r"(?s)torch\.index_fill_ failed on rank.*flat\.index_fill_\(0, index"):
+            inspect(lost)
+    written, more, _ = write(x, index)
+    assert (inspect(written)[0, 0], inspect(more)[0]) == (5, 6)
+    ids = {each._part.id for each in (x, index, written, more)}
+    del lost, doubled, _
+    gc.collect()
+    mesh.stream.free_dropped()
+    assert not [id for id in mesh.interpreters[0].tensors if id < 0]
+    assert ids <= set(mesh.interpreters[0].tensors)
 
 
 def test_remote_functions_and_results_that_are_arguments(mesh: InProcess) -> None:

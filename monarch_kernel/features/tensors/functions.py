@@ -26,7 +26,16 @@ from monarch_kernel.features.tensors.rules import keep_memory
 from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Payload
 
-__all__ = ["MAX_RESULTS", "CallEntry", "Namespace", "Structured", "learned", "load_function", "with_slots"]
+__all__ = [
+    "MAX_RESULTS",
+    "CallEntry",
+    "Namespace",
+    "Structured",
+    "flat_results",
+    "learned",
+    "load_function",
+    "with_slots",
+]
 
 MAX_RESULTS = 64
 """Number of ids for the result of a call with unknown layouts."""
@@ -183,6 +192,15 @@ def with_slots(value: Any, *, keeps_tensors: bool = False) -> tuple[Any, list[An
         return tensors[-1] if keeps_tensors else Slot(len(tensors) - 1)
 
     return pytree.tree_map(replace, value), tensors
+
+
+def flat_results(result: Any) -> Iterator[Any]:
+    """Yield the parts of the result of an operation, which may be lists."""
+    if isinstance(result, (tuple, list)) and type(result) is not Poison:
+        for part in result:
+            yield from flat_results(part)
+    else:
+        yield result
 
 
 def _with_tensors(value: Any, tensors: Sequence[Any]) -> Any:

@@ -16,7 +16,14 @@ from typing import Any
 from monarch_kernel.features.tensors.blocks import BlockEntry
 from monarch_kernel.features.tensors.collectives import Collectives
 from monarch_kernel.features.tensors.drawing import Draws
-from monarch_kernel.features.tensors.functions import CallEntry, Namespace, Structured, learned, load_function
+from monarch_kernel.features.tensors.functions import (
+    CallEntry,
+    Namespace,
+    Structured,
+    flat_results,
+    learned,
+    load_function,
+)
 from monarch_kernel.features.tensors.messages import (
     DefineBlock,
     DefineCall,
@@ -35,10 +42,18 @@ from monarch_kernel.features.tensors.messages import (
     ShowTensor,
 )
 from monarch_kernel.features.tensors.parts import PARTS, layout_of, local_part
-from monarch_kernel.features.tensors.records import DROP, FORGET, FREE, MemoryUse, PackedTensor, Poison, TensorLayout
+from monarch_kernel.features.tensors.records import (
+    DROP,
+    FORGET,
+    FREE,
+    MemoryUse,
+    PackedTensor,
+    Poison,
+    TensorLayout,
+)
 from monarch_kernel.features.tensors.rules import ShardedOp
 from monarch_kernel.features.tensors.sharding import sharded_ops
-from monarch_kernel.net.wire.codec import Frame, dump, load, pack, replace
+from monarch_kernel.net.wire.codec import Frame, dump, encode_plain, load, pack, replace
 from monarch_kernel.net.wire.messages import Message
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.worker.extensions import register
@@ -84,13 +99,19 @@ class Entry:
         reader = _TemplateReader(message.counts)
         self._args = [reader.read(template) for template in message.args]
         self._kwargs = {name: reader.read(template) for name, template in message.kwargs.items()}
+        self._holes = [(place, arg) for place, arg in enumerate(self._args) if _has_hole(arg)]
+        self._has_named_holes = any(map(_has_hole, self._kwargs.values()))
         is_plain = all(type(arg) is Hole for arg in self._args) and not self._kwargs
         self.takes_only_tensors = is_plain and not (self.n_ints or self.n_floats)
 
     def call(self, values: Sequence[Any]) -> Any:
         """Do it; ``values`` are the tensors, the integers and the floats of a record."""
-        kwargs = {name: _filled(arg, values) for name, arg in self._kwargs.items()}
-        return self.function(*[_filled(arg, values) for arg in self._args], **kwargs)
+        args, kwargs = self._args.copy(), self._kwargs
+        for place, arg in self._holes:
+            args[place] = values[arg.index] if type(arg) is Hole else _filled(arg, values)
+        if self._has_named_holes:
+            kwargs = {name: _filled(arg, values) for name, arg in kwargs.items()}
+        return self.function(*args, **kwargs)
 
 
 def _with_default(function: Callable[..., Any], dtype: str) -> Callable[..., Any]:
@@ -106,6 +127,10 @@ def _with_default(function: Callable[..., Any], dtype: str) -> Callable[..., Any
             torch.set_default_dtype(before)
 
     return run
+
+
+def _has_hole(arg: Any) -> bool:
+    return any(map(_has_hole, arg)) if type(arg) is list else type(arg) is Hole
 
 
 def _filled(arg: Any, values: Sequence[Any]) -> Any:
@@ -246,15 +271,22 @@ class Interpreter:
             op: its number in the session.
         """
         tensors = self.tensors
-        if not BlockEntry.depth:
+        if not BlockEntry.is_failing:
             self.op = op
         try:
             if entry.takes_only_tensors:
-                result = entry.function(*[tensors[id] for id in ids])
+                if len(ids) == 1:
+                    result = entry.function(tensors[ids[0]])
+                elif len(ids) == 2:
+                    result = entry.function(tensors[ids[0]], tensors[ids[1]])
+                else:
+                    result = entry.function(*[tensors[id] for id in ids])
+            elif len(ids) == 1:
+                result = entry.call((tensors[ids[0]], *literals))
             else:
                 result = entry.call([*[tensors[id] for id in ids], *literals])
         except Exception as error:
-            self._poison(entry, ids, first, op, error)
+            self.fail(entry, ids, first, op, error)
             error.__traceback__ = None  # its frames refer to tensors
         else:
             if entry.returns is None:
@@ -289,7 +321,8 @@ class Interpreter:
                 NotImplementedError(f"{name} is not known on this rank: import there what defines it ({error})")
             )
         # No sharded tensor can be there before this module is loaded.
-        do = ShardedOp(found) if "torch.distributed.tensor" in sys.modules else found
+        is_sharded = "torch.distributed.tensor" in sys.modules
+        do = ShardedOp(found) if is_sharded else getattr(found, "_op", found)  # what it calls, without a call between
         return _with_gradients_enabled(do) if name in _FOR_BACKWARD else do
 
     def _control(self, words: Sequence[int], position: int, entries: dict[int, AnyEntry]) -> int:
@@ -303,23 +336,35 @@ class Interpreter:
         if words[position] != FREE:
             raise ValueError(f"unknown record {words[position]}")
         end = position + 2 + words[position + 1]
-        for id in words[position + 2 : end]:
-            self.tensors.pop(id, None)
-            self._made_with.pop(id, None)
+        self.drop(words[position + 2 : end])
         return end
 
     def _store(self, returns: Sequence[bool], first: int, result: Any) -> None:
         if type(result) is Structured:
             self._structures[first] = result.structure, len(result)
         id = first
-        for is_new, part in zip(returns, _flat(result)):
+        for is_new, part in zip(returns, flat_results(result)):
             if is_new:
                 self.tensors[id] = part
                 id += 1
         if id - first > 1:
-            self._made_with.update(dict.fromkeys(range(first, id), range(first, id)))
+            self.note_results(range(first, id))
 
-    def _poison(self, entry: AnyEntry, ids: Sequence[int], first: int, op: int, error: Exception) -> None:
+    def note_results(self, ids: range) -> None:
+        """Note the ids of the results of one operation."""
+        self._made_with.update(dict.fromkeys(ids, ids))
+
+    def drop(self, ids: Iterable[int]) -> None:
+        """Drop tensors."""
+        tensors = self.tensors
+        for id in ids:
+            tensors.pop(id, None)
+        for others in (self._made_with, self._structures):
+            if others:
+                for id in ids:
+                    others.pop(id, None)
+
+    def fail(self, entry: AnyEntry, ids: Sequence[int], first: int, op: int, error: Exception) -> None:
         """Poison what an operation would have made and changed, because it or an earlier one has failed."""
         tensors = self.tensors
         poison = next((tensors[id] for id in ids if isinstance(tensors.get(id), Poison)), None)
@@ -337,15 +382,6 @@ class Interpreter:
         """The ids of tensors that share memory with one of these, and these."""
         memory = {_address(self.tensors[id]) for id in ids} - {0}
         return {*ids, *(id for id, each in self.tensors.items() if _address(each) in memory)}
-
-
-def _flat(result: Any) -> Iterator[Any]:
-    """Yield the parts of a result, which may be lists."""
-    if isinstance(result, (tuple, list)) and type(result) is not Poison:
-        for part in result:
-            yield from _flat(part)
-    else:
-        yield result
 
 
 def _address(tensor: Any) -> int:
@@ -573,8 +609,8 @@ class TensorWorker:
         self._note(message.target, 1)
 
     def _fetch(self, message: FetchTensors, _: Sequence[Frame]) -> None:
-        values = [as_answer(self._interpreter.tensors.get(id)) for id in message.tensors]
-        self._rank.reply(message.id, values, name="the tensor")
+        values = [self._interpreter.tensors.get(id) for id in message.tensors]
+        self._rank.reply(message.id, as_answer(values), name="the tensor")
 
     def _describe(self, message: DescribeTensors, _: Sequence[Frame]) -> None:
         self._rank.reply(message.id, [described(self._interpreter.tensors.get(id)) for id in message.tensors])
@@ -602,18 +638,34 @@ PACKED_NBYTES = 1 << 12
 """Larger tensors are pickled, so that their memory travels apart."""
 
 
-def as_answer(value: Any) -> Any:
-    """Return a tensor as it travels to the program: to pickle a small one costs more than all else of a fetch."""
+def as_answer(values: Sequence[Any]) -> bytes | list[Any]:
+    """Return tensors as they travel to the program: to pickle small ones would cost more than all else of a fetch."""
+    packed = [_packed(each) for each in values]
+    return [plain(each) for each in values] if None in packed else encode_plain(packed)
+
+
+def _packed(value: Any) -> PackedTensor | None:
+    """Pack a tensor if it is small, dense, and on the CPU."""
     import torch
 
-    if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
-        return plain(value)
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or not value.is_cpu:
+        return None
     nbytes = value.numel() * value.element_size()
     if not 0 < nbytes <= PACKED_NBYTES or value.is_conj() or value.is_neg() or value.is_quantized:
-        return plain(value)
+        return None
     here = value.contiguous()
-    data = ctypes.string_at(here.data_ptr(), nbytes)
-    return PackedTensor(str(value.dtype).removeprefix("torch."), tuple(value.shape), data)
+    return PackedTensor(_NAMES[value.dtype], tuple(value.shape), ctypes.string_at(here.data_ptr(), nbytes))
+
+
+class _Names(dict[Any, str]):
+    """The names of dtypes, such as ``float32``."""
+
+    def __missing__(self, dtype: Any) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+_NAMES = _Names()
 
 
 def _plain_parts(value: Any) -> Any:
