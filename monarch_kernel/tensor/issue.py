@@ -48,6 +48,7 @@ from monarch_kernel.tensor.propagation import (
     check,
     info_of,
     learned_outcome,
+    needs_check,
 )
 from monarch_kernel.tensor.reading import agreed_layouts, agreed_value, described_result
 
@@ -87,8 +88,9 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
             kind = type(arg)
             if kind is DistributedTensor:
                 part = arg._part
-                if part.device is not device:
-                    device = common_device(device, part.device)
+                there = part.device
+                if there is not device:
+                    device = there if device is None and not there.blocked else common_device(device, there)
                 ids.append(part.id)
                 key.append(part.layout)
             elif takes_literals and kind is float:
@@ -151,11 +153,13 @@ def learn(
     """Do an operation on sharded tensors for the first time: the ranks say what its result is.
 
     They have the sharded tensors of torch, whose rules say what is redistributed and how results are placed. The rules are not
-    applied here: it would cost more than to wait for the ranks once. But what shapes and dtypes decide is an error before that.
+    applied here: it would cost more than to wait for the ranks once. But what shapes and dtypes decide is the error of a plain
+    tensor: before that if the ranks could lose a tensor by it (`needs_check`), and else after they have failed.
     """
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
-    is_kept = check(info, args, kwargs)
+    checks_first = device.session.recorder is not None or needs_check(info, args, kwargs)
+    is_kept = not checks_first or check(info, args, kwargs)
     placing().form_group(device.mesh.whole)  # it may have been aborted
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
@@ -170,9 +174,11 @@ def learn(
     if device.session.recorder is None:
         device.stream.drop_entry(device.target, entry.number)
     try:
-        structure, found = described_result(device, first, entry.title)
-    except BaseException:
+        structure, found = described_result(device, first, entry.title, is_alike=not checks_first)
+    except BaseException as error:
         device.frees.extend(range(first, first + MAX_RESULTS))
+        if not checks_first and isinstance(error, TensorError):
+            check(info, args, kwargs)
         raise
     layouts = [LAYOUTS.make(*each) for each in found]
     made = [device.new(layout, first + place, op) for place, layout in enumerate(layouts)]
@@ -303,10 +309,16 @@ def result_of(device: Device, entry: Entry, first: int, op: int, args: Sequence[
     return pytree.tree_unflatten([device.new(layout, id, op) for layout, id in zip(layouts, ids)], outcome.tree)
 
 
+_INTS = {int}
+
+
 def _add_to_key(key: list[Any], ids: list[int], arg: Any, device: Device | None) -> Device | None:
     """Add an argument that is no distributed tensor to a key; return the device of the operation so far."""
     kind = type(arg)
     if kind is list or kind is tuple:
+        if set(map(type, arg)) == _INTS:  # a shape, or dimensions
+            key.append((list, tuple(arg)))
+            return device
         key.append((list, len(arg)))
         for each in arg:
             if type(each) is DistributedTensor:

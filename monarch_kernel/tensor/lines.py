@@ -34,7 +34,7 @@ _NO_PLACE = (None, 0)
 Place = tuple[CodeType | None, int]
 """A code object, and the offset of an instruction in it."""
 
-_is_of_user: dict[CodeType, bool] = {}
+_is_of_user: dict[int, tuple[bool, CodeType]] = {}  # by the address of the code, whose hash takes as long as all else
 
 
 def user_place(frame: FrameType | None) -> Place:
@@ -43,19 +43,19 @@ def user_place(frame: FrameType | None) -> Place:
         if frame is None:
             break
         code = frame.f_code
-        known = _is_of_user.get(code)
+        known = _is_of_user.get(id(code))
         if known is None:
             known = _learn(code, frame)
-        if known:
+        if known[0]:
             return code, frame.f_lasti
         frame = frame.f_back
     return _NO_PLACE
 
 
-def _learn(code: CodeType, frame: FrameType) -> bool:
+def _learn(code: CodeType, frame: FrameType) -> tuple[bool, CodeType]:
     if len(_is_of_user) >= _MAX_KNOWN:  # cells that run often with new code must not fill the memory
         _is_of_user.clear()
-    known = _is_of_user[code] = not is_machinery(code.co_filename) and is_user(frame)
+    known = _is_of_user[id(code)] = not is_machinery(code.co_filename) and is_user(frame), code
     return known
 
 
