@@ -92,6 +92,18 @@ class Part:
             return
 
 
+def _without_memory(what: str) -> Any:
+    """Make a method that refuses what needs memory in this process."""
+
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: the memory is on the ranks."""
+        raise TensorError(
+            f"a distributed tensor has no {what} here: its memory is on the ranks; use fetch_shard(x).result(), a plain tensor"
+        )
+
+    return refuse
+
+
 class DistributedTensor(torch.Tensor):
     """A tensor of which each rank of a mesh has a part of one shape; here it is only metadata.
 
@@ -318,22 +330,15 @@ class DistributedTensor(torch.Tensor):
         """Refuse: the values are on the ranks."""
         self._refuse("tolist()")
 
-    def data_ptr(self) -> NoReturn:
-        """Refuse: the memory is on the ranks."""
-        self._refuse_memory("address")
+    data_ptr = _without_memory("address")
+    storage = _typed_storage = untyped_storage = _without_memory("storage")
+    __dlpack__ = _without_memory("memory to share by DLPack")
+    pin_memory = _without_memory("memory to pin")
+    share_memory_ = _without_memory("memory to share")
 
-    def untyped_storage(self) -> NoReturn:
-        """Refuse: the memory is on the ranks."""
-        self._refuse_memory("storage")
-
-    storage = _typed_storage = untyped_storage
-
-    def __dlpack__(self, **kwargs: Any) -> NoReturn:
-        self._refuse_memory("memory to share by DLPack")
-
-    def share_memory_(self) -> NoReturn:
-        """Refuse: the memory is on the ranks."""
-        self._refuse_memory("memory to share")
+    def to_mkldnn(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: such a tensor has no strides."""
+        raise TensorError("to_mkldnn() makes a tensor without strides; distributed tensors have strides")
 
     def apply_(self, function: Any) -> NoReturn:
         """Refuse: a Python function would need the elements here."""
@@ -394,11 +399,6 @@ class DistributedTensor(torch.Tensor):
         copied.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_part"})
         memo[id(self)] = copied
         return copied
-
-    def _refuse_memory(self, what: str) -> NoReturn:
-        raise TensorError(
-            f"a distributed tensor has no {what} here: its memory is on the ranks; use fetch_shard(x).result(), a plain tensor"
-        )
 
     def _refuse_function(self, what: str) -> NoReturn:
         raise TensorError(f"{what} calls a Python function for each element: use remote(function)(x) of this package")

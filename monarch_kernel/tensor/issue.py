@@ -335,7 +335,8 @@ def _add_to_key(key: list[Any], ids: list[int], arg: Any, device: Device | None)
         if arg.dim() or kind is not torch.Tensor or arg.requires_grad or arg.device.type != "cpu":
             text = (
                 f"a tensor of this process, {tuple(arg.shape)} {str(arg.dtype)[6:]} on {arg.device}, can't be used with "
-                "distributed tensors: move it to the ranks with mesh.put(x), or with mesh.shard(x) beside sharded tensors"
+                "distributed tensors: move it to the ranks with mesh.put(x), or with mesh.shard(x) beside sharded tensors; "
+                "if a function has made it, call that function in mesh.activate()"
             )
             if arg.requires_grad or kind is not torch.Tensor or arg.device.type != "cpu":
                 raise TensorError(text)

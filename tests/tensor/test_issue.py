@@ -475,6 +475,8 @@ def test_what_needs_memory_here_is_refused_with_the_way_out(active: InProcess) -
         (torch.from_dlpack, "no memory to share by DLPack here"),
         (np.from_dlpack, "DLPack"),
         (lambda x: x.share_memory_(), "no memory to share here"),
+        (lambda x: x.pin_memory(), "no memory to pin here"),
+        (lambda x: x.to_mkldnn(), "makes a tensor without strides"),
         (lambda x: x.apply_(float), r"use remote\(function\)"),
         (lambda x: x.map_(x, max), r"use remote\(function\)"),
         (lambda x: x.cuda(), "can't move to cuda: it is on the CPU of its ranks"),

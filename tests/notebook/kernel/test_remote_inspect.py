@@ -132,3 +132,14 @@ def test_help_in_a_line(ready: Notebook, line: str) -> None:
     text = ready.ok(f"%remote {line}").plain
     assert "train(steps, rate=0.1)" in text
     assert ("return steps" in text) == line.endswith("??")
+
+
+@pytest.mark.slow  # the notebook imports torch
+def test_a_distributed_tensor_is_completed_and_described_in_the_notebook(ready: Notebook) -> None:
+    ready.ok("import torch\nwith t.activate(): weights = torch.ones(2, 3)")
+    assert [each.removeprefix("weights") for each in ready.complete("weights.placements")] == ["placements_picture"]
+    text = inspect(ready, "weights|")
+    assert "DistributedTensor(shape=(2, 3), dtype=float32" in text
+    assert "each rank of a mesh has a part" in text
+    assert "dims: An axis of the mesh or several" in inspect(ready, "weights.reduce|")
+    ready.ok("del weights")
