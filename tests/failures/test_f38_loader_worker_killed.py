@@ -61,7 +61,7 @@ def test_a_worker_that_hangs_is_named_with_its_line(cells: Cells, tmp_path: Path
     says = ("[1] has not started it: ", "it waits for worker 0 of a DataLoader, which is at ")
     with cells.waits(HANGS.format(go=str(tmp_path / "go")), says=says) as line:
         assert re.search(
-            r"next\(batches\); it waits for worker 0 of a DataLoader, which is at cell \[\d+\], line [56]", line
+            r"next\(batches\); it waits for worker 0 of a DataLoader, which is at cell \[\d+\], line [45]", line
         )
         assert ", in __getitem__: " in line
         answers = cells.mesh.doing().get(LONG_S)
