@@ -228,9 +228,6 @@ class Device:
         self.frees = self.target.frees
         self.entries: dict[tuple[Any, ...], Entry] = {}
         self.outcomes: dict[tuple[Any, ...], Outcome] = {}
-        self._wanted: dict[
-            tuple[int, int], dict[str, Any]
-        ] = {}  # layouts of a gradient and its tensor -> placements to change
         self.has_sharded = False
         self.queries = mesh.runtime.queries
         self.n_groups = 0
@@ -279,19 +276,6 @@ class Device:
         way = placing()
         made: DistributedTensor = way.local(tensor) if what == "local" else way.redistribute(tensor, placements)
         return made
-
-    def added_up(self, gradient: DistributedTensor, tensor: DistributedTensor) -> DistributedTensor:
-        """Return the gradient of a tensor with its addends added up, placed as the tensor is."""
-        there, here = gradient._part.layout, tensor._part.layout
-        wanted = self._wanted.get((there, here))
-        if wanted is None:
-            placements, own = LAYOUTS.numbered(there).placements, LAYOUTS.numbered(here).placements
-            wanted = self._wanted[there, here] = {
-                axis: "R" if place.startswith("P") else place
-                for axis, text, place in zip(self.mesh.extent, placements, own)
-                if text.startswith("P")
-            }
-        return gradient if not wanted or self.target.lost else self.placed(gradient, "redistribute", wanted)
 
     def fetched_whole(self, tensor: DistributedTensor) -> torch.Tensor:
         """Return the whole of a sharded tensor of this device as a plain one."""
@@ -545,7 +529,6 @@ class Blocked:
     def __init__(self, device: Any, blocked: str) -> None:
         self.frees = device.frees
         self.blocked = blocked
-        self.has_sharded = False
 
     def __getattr__(self, name: str) -> NoReturn:
         raise TensorError(self.blocked)

@@ -21,8 +21,6 @@ class Holder(Protocol):
     mesh: Any
     blocked: str
     """Why the tensor can't be used; empty if it can."""
-    has_sharded: bool
-    """Whether there was a sharded tensor."""
 
     def describe_origin(self, op: int) -> str:
         """Say which line of the program made a tensor."""
@@ -44,10 +42,6 @@ class Holder(Protocol):
         self, tensor: DistributedTensor, axes: Any, reduction: str, *, scatter: bool, in_place: bool, mesh: Any = None
     ) -> DistributedTensor:
         """Return the tensor reduced along axes of the mesh, on a part of that mesh."""
-        ...
-
-    def added_up(self, gradient: DistributedTensor, tensor: DistributedTensor) -> DistributedTensor:
-        """Return the gradient of a tensor with its addends added up, if it has some on several ranks."""
         ...
 
     def fetched_whole(self, tensor: DistributedTensor) -> torch.Tensor:
@@ -285,17 +279,8 @@ class DistributedTensor(torch.Tensor):
 
     @property
     def grad(self) -> torch.Tensor | None:
-        """The gradient, on the same mesh; see `torch.Tensor.grad`.
-
-        That of a sharded tensor may have addends on several ranks. They are added up when it is read: an optimizer reads it
-        once and uses it several times.
-        """
+        """The gradient, on the same mesh; see `torch.Tensor.grad`."""
         found: torch.Tensor | None = _GRAD.__get__(self)
-        if type(found) is DistributedTensor and found._part.device.has_sharded:
-            added = found._part.device.added_up(found, self)
-            if added is not found:
-                _GRAD.__set__(self, added)
-            return added
         return found
 
     @grad.setter

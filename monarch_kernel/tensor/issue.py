@@ -48,7 +48,6 @@ from monarch_kernel.tensor.propagation import (
     check,
     info_of,
     learned_outcome,
-    needs_check,
 )
 from monarch_kernel.tensor.reading import agreed_layouts, agreed_value, described_result
 
@@ -153,13 +152,11 @@ def learn(
     """Do an operation on sharded tensors for the first time: the ranks say what its result is.
 
     They have the sharded tensors of torch, whose rules say what is redistributed and how results are placed. The rules are not
-    applied here: it would cost more than to wait for the ranks once. But what shapes and dtypes decide is the error of a plain
-    tensor: before that if the ranks could lose a tensor by it (`needs_check`), and else after they have failed.
+    applied here: it would cost more than to wait for the ranks once. But what shapes and dtypes decide is an error before that.
     """
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
-    checks_first = device.session.recorder is not None or needs_check(info, args, kwargs)
-    is_kept = not checks_first or check(info, args, kwargs)
+    is_kept = check(info, args, kwargs)
     placing().form_group(device.mesh.whole)  # it may have been aborted
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
@@ -174,11 +171,9 @@ def learn(
     if device.session.recorder is None:
         device.stream.drop_entry(device.target, entry.number)
     try:
-        structure, found = described_result(device, first, entry.title, is_alike=not checks_first)
-    except BaseException as error:
+        structure, found = described_result(device, first, entry.title)
+    except BaseException:
         device.frees.extend(range(first, first + MAX_RESULTS))
-        if not checks_first and isinstance(error, TensorError):
-            check(info, args, kwargs)
         raise
     layouts = [LAYOUTS.make(*each) for each in found]
     made = [device.new(layout, first + place, op) for place, layout in enumerate(layouts)]

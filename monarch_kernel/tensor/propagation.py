@@ -44,7 +44,6 @@ __all__ = [
     "is_literal",
     "is_view",
     "learned_outcome",
-    "needs_check",
     "propagate",
     "propagate_by",
     "set_bits",
@@ -314,38 +313,6 @@ def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     for part in pytree.tree_leaves(result):
         _result_of(info.title, part)
     return True
-
-
-def needs_check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether to `check` an operation on sharded tensors before the ranks do it, and not only after they have failed.
-
-    It is needed where results may have shapes that depend on values, and where a failure would lose a tensor that the operation
-    changes. A check costs as much as the operation on a rank that does it for the first time.
-    """
-    op = info.op
-    if (
-        op.namespace != "aten"
-        or torch.Tag.dynamic_output_shape in op.tags
-        or torch.Tag.data_dependent_output in op.tags
-    ):
-        return True
-    changed = changed_by(op)
-    if not changed:
-        return False
-    if op._schema.name.partition("::")[2] not in _NEVER_FAIL:
-        return True
-    given = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    kinds = {(each.shape, each.dtype) for each in given if isinstance(each, torch.Tensor)}
-    return (
-        len(kinds) > 1
-        or not all(dtype.is_floating_point for _, dtype in kinds)
-        or any(isinstance(each, complex) for each in given)
-        or any(0 in argument.of(args, kwargs).stride() for argument in changed)
-    )
-
-
-_NEVER_FAIL = _LITERAL_OPS | {"copy_", "zero_"}
-"""Operations that change a tensor, and do not fail if all tensors have one shape and one dtype of floats."""
 
 
 def propagate_by(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

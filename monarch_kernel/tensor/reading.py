@@ -146,22 +146,13 @@ def fetched(
     return future
 
 
-def described_result(
-    source: Source, first: int, name: str, *, is_alike: bool = False
-) -> tuple[Any, list[tuple[Any, ...]]]:
+def described_result(source: Source, first: int, name: str) -> tuple[Any, list[tuple[Any, ...]]]:
     """Wait for the result of a call, and return its structure and the layouts of its tensors.
-
-    Args:
-        source: The ranks.
-        first: The id of the first tensor.
-        name: Of the call, in errors.
-        is_alike: Whether all ranks are sure to have the same, so that the first one can tell, while others are behind.
 
     Raises:
         TensorError: The tensors have other shapes on other ranks, or the call has failed.
     """
-    ranks = _rank_at(source, {}) if is_alike else source.mesh
-    found = _request(source, ranks, DescribeResult, first, f"waiting for {name}", lambda found: found).get()
+    found = _request(source, source.mesh, DescribeResult, first, f"waiting for {name}", lambda found: found).get()
     shapes = ValueMesh(
         found.extent, [[(each.shape, each.dtype, *each.placements) for each in there[1:]] for there in found.values()]
     )

@@ -40,22 +40,3 @@ def test_a_product_is_placed_as_torch_places_it_and_an_mlp_trains_like_a_plain_o
             optimizer.step()
             losses[-1].append(loss.item())
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
-
-
-def test_the_addends_of_a_gradient_are_added_up_once_when_it_is_read(procs: ProcMesh) -> None:
-    plain = nn.Linear(6, 4)
-    there: Any = procs.distribute(copy.deepcopy(plain), {"weight": {"tp": Shard(0)}})
-    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
-    there_x = procs.shard(x, dp=Shard(0))
-    for _ in range(2):
-        plain(x).square().sum().backward()  # type: ignore[no-untyped-call]
-        there(there_x).square().sum().backward()
-    weight = there.weight
-    assert "dp=Partial(sum), tp=Shard(0)" in repr(torch.Tensor.grad.__get__(weight))  # type: ignore[attr-defined]
-    read = weight.grad
-    assert "dp=Replicate(), tp=Shard(0)" in repr(read)
-    assert weight.grad is read
-    there(there_x).square().sum().backward()
-    plain(x).square().sum().backward()  # type: ignore[no-untyped-call]
-    for mine, its in zip(there.parameters(), plain.parameters()):
-        torch.testing.assert_close(mine.grad.full_tensor(), its.grad)

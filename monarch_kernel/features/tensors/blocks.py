@@ -126,7 +126,7 @@ class BlockEntry:
     def function(self, *arguments: Any) -> list[Any]:
         """Do the steps; a step that fails poisons what depends on it."""
         tensors = self._doing.tensors
-        values = [*self._no_locals, *arguments, *[tensors.get(id) for id in self._outside]]
+        values = [*self._no_locals, *arguments, *[tensors.get(id, _GONE) for id in self._outside]]
         n_done = 0
         try:
             for entry, operands, literals, first, _, last_used in self._steps:
@@ -142,6 +142,8 @@ class BlockEntry:
                         if is_new:
                             values[place] = part
                             place += 1
+                    part = None  # it may have the memory of others
+                result = None
                 for place in last_used:
                     values[place] = _GONE
                 n_done += 1

@@ -21,9 +21,10 @@ def redistributed(tensor: Any, placements: Sequence[Any]) -> Any:
     """Place a sharded tensor in another way; what all axes add up takes one collective, and not one for each axis."""
     from torch.distributed import _functional_collectives as functional
     from torch.distributed import group
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial
 
-    is_sum = all(each.is_partial() and each.reduce_op == "sum" for each in tensor.placements)
+    # A subclass adds up in another way: that of a norm squares first.
+    is_sum = all(type(each) is Partial and each.reduce_op == "sum" for each in tensor.placements)
     if not (is_sum and len(placements) > 1 and all(each.is_replicate() for each in placements)):
         return tensor.redistribute(placements=placements)
     everyone: Any = group.WORLD
