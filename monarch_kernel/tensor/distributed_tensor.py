@@ -323,7 +323,10 @@ class DistributedTensor(torch.Tensor):
 
     def to_mkldnn(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: such a tensor has no strides."""
-        raise TensorError("to_mkldnn() makes a tensor without strides; distributed tensors have strides")
+        raise TensorError(
+            "to_mkldnn() makes a tensor without strides, which distributed tensors have: use fetch_shard(x).result(), a plain "
+            "tensor"
+        )
 
     def apply_(self, function: Any) -> NoReturn:
         """Refuse: a Python function would need the elements here."""

@@ -34,7 +34,7 @@ _NO_PLACE = (None, 0)
 Place = tuple[CodeType | None, int]
 """A code object, and the offset of an instruction in it."""
 
-_is_of_user: dict[int, tuple[bool, CodeType]] = {}  # by the address of the code, whose hash takes as long as all else
+_is_of_user: dict[int, tuple[bool, CodeType]] = {}  # by the address of the code: to hash a long one takes 0.4 us
 
 
 def user_place(frame: FrameType | None) -> Place:

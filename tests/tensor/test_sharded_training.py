@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from monarch_kernel.actor import ProcMesh
-from monarch_kernel.tensor import Shard
+from monarch_kernel.tensor import Replicate, Shard, record
 
 PROCS = {"dp": 2, "tp": 2}
 
@@ -40,3 +40,36 @@ def test_a_product_is_placed_as_torch_places_it_and_an_mlp_trains_like_a_plain_o
             optimizer.step()
             losses[-1].append(loss.item())
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["norm", "sum", "mean", "amax", "std"])
+def test_the_value_of_a_reduction_along_all_axes_is_that_of_the_whole(procs: ProcMesh, name: str) -> None:
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    reduced = getattr(procs.shard(x, dp=Shard(0), tp=Shard(1)), name)()
+    assert reduced.item() == pytest.approx(getattr(x, name)().item(), abs=1e-5)
+    everywhere = reduced.redistribute(dp=Replicate(), tp=Replicate())
+    torch.testing.assert_close(everywhere.full_tensor(), getattr(x, name)())
+
+
+def test_an_optimizer_steps_outside_of_a_recorded_backward_pass(procs: ProcMesh) -> None:
+    torch.manual_seed(0)
+    plain = nn.Linear(6, 4)
+    there: Any = procs.distribute(copy.deepcopy(plain), {})
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+    there_x = procs.shard(x, dp=Shard(0))
+    losses: list[list[float]] = []
+    for model, batch, wrap in ((plain, x, lambda function: function), (there, there_x, record)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+        def gradients(x: Any, model: Any = model, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            return loss
+
+        step = wrap(gradients)
+        losses.append([])
+        for _ in range(5):  # the ranks repeat it from the third call on
+            losses[-1].append(step(batch).item())
+            optimizer.step()
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -174,7 +174,7 @@ def replace(message: MessageT, **fields: Any) -> MessageT:
 
 
 def encode_plain(value: Any) -> bytes:
-    """Encode plain data: numbers, texts, bytes, and tuples and lists of these. It takes a third of the time of `dump`."""
+    """Encode plain data: numbers, texts, bytes, and tuples and lists of these; no pickler is needed."""
     return _encoder.encode(value)
 
 
