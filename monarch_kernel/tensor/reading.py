@@ -152,7 +152,7 @@ def described_result(source: Source, first: int, name: str) -> tuple[Any, list[t
     Raises:
         TensorError: The tensors have other shapes on other ranks, or the call has failed.
     """
-    found = _request(source, source.mesh, DescribeResult, first, f"waiting for {name}", lambda found: found).get()
+    found = _request(source, source.mesh, DescribeResult, first, f"the result of {name}", lambda found: found).get()
     shapes = ValueMesh(
         found.extent, [[(each.shape, each.dtype, *each.placements) for each in there[1:]] for there in found.values()]
     )
@@ -198,7 +198,7 @@ def agreed_value(source: Source, id: int, title: str) -> Any:
         TensorError: They differ, or an operation has failed.
     """
     source.lines.note_wait(title, user_place(sys._getframe(1)))
-    found = _request(source, source.mesh, FetchTensors, (id,), f"waiting for {title}", _first).get()
+    found = _request(source, source.mesh, FetchTensors, (id,), f"the result of {title}", _first).get()
     return _agreed(source, found, title, "returns another value on other ranks", _with_equal_nan)
 
 
@@ -214,7 +214,7 @@ def agreed_layouts(source: Source, ids: Iterable[int], title: str) -> list[tuple
     """
     source.lines.note_wait(title, user_place(sys._getframe(1)))
     found = _request(
-        source, source.mesh, DescribeTensors, tuple(ids), f"waiting for {title}", lambda found: found
+        source, source.mesh, DescribeTensors, tuple(ids), f"the result of {title}", lambda found: found
     ).get()
     shapes = ValueMesh(found.extent, [[each.shape for each in there] for there in found.values()])
     _agreed(source, shapes, title, "returns another shape on other ranks", repr)
@@ -255,7 +255,7 @@ def _request(
     if source.target.lost and all(proc in source.target.lost for proc in ranks.procs):
         source.refuse_lost()
     region: Region = ranks.region
-    read = gather(region, f"{description} of {source.mesh.name} failed", RemoteError, _read, ranks.spawned_extent)
+    read = gather(region, f"{description} failed on {source.mesh.name}", RemoteError, _read, ranks.spawned_extent)
 
     def check(answers: Sequence[Answer]) -> T:
         found = read(answers)
