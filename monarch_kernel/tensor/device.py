@@ -18,7 +18,7 @@ from monarch_kernel.actor.proc_mesh import ProcMesh
 from monarch_kernel.errors import Failure, SupervisionError, TensorError, format_ranks
 from monarch_kernel.features.tensors.functions import MAX_RESULTS
 from monarch_kernel.features.tensors.messages import DefineOp
-from monarch_kernel.features.tensors.records import count_holes
+from monarch_kernel.features.tensors.records import Wholes, count_holes
 from monarch_kernel.features.tensors.stream import MAX_BEHIND, MAX_OPS, OpStream, Target, stream_of
 from monarch_kernel.net.wire.codec import dump
 from monarch_kernel.runtime.controller.runtime import Runtime
@@ -382,10 +382,11 @@ class Device:
         *,
         is_learned: bool = False,
         is_drawn: bool = False,
+        wholes: Wholes | None = None,
     ) -> Entry:
         """Make the entry of a call with an outcome; one that is learned is not kept.
 
-        ``is_drawn``: it takes random numbers for sharded tensors.
+        ``is_drawn``: it takes random numbers for sharded tensors. ``wholes`` as for `DefineOp`.
         """
         name, first = (
             ("monarch::draw", [["value", self.target.number], ["value", info.name]]) if is_drawn else (info.name, [])
@@ -400,7 +401,15 @@ class Device:
         indexes = [index for place in places for index in templates.tensors.get(place, ())]
         title = title_of(info, args)
         entry = self.define(
-            key, name, title, outcome, [*first, *templates.args], templates.kwargs, indexes, is_learned=is_learned
+            key,
+            name,
+            title,
+            outcome,
+            [*first, *templates.args],
+            templates.kwargs,
+            indexes,
+            is_learned=is_learned,
+            wholes=wholes,
         )
         entry.changed, entry.is_view = changed, is_view(info.op)
         return entry
@@ -416,6 +425,7 @@ class Device:
         changed: list[int],
         *,
         is_learned: bool = False,
+        wholes: Wholes | None = None,
     ) -> Entry:
         """Define an entry for the ranks, and keep it under its key unless it is learned."""
         self.make_room()
@@ -426,7 +436,7 @@ class Device:
             entry.n_new, returns = MAX_RESULTS, [True] * MAX_RESULTS
         counts, dtype = count_holes([*args, *kwargs.values()]), str(torch.get_default_dtype())[6:]
         definition = DefineOp(
-            name, self.target.number, entry.number, args, kwargs, counts, returns, changed, dtype, is_learned
+            name, self.target.number, entry.number, args, kwargs, counts, returns, changed, dtype, is_learned, wholes
         )
         self.stream.define(self.target, definition)
         if not is_learned:

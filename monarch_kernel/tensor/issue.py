@@ -156,7 +156,7 @@ def learn(
     """
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
-    is_kept = check(info, args, kwargs)
+    is_kept, wholes = check(info, args, kwargs)
     placing().form_group(device.mesh.whole)  # it may have been aborted
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
@@ -166,7 +166,7 @@ def learn(
     unknown = Outcome(None, LEAF)
     if not is_kept and device.session.recorder is not None:
         device.session.recorder.refuse_wait(info.title)
-    entry = device.entry_with(key, info, args, kwargs, unknown, is_learned=True, is_drawn=is_drawn)
+    entry = device.entry_with(key, info, args, kwargs, unknown, is_learned=True, is_drawn=is_drawn, wholes=wholes)
     first, op = device.record(entry, *taken, user_place(sys._getframe(3)))
     if device.session.recorder is None:
         device.stream.drop_entry(device.target, entry.number)

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_kernel.errors import TensorError
-from monarch_kernel.features.tensors.records import Slot
+from monarch_kernel.features.tensors.records import Slot, Wholes
 from monarch_kernel.tensor.distributed_tensor import DistributedTensor, describe
 
 __all__ = [
@@ -288,10 +288,11 @@ def _propagate(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     return Outcome(parts, tree, relaid=relaid)
 
 
-def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, Wholes | None]:
     """Raise the error that shapes and dtypes decide, for an operation on sharded tensors: fake tensors stand for the wholes.
 
-    Returns whether the shapes of results do not depend on values.
+    Returns:
+        Whether the shapes of results do not depend on values, and the wholes of the results if they are known.
 
     Raises:
         TensorError: The operation is wrong for these arguments.
@@ -303,16 +304,26 @@ def check(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
             with _fake():
                 result = info.op(*fake_args, **fake_kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            return False
+            return False, None
         except _ONLY_RANKS_KNOW:
-            return torch.Tag.dynamic_output_shape not in info.op.tags
+            return torch.Tag.dynamic_output_shape not in info.op.tags, None
         except Exception as error:
             if "size and stride" not in str(error):  # the parts of ranks may have strides that suit
                 raise _error_of_op(error, fakes.tensors) from None
-            return True
+            return True, None
     for part in pytree.tree_leaves(result):
         _result_of(info.title, part)
-    return True
+    return True, _wholes(result)
+
+
+def _wholes(result: Any) -> Wholes | None:
+    if isinstance(result, torch.Tensor):
+        return "tensor", [_whole(result)]
+    return (type(result).__name__, [_whole(each) for each in result]) if type(result) in (list, tuple) else None
+
+
+def _whole(part: Any) -> tuple[tuple[int, ...], tuple[int, ...], str] | None:
+    return (tuple(part.shape), tuple(part.stride()), str(part.dtype)[6:]) if isinstance(part, torch.Tensor) else None
 
 
 def propagate_by(function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from monarch_kernel.errors import Failure
+from monarch_kernel.features.tensors.records import Wholes
 from monarch_kernel.net.wire.codec import add_messages
 from monarch_kernel.net.wire.messages import Message, Payload
 
@@ -46,6 +47,8 @@ class DefineOp(Message, frozen=True):
         default_dtype: The default dtype of the program.
         is_learned: Whether the program asks for the layouts of the result (`DescribeResult`); ``returns`` is the largest number
             of tensors in it.
+        wholes: The shapes, strides and dtypes of the result of an operation on sharded tensors, if the program knows them: each
+            rank would find them out by itself, at the cost of half a search for torch's rule.
     """
 
     name: str
@@ -58,6 +61,7 @@ class DefineOp(Message, frozen=True):
     changed: list[int]
     default_dtype: str = "float32"
     is_learned: bool = False
+    wholes: Wholes | None = None
 
 
 class DefineFunction(Message, frozen=True):

@@ -28,13 +28,28 @@ from typing import Any, NamedTuple
 
 from monarch_kernel.errors import Failure
 
-__all__ = ["DROP", "FORGET", "FREE", "MemoryUse", "PackedTensor", "Poison", "Slot", "TensorLayout", "count_holes"]
+__all__ = [
+    "DROP",
+    "FORGET",
+    "FREE",
+    "MemoryUse",
+    "PackedTensor",
+    "Poison",
+    "Slot",
+    "TensorLayout",
+    "Wholes",
+    "count_holes",
+]
 
 FREE = -1
 FORGET = -2
 DROP = -3
 
 Template = list[Any]
+
+Wholes = tuple[str, list[tuple[tuple[int, ...], tuple[int, ...], str] | None]]
+"""What an operation on the wholes of sharded tensors returns: ``tensor``, ``tuple`` or ``list``, and for each part its shape,
+its stride and its dtype; None if it is no tensor."""
 
 
 class Poison(NamedTuple):

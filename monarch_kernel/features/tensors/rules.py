@@ -22,13 +22,15 @@ knows such copies: a write to one of them is also done in the tensor that it is 
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from monarch_kernel.features.tensors.parts import is_sharded
 from monarch_kernel.features.tensors.placing import as_whole, is_laid_otherwise, replicate, whole_of, write_whole
-from monarch_kernel.features.tensors.records import Poison
+from monarch_kernel.features.tensors.records import Poison, Wholes
 from monarch_kernel.features.tensors.samples import (
     BY_SAMPLE,
     MEAN,
@@ -97,12 +99,14 @@ class ShardedOp:
 
     Args:
         op: The operation.
+        wholes: Its results, as far as the program knows them.
     """
 
-    __slots__ = ("_do", "_op")
+    __slots__ = ("_do", "_op", "_wholes")
 
-    def __init__(self, op: Any) -> None:
+    def __init__(self, op: Any, wholes: Wholes | None = None) -> None:
         self._op = op
+        self._wholes = wholes
         self._do: Do | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +122,8 @@ class ShardedOp:
         if not any(is_sharded(each) for each in _leaves(args, kwargs)):
             self._do = self._op
             return self._op(*args, **kwargs)
-        do = _chosen(self._op, args, kwargs)
+        with _known(self._op, self._wholes):
+            do = _chosen(self._op, args, kwargs)
         result = do(*args, **kwargs)
         if _is_new(self._op) and any(is_laid_otherwise(each) for each in _leaves((result,), {})):
             do, result = functools.partial(_laid_out, do), as_whole(result)
@@ -272,6 +277,39 @@ def _by_rule(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     if is_view:
         return functools.partial(_as_view, op, op) if found.needs_redistribute else functools.partial(_sharing, op)
     return functools.partial(_unmasked, op)
+
+
+@contextmanager
+def _known(op: Any, wholes: Wholes | None) -> Iterator[None]:
+    """Context in which torch need not run an operation on fake tensors to find the shapes of its results."""
+    from torch.distributed.tensor import DTensor
+
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
+    find = getattr(type(propagator), "_propagate_tensor_meta_non_cached", None)
+    if wholes is None or find is None:
+        yield
+        return
+    found, thread = _metas(wholes), threading.get_ident()
+    propagator._propagate_tensor_meta_non_cached = lambda schema: (
+        found if schema.op is op and threading.get_ident() == thread else find(propagator, schema)
+    )
+    try:
+        yield
+    finally:
+        del propagator._propagate_tensor_meta_non_cached
+
+
+def _metas(wholes: Wholes) -> Any:
+    """Results in the words of torch's rules."""
+    import torch
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+    kind, parts = wholes
+    made = [
+        None if each is None else TensorMeta(torch.Size(each[0]), tuple(each[1]), getattr(torch, each[2]))
+        for each in parts
+    ]
+    return made[0] if kind == "tensor" else tuple(made) if kind == "tuple" else made
 
 
 def _rule(propagator: Any, schema: Any) -> Any:

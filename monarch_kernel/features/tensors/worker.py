@@ -50,6 +50,7 @@ from monarch_kernel.features.tensors.records import (
     PackedTensor,
     Poison,
     TensorLayout,
+    Wholes,
 )
 from monarch_kernel.features.tensors.rules import ShardedOp
 from monarch_kernel.features.tensors.sharding import sharded_ops
@@ -201,7 +202,8 @@ class Interpreter:
 
     def define(self, message: DefineOp) -> None:
         """Take the definition of an entry."""
-        self._entries.setdefault(message.target, {})[message.entry] = Entry(message, self._function(message.name))
+        function = self._function(message.name, message.wholes)
+        self._entries.setdefault(message.target, {})[message.entry] = Entry(message, function)
 
     def define_block(self, message: DefineBlock) -> None:
         """Take the definition of a block."""
@@ -307,7 +309,7 @@ class Interpreter:
                 storages[storage.data_ptr()] = storage.nbytes()
         return MemoryUse(len(self.tensors), sum(storages.values()))
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def _function(self, name: str, wholes: Wholes | None) -> Callable[..., Any]:
         if name in self._own:
             return self._own[name]
         import torch
@@ -322,7 +324,9 @@ class Interpreter:
             )
         # No sharded tensor can be there before this module is loaded.
         is_sharded = "torch.distributed.tensor" in sys.modules
-        do = ShardedOp(found) if is_sharded else getattr(found, "_op", found)  # what it calls, without a call between
+        do = (
+            ShardedOp(found, wholes) if is_sharded else getattr(found, "_op", found)
+        )  # what it calls, without a call between
         return _with_gradients_enabled(do) if name in _FOR_BACKWARD else do
 
     def _control(self, words: Sequence[int], position: int, entries: dict[int, AnyEntry]) -> int:
