@@ -58,7 +58,8 @@ class InProcess:
         self.items: list[Callable[[float], list[Any]]] = []
         self.messages: list[Any] = []
         self.on_wait: Callable[[], object] = lambda: None
-        self._extension = TensorExtension(SimpleNamespace(to_rank=self._to_rank, ranks={}))  # type: ignore[arg-type]
+        self._core = SimpleNamespace(to_rank=self._to_rank, ranks={}, n_sent=0)
+        self._extension = TensorExtension(self._core)  # type: ignore[arg-type]
         self.stream = OpStream(self)  # type: ignore[arg-type]
         extent = Extent({"r": n})
         self.mesh: Any = Mesh(
@@ -126,7 +127,12 @@ class InProcess:
     def tell(self, procs: Sequence[int], packed: Packed) -> None:
         for prepare in self.before_requests:
             prepare()
-        self.enter(lambda now: [Send(str(proc).encode(), packed) for proc in procs])
+
+        def item(now: float) -> list[Any]:
+            self._core.n_sent += 1
+            return [Send(str(proc).encode(), packed) for proc in procs]
+
+        self.enter(item)
 
     def request(
         self, procs: Sequence[int], make: Callable[[int], Packed], description: str, finish: Any, quiet: bool = False
@@ -134,6 +140,7 @@ class InProcess:
         for prepare in self.before_requests:
             prepare()
         self.go()
+        self._core.n_sent += 1
         answers: list[Answer] = []
         for proc in procs:
             payload, frames = dump(self._deliver(proc, make(1)))

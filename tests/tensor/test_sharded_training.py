@@ -10,12 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from monarch_kernel.actor import ProcMesh
+from monarch_kernel.actor import Actor, ProcMesh, endpoint
 from monarch_kernel.tensor import Replicate, Shard, record
+from monarch_kernel.tensor.reading import values
 
 PROCS = {"dp": 2, "tp": 2}
 
 pytestmark = pytest.mark.usefixtures("tensors_dropped")
+
+
+class Collectives(Actor):
+    """Counts them."""
+
+    @endpoint
+    def count(self) -> int:
+        """Return the number of collectives that this process has started."""
+        groups: Any = torch.distributed.distributed_c10d._world.pg_map
+        return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
 def test_a_product_is_placed_as_torch_places_it_and_an_mlp_trains_like_a_plain_one(procs: ProcMesh) -> None:
@@ -73,3 +84,47 @@ def test_an_optimizer_steps_outside_of_a_recorded_backward_pass(procs: ProcMesh)
             losses[-1].append(step(batch).item())
             optimizer.step()
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_addends_are_added_up_once_until_something_else_can_change_them(procs: ProcMesh) -> None:
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    there, plain = procs.shard(x, dp=Shard(0)), x.sum(0)
+    ranks = procs.spawn("collectives", Collectives)
+
+    def count() -> int:
+        values(procs, there)  # all ranks have done what was issued
+        [found] = set(ranks.count.call().get().values())
+        return found
+
+    @record
+    def thrice(x: Any) -> Any:
+        sums = x.sum(0)
+        return sums.square(), sums.abs(), sums.exp()
+
+    for _ in range(2):
+        thrice(there)
+    before = count()
+    found = thrice(there)
+    assert count() - before == 1
+    for mine, its in zip(found, (plain.square(), plain.abs(), plain.exp())):
+        torch.testing.assert_close(mine.full_tensor(), its, atol=1e-4, rtol=1e-4)
+
+    changes: list[tuple[int, Any]] = [
+        (1, lambda sums: ranks.count.call().get()),
+        (2, lambda sums: sums.mul_(2)),
+        (2, lambda sums: sums.view(2, 3).mul_(2)),
+        (2, lambda sums: sums.local().mul_(2)),
+    ]
+    for factor, change in changes:
+        for _ in range(2):  # all is learned in the first turn
+            sums = there.sum(0)
+            assert "dp=Partial(sum)" in repr(sums)
+            before = count()
+            first = sums.square()
+            change(sums)
+            second = sums.abs()
+            after = count()
+        assert after - before == 2
+        torch.testing.assert_close(first.full_tensor(), plain.square(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(second.full_tensor(), (factor * plain).abs(), atol=1e-4, rtol=1e-4)
+    ranks.stop().get()

@@ -23,6 +23,7 @@ from monarch_kernel.features.tensors.messages import DefineCall
 from monarch_kernel.features.tensors.parts import is_sharded
 from monarch_kernel.features.tensors.records import Poison, Slot, TensorLayout
 from monarch_kernel.features.tensors.rules import keep_memory
+from monarch_kernel.features.tensors.sums import SUMS
 from monarch_kernel.net.wire.codec import Frame, load
 from monarch_kernel.net.wire.messages import Payload
 
@@ -115,7 +116,7 @@ class CallEntry:
             raise LookupError("an argument is lost")
         args, kwargs = _with_tensors((self._args, self._kwargs), tensors)
         try:
-            with self._calling(), torch.enable_grad():
+            with SUMS.off(), self._calling(), torch.enable_grad():
                 result = self._function(*args, **kwargs)
         except KeyboardInterrupt as error:
             raise RuntimeError(f"{self._name} was interrupted") from error

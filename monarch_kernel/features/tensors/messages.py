@@ -126,12 +126,14 @@ class RunOps(Message, frozen=True):
         floats: Numbers that are arguments, in the order of the records; floats of 64 bits.
         first: The number of the first operation in the session.
         target: The group of ranks that the batch is for, to which `OpsDone` refers.
+        follows: Whether the ranks were sent nothing else by the program since the batch before, which was for the same ones.
     """
 
     words: bytes
     floats: bytes
     first: int
     target: int
+    follows: bool
 
 
 class PutTensor(Message, frozen=True):

@@ -40,6 +40,7 @@ from monarch_kernel.features.tensors.samples import (
     nll_loss,
     nll_loss_backward,
 )
+from monarch_kernel.features.tensors.sums import SUMS
 
 __all__ = ["ShardedOp", "keep_memory", "note_write", "on_whole"]
 
@@ -159,6 +160,7 @@ _REDUCTIONS = frozenset(("sum", "nansum", "mean", "amax", "amin", "std", "var", 
 
 def _chosen(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
     """Decide how to do an operation for arguments that are placed so."""
+    SUMS.install()
     base = op._schema.name.partition("::")[2]
     is_reduction = base in _REDUCTIONS and is_sharded(args[0]) and args[0].dim()
     if is_reduction and any(each == [] for each in (*args[1:], kwargs.get("dim"))):
@@ -554,7 +556,8 @@ def _as_view(op: Any, do: Do, *args: Any, **kwargs: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
     source, rest = args[0], args[1:]
-    result = do(*args, **kwargs)
+    with SUMS.off():
+        result = do(*args, **kwargs)
     memory = _memory_of(source)
     for place, part in _parts_of(result):
 
@@ -578,7 +581,8 @@ def _noting_writes(op: Any, do: Do, *args: Any, **kwargs: Any) -> Any:
 
 
 def note_write(tensor: Any) -> None:
-    """Bring views that are copies up to date after a write to a tensor."""
+    """Bring views that are copies up to date after a write to a tensor, and forget a sum of what was there."""
+    SUMS.note_write(tensor)
     memory = getattr(tensor, "_monarch_memory", None)
     if memory is not None:
         memory.write_back().refresh()

@@ -169,8 +169,9 @@ class Batch:
         self._is_sent = True
         batch = list(self.definitions)
         if self.words:
+            follows = stream.follows(self.target)
             batch.append(
-                pack(RunOps(self.words.tobytes(), self.floats.tobytes(), self.first, self.target.number)),
+                pack(RunOps(self.words.tobytes(), self.floats.tobytes(), self.first, self.target.number, follows)),
             )
         core = self._extension.core
         living = [proc for proc in self.target.procs if proc not in self.target.lost]
@@ -203,6 +204,7 @@ class OpStream:
         self.view: Callable[[Sequence[int]], TensorsView | None] = lambda procs: None
         self._next_entry = 0
         self._seen_at = -math.inf
+        self._sent: tuple[Target | None, int] = (None, 0)  # the target of the last batch, and what was sent before it
         self._targets: list[Target] = []
         self._extension = runtime.extension(TensorExtension)
         self._extension.listener = self
@@ -350,6 +352,11 @@ class OpStream:
             self.runtime.wait(waiter, None)
 
     # -- on the I/O thread
+
+    def follows(self, target: Target) -> bool:
+        """Whether a batch that is sent now comes right after another one, for the same ranks."""
+        before, self._sent = self._sent, (target, self._extension.core.n_sent)
+        return before == self._sent
 
     def ops_done(self, proc: int, target: int, count: int) -> None:
         if target < len(self._targets):

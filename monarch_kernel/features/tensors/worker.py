@@ -54,6 +54,7 @@ from monarch_kernel.features.tensors.records import (
 )
 from monarch_kernel.features.tensors.rules import ShardedOp
 from monarch_kernel.features.tensors.sharding import sharded_ops
+from monarch_kernel.features.tensors.sums import SUMS
 from monarch_kernel.net.wire.codec import Frame, dump, encode_plain, load, pack, replace
 from monarch_kernel.net.wire.messages import Message
 from monarch_kernel.runtime.diagnostics.failures import describe
@@ -243,7 +244,7 @@ class Interpreter:
         entries = self._entries.setdefault(message.target, {})
         position = used = 0
         op, end = message.first, len(words)
-        with torch.no_grad():
+        with torch.no_grad(), SUMS.kept(message.follows):
             while position < end:
                 number = words[position]
                 if number < 0:

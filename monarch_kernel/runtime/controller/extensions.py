@@ -49,6 +49,11 @@ class Core(Protocol):
 
     dropped_messages: int
 
+    @property
+    def n_sent(self) -> int:
+        """The number of requests and messages to ranks that the program has made."""
+        ...
+
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""
         ...

@@ -152,6 +152,11 @@ class State:
 
     # -- for extensions
 
+    @property
+    def n_sent(self) -> int:
+        """The number of requests and messages to ranks that the program has made."""
+        return self.requests.n_sent
+
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""
         return [proc for proc, rank in self.ranks.items() if id in rank.open_requests]

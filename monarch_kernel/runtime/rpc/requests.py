@@ -162,11 +162,13 @@ class Requests:
 
     Attributes:
         dead: The numbers of the recipients that have ended; the owner keeps it true.
+        n_sent: The number of requests and messages that it has sent.
         respawn_log: The actors that this process has spawned.
     """
 
     def __init__(self, recipients: Mapping[int, Recipient]) -> None:
         self.dead: set[int] = set()
+        self.n_sent = 0
         self.respawn_log = RespawnLog()
         self._recipients = recipients
         self._pending: dict[int, Pending] = {}
@@ -241,6 +243,7 @@ class Requests:
             return [Resolve(id, [], True)]
         if spawned is not None:
             self.respawn_log.add(spawned[0], procs, description, spawned[1], id)
+        self.n_sent += 1
         self._pending[id] = Pending(procs, quiet=quiet, is_cell=is_cell, keepers=keepers)
         effects: list[Send | Resolve] = []
         for proc, message in zip(procs, repeat(packed) if isinstance(packed, Packed) else packed):
@@ -261,6 +264,7 @@ class Requests:
 
     def tell(self, procs: Sequence[int], packed: Packed) -> list[Send]:
         """Send processes a message that has no answer."""
+        self.n_sent += 1
         return [effect for proc in procs for effect in self._recipients[proc].send(packed)]
 
     def tell_waiting(self, id: int, packed: Packed) -> list[Send]:

@@ -45,6 +45,25 @@ def test_a_batch_takes_operations_until_it_is_sent(held: InProcess) -> None:
     assert kinds(held) == ["RunOps", "RunOps"]
 
 
+def test_a_batch_knows_whether_anything_came_before_it_since_the_last_one(held: InProcess) -> None:
+    def step() -> None:
+        x.add_(1)
+        held.go()
+
+    with activated(held.device):
+        x = torch.zeros(1)
+    step()
+    step()
+    held.tell([0], pack(Ping(5)))
+    step()
+    step()
+    inspect(x)
+    step()
+    step()
+    batches = [message for message in held.messages if isinstance(message, RunOps)]
+    assert [each.follows for each in batches] == [False, True, False, True, False, True]
+
+
 def test_what_is_submitted_later_comes_later(held: InProcess) -> None:
     with activated(held.device):
         x = torch.zeros(1)

@@ -31,7 +31,7 @@ def define(
 
 
 def run(interpreter: Interpreter, *words: int, floats: tuple[float, ...] = (), first: int = 0) -> int:
-    return interpreter.run(RunOps(array("q", words).tobytes(), array("d", floats).tobytes(), first, 0))
+    return interpreter.run(RunOps(array("q", words).tobytes(), array("d", floats).tobytes(), first, 0, False))
 
 
 @pytest.fixture
