@@ -33,7 +33,7 @@ class EarlierInstances:
         self._meshes = meshes
         self._before: list[dict[str, type]] = []  # of the running cell, and of cells that it runs
         self._earlier: list[weakref.ref[type]] = []
-        self._told: dict[str, int] = {}  # variable -> id of its value
+        self._told: dict[str, int] = {}  # how code refers to an instance -> its id
 
     def install(self) -> None:
         """Follow the cells from now on."""
@@ -64,7 +64,7 @@ class EarlierInstances:
             return
         self._earlier = [ref for ref in self._earlier if ref() is not None]
         for name, found in instances_of([earlier for ref in self._earlier if (earlier := ref())], namespace).items():
-            news = [each for each in found if self._told.get(each) != id(namespace[each])]
+            news = {text: id(each) for text, each in found.items() if self._told.get(text) != id(each)}
             if news:
-                self._told.update((each, id(namespace[each])) for each in news)
-                print(text_about(news, name), file=sys.stderr)
+                self._told.update(news)
+                print(text_about([*news], name), file=sys.stderr)

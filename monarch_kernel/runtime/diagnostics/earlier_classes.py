@@ -5,6 +5,7 @@ It reads namespaces and frames, and calls no code of the user.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -21,6 +22,7 @@ __all__ = [
 
 _MAX_NAMES = 4
 _MAX_LOOKED_AT = 10_000
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
 
 
 def classes_to_be_redefined(units: Iterable[CodeType], namespace: Mapping[str, Any]) -> dict[str, type]:
@@ -40,15 +42,37 @@ def classes_named(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[st
     return {name: kind for name, kind in known if isinstance(kind, type) and _is_of_cell(kind)}
 
 
-def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the variables that are instances of some classes, by the name of the class."""
+def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the instances of some classes among variables and the elements of their lists, tuples, sets and dicts.
+
+    Returns:
+        By the name of the class: the instances, by how code refers to them, such as ``cfg`` and ``cfgs[0]``.
+    """
     ids = {id(kind) for kind in earlier}
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, Any]] = {}
     if ids and len(namespace) <= _MAX_LOOKED_AT:
-        for key, value in list(namespace.items()):
-            if id(type(value)) in ids and not key.startswith("_"):
-                found.setdefault(type(value).__name__, []).append(key)
+        for text, value in itertools.islice(_values(namespace), _MAX_LOOKED_AT):
+            if id(type(value)) in ids:
+                found.setdefault(type(value).__name__, {})[text] = value
     return found
+
+
+def _values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield variables, then the elements of those that are containers of exactly Python's own types."""
+    variables = [(name, value) for name, value in list(namespace.items()) if not name.startswith("_")]
+    yield from variables
+    for name, value in variables:
+        kind = type(value)
+        if kind not in _CONTAINERS or len(value) > _MAX_LOOKED_AT:
+            continue
+        if kind is list or kind is tuple:
+            yield from ((f"{name}[{index}]", each) for index, each in enumerate(tuple(value)))
+        elif kind is dict:
+            for key, each in list(value.items()):
+                yield f"a key of {name}", key
+                yield (f"{name}[{key!r}]" if type(key) in (str, int) else f"a value of {name}"), each
+        else:
+            yield from ((f"an element of {name}", each) for each in tuple(value))
 
 
 def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> str:
@@ -63,7 +87,7 @@ def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> 
         new = namespace.get(name)
         if new is earlier or not issubclass(type(new), type):
             continue
-        lines += [text_about(found, name) for found in instances_of([earlier], namespace).values()]
+        lines += [text_about([*found], name) for found in instances_of([earlier], namespace).values()]
     return "\n".join(lines)
 
 
@@ -111,5 +135,6 @@ def text_about(names: list[str], kind: str) -> str:
     shown = ", ".join(names[:_MAX_NAMES]) + more
     are = f"{shown} is an instance" if len(names) == 1 else f"{shown} are instances"
     them = "it" if len(names) == 1 else "them"
-    is_false = f"isinstance({names[0]}, {kind}) is False"
+    first = "it" if names[0].startswith(("a ", "an ")) else names[0]
+    is_false = f"isinstance({first}, {kind}) is False"
     return f"{are} of an earlier class {kind}, which a cell has defined again: {is_false}; make {them} again"

@@ -41,6 +41,25 @@ def test_variables_that_are_left_are_named(main: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("[0, Cfg()]", "kept[1] is an instance of an earlier class Cfg, {again}: isinstance(kept[1], Cfg) is False;"),
+        ("(Cfg(), Cfg())", "kept[0], kept[1] are instances of an earlier class Cfg, {again}: isinstance(kept[0], Cfg) is"),
+        ("{'a': Cfg()}", "kept['a'] is an instance of"),
+        ("{(1, 2): Cfg()}", "a value of kept is an instance of an earlier class Cfg, {again}: isinstance(it, Cfg) is False;"),
+        ("{Cfg(): 1}", "a key of kept is an instance of"),
+        ("{Cfg()}", "an element of kept is an instance of"),
+        ("type('Bag', (list,), {})([Cfg()])", ""),  # it may run code of the user
+    ],
+)
+def test_elements_that_are_left_are_named(main: dict[str, Any], value: str, text: str) -> None:
+    run(main, f"del old\nkept = {value}")
+    said = run(main, "class Cfg: pass")
+    expected = text.format(again="which a cell has defined again")
+    assert said.startswith(expected) if text else not said
+
+
+@pytest.mark.parametrize(
     "code",
     [
         "class Cfg: pass\nold = Cfg()",
