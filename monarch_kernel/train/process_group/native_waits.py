@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, wraps
@@ -100,6 +100,14 @@ class NativeWaits:
         """For how long a thread has been in a wait, in seconds; 0 if it is in none."""
         wait = self._waits.get(thread)
         return 0.0 if wait is None else max(1e-9, time.monotonic() - wait.started)
+
+    def oldest_s(self, others: Collection[int] = ()) -> float:
+        """Return the age of the oldest wait that none of these threads is in; 0 if there is none.
+
+        Waits for keys of a store do not count: a thread may wait for them in the background for as long as the process lives.
+        """
+        waits = [wait for thread, wait in list(self._waits.items()) if thread not in others and not wait.what]
+        return max((max(1e-9, time.monotonic() - wait.started) for wait in waits), default=0.0)
 
     def end_key_wait(self, thread: int) -> bool:
         """Make a thread raise an error if it waits for keys of a store of the user's.

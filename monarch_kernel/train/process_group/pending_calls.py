@@ -52,12 +52,16 @@ class PendingCalls:
         self._recorder.since_ns = time_ns
 
     def oldest_s(self, others: Collection[int]) -> float:
-        """Age in seconds of the oldest pending collective that none of these threads has started; 0 if there is none."""
+        """Age in seconds of the oldest pending collective that none of these threads has started; 0 if there is none.
+
+        A wait that the flight recorder does not have counts, too, such as that of a thread of the user in a ``recv``.
+        """
         pending = (entry for entry in self._recorder.entries() if not entry["retired"])
         oldest = min(
             (each["time_created_ns"] for each in pending if int(each["thread_id"]) not in others), default=None
         )
-        return 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+        recorded_s = 0.0 if oldest is None else max(1e-9, (time.time_ns() - oldest) / 1e9)
+        return max(recorded_s, self._waits.oldest_s(others))
 
     def waits_s(self, thread: int) -> float:
         """For how long a thread, given by its `threading.get_ident`, has been in a call of torch.distributed; 0 if in none."""

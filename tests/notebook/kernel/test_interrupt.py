@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(120)
 BOUND_S = 2.0
 GO = "print('go', flush=True)\n"
 REDUCE = "import torch, torch.distributed as dist\nx = torch.ones(1); dist.all_reduce(x); x.item()"
+POOL = "from concurrent.futures import ThreadPoolExecutor\n"
 
 
 def start(notebook: Notebook, code: str, selector: str = "t", n: int = 2) -> Cell:
@@ -121,8 +122,9 @@ def test_an_interrupt_names_the_error_of_a_failed_rank_in_brief(
         "dist.irecv(torch.ones(1), 1 - rank).wait()",
         "dist.recv_object_list([None], 1 - rank)",
         "time.sleep(600) if rank else dist.monitored_barrier()",
+        f"{POOL}with ThreadPoolExecutor(1) as pool: pool.submit(dist.recv, torch.ones(1), 1 - rank).result()",
     ],
-    ids=["recv", "irecv", "recv_object_list", "monitored_barrier"],
+    ids=["recv", "irecv", "recv_object_list", "monitored_barrier", "pool"],
 )
 def test_an_interrupt_releases_ranks_that_wait_for_each_other(
     notebook: Notebook, call: str, interrupted: Callable[..., Cell]
