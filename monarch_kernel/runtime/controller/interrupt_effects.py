@@ -28,6 +28,9 @@ STOP_S = 0.6
 
 _MAX_EFFECTS = 4
 
+_UNTIL_POOLS_STOP_S = (0.05, 0.1, 0.15)
+"""Pauses between the questions whether work in thread pools has stopped, in seconds."""
+
 WaitingFor = Callable[[PendingFuture], Sequence[int]]
 
 
@@ -93,7 +96,12 @@ def _effect(client: Client, futures: Sequence[PendingFuture], waiting_for: Waiti
     head = f"the wait{_for(futures)} was interrupted"
     parts = [_goes_on(client, future, waiting_for) for future in futures if not future.done()]
     if all(future.done() for future in futures):  # some perhaps while their ranks were asked
-        in_pools = list(filter(None, (_left_in_pools(client, future) for future in futures[:_MAX_EFFECTS])))
+        in_pools = _left_in_pools(client, futures)
+        for pause_s in _UNTIL_POOLS_STOP_S:  # an abort of process groups ends a collective in a pool after the call
+            if not in_pools:
+                break
+            client.wait(Waiter(), pause_s)
+            in_pools = _left_in_pools(client, futures)
         return "; ".join([head, *in_pools]) if in_pools else f"{head}, and so is what the ranks run for it"
     parts = list(filter(None, parts))
     return "; ".join([head, *parts[:_MAX_EFFECTS]]) if parts else MAY_GO_ON
@@ -116,10 +124,11 @@ def _goes_on(client: Client, future: PendingFuture, waiting_for: WaitingFor) -> 
     return goes_on_text(future, by_rank(future, still, [answers[proc] for proc in still]))
 
 
-def _left_in_pools(client: Client, future: PendingFuture) -> str:
-    if not (future.id and future.description):
-        return ""
-    return left_in_pools(future, by_rank(future, future.procs, _ask(client, future.procs)))
+def _left_in_pools(client: Client, futures: Sequence[PendingFuture]) -> list[str]:
+    """Describe what calls that have ended have left in thread pools."""
+    named = [future for future in futures[:_MAX_EFFECTS] if future.id and future.description]
+    left = (left_in_pools(each, by_rank(each, each.procs, _ask(client, each.procs))) for each in named)
+    return list(filter(None, left))
 
 
 def _ask(client: Client, procs: Sequence[int]) -> list[Doing | Failure]:

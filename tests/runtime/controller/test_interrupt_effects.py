@@ -89,6 +89,21 @@ def test_what_a_call_has_left_in_a_thread_pool_is_named() -> None:
     )
 
 
+def test_work_in_a_thread_pool_that_stops_directly_after_the_call_does_not_go_on() -> None:
+    """Such as a collective, which the abort of its process group ends at the same time as the call."""
+
+    class Stopping(Ranks):
+        def ask(self, procs: Sequence[int], message: object, read: object) -> Any:
+            answers = super().ask(procs, message, read)
+            if "interrupted" in self.said:
+                self.left = ()
+            return answers
+
+    ranks = Stopping(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2))
+    ranks.left = (Activity(7, f"actor a{IN_POOL}", (LINE,)),)
+    assert ranks.effect() == STOPPED
+
+
 def test_a_call_that_has_answered_does_not_go_on_where_a_rank_is_about_to_leave_it() -> None:
     ranks = Ranks(in_sum(0, 0.5), in_sum(1, 0.5), Doing(rank=2))
     ranks.left = (Activity(7, "actor a", (LINE,), "time.sleep(s)"),)
