@@ -115,6 +115,13 @@ def test_an_interrupt_names_the_error_of_a_failed_rank_in_brief(
     assert "zzz" not in said
 
 
+def test_a_cell_that_raises_keyboard_interrupt_was_not_interrupted_on_request(notebook: Notebook) -> None:
+    cell = notebook.run("%%remote\nif rank: raise KeyboardInterrupt")
+    assert cell.ename == "RemoteError"
+    assert "[1] KeyboardInterrupt\n" in cell.error
+    assert "----> 2 if rank: raise KeyboardInterrupt" in cell.error
+
+
 @pytest.mark.parametrize(
     "call",
     [
