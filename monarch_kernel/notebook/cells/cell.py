@@ -245,7 +245,7 @@ class RemoteCell:
             self._early.tell(self.way_out, now)
         elif self._early.is_due(now):
             self._ends_early = True
-            self._progress = InterruptProgress(self._lane.mesh, "stopped by --fail-fast", self._interrupt, now)
+            self._begin_interrupt("stopped by --fail-fast", now)
 
     def _restart_watches(self, now: float) -> None:
         self._early = EarlyFailures(self.mesh, self.number, self._say)
@@ -279,14 +279,18 @@ class RemoteCell:
         elif self._progress is not None:
             self._progress.again(now)
         elif self._future is not None:
-            self._progress = InterruptProgress(self._lane.mesh, reason, self._interrupt, now)
+            self._begin_interrupt(reason, now)
 
     def note_stop(self, reason: str) -> None:
         """Note that its ranks are interrupted by other means, so that the cell ends as an interrupted cell."""
         if self.stage == "running" and self._progress is None:
-            self._progress = InterruptProgress(self._lane.mesh, reason, self._interrupt, time.monotonic(), is_sent=True)
+            self._begin_interrupt(reason, time.monotonic(), is_sent=True)
         elif self.stage != "running":
             self.stop(reason)
+
+    def _begin_interrupt(self, reason: str, now: float, *, is_sent: bool = False) -> None:
+        ended = self.ranks.difference(self.busy_ranks())
+        self._progress = InterruptProgress(self._lane.mesh, reason, self._interrupt, now, is_sent=is_sent, ended=ended)
 
     def _interrupt(self, abort: bool) -> None:
         if self._future is not None:

@@ -59,6 +59,10 @@ class InterruptProgress:
         now: the time.
         abort: whether the first interrupt aborts process groups, too.
         is_sent: whether the first interrupt has been sent already.
+        ended: the ranks on which the work had ended before the interrupt.
+
+    Attributes:
+        ended: as given.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class InterruptProgress:
         *,
         abort: bool = False,
         is_sent: bool = False,
+        ended: Collection[int] = (),
     ) -> None:
         self.mesh = mesh
+        self.ended = frozenset(ended)
         self.why = why
         self.aborts = abort
         self._interrupt = interrupt
@@ -256,9 +262,11 @@ def describe_interrupt(progress: InterruptProgress, ranks: Sequence[int], answer
         if answer is None:
             outcome.stuck.append(rank)
         elif not isinstance(answer, Failure):
-            outcome.finished.append(rank)
+            (outcome.finished if rank in progress.ended else outcome.completed).append(rank)
         elif answer.message == NOT_STARTED:
             outcome.dropped.append(rank)
+        elif answer.kind == "released" and rank in progress.ended:
+            outcome.released.append(rank)
         elif answer.kind in ("interrupted", "released"):
             outcome.stopped.append(rank)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,9 @@ class InterruptOutcome:
         mesh: name of the mesh.
         why: first word of the text, such as ``interrupted``.
         stopped: ranks that stopped and keep their state.
-        finished: ranks that had finished.
+        finished: ranks that had finished before the interrupt.
+        completed: ranks that have finished since.
+        released: ranks that had been released from a collective before the interrupt, because a rank in it died or failed.
         dropped: ranks that still run something else; they never start the interrupted work.
         failed: any other outcome -> ranks.
         stuck: ranks that did not stop.
@@ -40,6 +43,8 @@ class InterruptOutcome:
     why: str = "interrupted"
     stopped: list[int] = field(default_factory=list)
     finished: list[int] = field(default_factory=list)
+    completed: list[int] = field(default_factory=list)
+    released: list[int] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     failed: dict[str, list[int]] = field(default_factory=dict)
     stuck: list[int] = field(default_factory=list)
@@ -63,7 +68,14 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
         parts = [f"{outcome.why} on {format_ranks(outcome.stopped)}; {whose} state is kept"]
     if outcome.finished:
         parts.append(f"{format_ranks(outcome.finished)} had finished")
+    if outcome.completed:
+        whose = "its" if len(outcome.completed) == 1 else "their"
+        parts.append(f"{format_ranks(outcome.completed)} ran to {whose} end")
     parts += [f"{format_ranks(ranks)} {plain(what)}" for what, ranks in outcome.failed.items()]
+    if outcome.released:
+        needed = format_ranks(sorted(itertools.chain.from_iterable(outcome.failed.values()))) or "another rank"
+        were = "was" if len(outcome.released) == 1 else "were"
+        parts.append(f"{format_ranks(outcome.released)} needed {needed} in a collective and {were} released")
     if outcome.dropped:
         verb = "runs" if len(outcome.dropped) == 1 else "run"
         parts.append(f"{format_ranks(outcome.dropped)} had not started it and still {verb} earlier work")

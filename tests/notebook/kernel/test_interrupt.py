@@ -115,6 +115,28 @@ def test_an_interrupt_names_the_error_of_a_failed_rank_in_brief(
     assert "zzz" not in said
 
 
+def test_ranks_that_a_death_has_released_were_not_interrupted(bare: Notebook, interrupted: Callable[..., Cell]) -> None:
+    bare.ok("%mesh up u -n 3 --device cpu")
+    cell = bare.send(
+        "%%remote u\nimport os, time, torch.distributed as dist\n"
+        "if rank == 0: os._exit(5)\nif rank == 2: time.sleep(600)\ndist.barrier()"
+    )
+    cell.wait_for(lambda cell: "[2] goes on" in cell.stderr)
+    said = interrupted(bare, cell).evalue
+    assert said.startswith("interrupted on [2]; its state is kept; [0] lost: RankDied: ")
+    assert said.endswith("; [1] needed [0] in a collective and was released")
+
+
+def test_a_rank_that_completes_the_cell_after_an_interrupt_had_not_finished(
+    notebook: Notebook, interrupted: Callable[..., Cell]
+) -> None:
+    cell = start(
+        notebook,
+        f"import time\n{GO}try: time.sleep(600)\nexcept KeyboardInterrupt:\n    if rank: raise",
+    )
+    assert interrupted(notebook, cell).evalue == "interrupted on [1]; its state is kept; [0] ran to its end"
+
+
 def test_a_cell_that_raises_keyboard_interrupt_was_not_interrupted_on_request(notebook: Notebook) -> None:
     cell = notebook.run("%%remote\nif rank: raise KeyboardInterrupt")
     assert cell.ename == "RemoteError"

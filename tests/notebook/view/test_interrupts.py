@@ -20,6 +20,14 @@ def test_some_finished_and_some_failed() -> None:
     )
 
 
+def test_the_text_says_what_ranks_did_that_were_not_interrupted() -> None:
+    outcome = InterruptOutcome("t", stopped=[2], finished=[4], completed=[0], released=[3], failed={"lost: died": [1]})
+    assert interrupt_text(outcome) == (
+        "interrupted on [2]; its state is kept; [4] had finished; [0] ran to its end; [1] lost: died; "
+        "[3] needed [1] in a collective and was released"
+    )
+
+
 def test_stuck_ranks_are_shown_with_their_position_and_remedies() -> None:
     outcome = InterruptOutcome(
         "t", stopped=[0], stuck=[1, 2], waited_s=1.84, doing=["[1-2] cell [5], line 2: spin()", "    called from f()"]
