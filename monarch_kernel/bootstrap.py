@@ -33,6 +33,7 @@ __all__ = ["main", "run_light_rank", "run_rank"]
 _FEATURES = (
     "monarch_kernel.runtime.worker.namespace_queries",
     "monarch_kernel.runtime.worker.forked_loaders",
+    "monarch_kernel.runtime.worker.interrupted_loaders",
     "monarch_kernel.runtime.worker.spawned",
     "monarch_kernel.features.debugging.worker",
     "monarch_kernel.features.debugging.dap_worker",

@@ -112,6 +112,27 @@ def test_code_that_an_interrupt_stops(notebook: Notebook, code: str, interrupted
     assert notebook.pids() == pids
 
 
+def test_an_interrupt_reaches_the_workers_of_a_loader_that_it_ends(
+    notebook: Notebook, tmp_path: Path, interrupted: Callable[..., Cell]
+) -> None:
+    """Else torch waits five seconds for each of them, and the next cell for torch."""
+    code = f"""
+import pathlib, time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, i):
+        print("go", flush=True)
+        try: time.sleep(600)
+        except KeyboardInterrupt:
+            (pathlib.Path({str(tmp_path)!r}) / f"{{rank}} {{i}}").touch()
+            raise
+for batch in torch.utils.data.DataLoader(Slow(), num_workers=1): pass
+"""
+    interrupted(notebook, start(notebook, code))
+    assert notebook.ok("%%remote\nrank").plain == "[0] 0\n[1] 1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0 0", "1 0"]
+
+
 IMPORTS_THEN_WAITS = """
 import threading, torch, torch.distributed as dist
 from monarch_kernel.train.process_group.worker import RankGroup
