@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
@@ -22,7 +23,7 @@ __all__ = [
 
 _MAX_NAMES = 4
 _MAX_LOOKED_AT = 10_000
-_CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
+_CONTAINERS = frozenset((list, tuple, deque, dict, defaultdict, OrderedDict, set, frozenset))
 
 
 def classes_to_be_redefined(units: Iterable[CodeType], namespace: Mapping[str, Any]) -> dict[str, type]:
@@ -43,10 +44,10 @@ def classes_named(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[st
 
 
 def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the instances of some classes among variables and the elements of their lists, tuples, sets and dicts.
+    """Return the instances of some classes among variables and in their lists, tuples, sets and dicts, at any depth.
 
     Returns:
-        By the name of the class: the instances, by how code refers to them, such as ``cfg`` and ``cfgs[0]``.
+        By the name of the class: the instances, by how code refers to them, such as ``cfg`` and ``cfgs['a'][0]``.
     """
     ids = {id(kind) for kind in earlier}
     found: dict[str, dict[str, Any]] = {}
@@ -58,21 +59,32 @@ def instances_of(earlier: Iterable[type], namespace: Mapping[str, Any]) -> dict[
 
 
 def _values(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield variables, then the elements of those that are containers of exactly Python's own types."""
+    """Yield variables, then the elements of those that are containers, then the elements of these, and so on."""
     variables = [(name, value) for name, value in list(namespace.items()) if not name.startswith("_")]
     yield from variables
-    for name, value in variables:
-        kind = type(value)
-        if kind not in _CONTAINERS or len(value) > _MAX_LOOKED_AT:
-            continue
-        if kind is list or kind is tuple:
-            yield from ((f"{name}[{index}]", each) for index, each in enumerate(tuple(value)))
-        elif kind is dict:
-            for key, each in list(value.items()):
-                yield f"a key of {name}", key
-                yield (f"{name}[{key!r}]" if type(key) in (str, int) else f"a value of {name}"), each
-        else:
-            yield from ((f"an element of {name}", each) for each in tuple(value))
+    containers = deque((name, value) for name, value in variables if type(value) in _CONTAINERS)
+    seen = {id(value) for _, value in containers}
+    while containers:
+        for name, value in _elements(*containers.popleft()):
+            yield name, value
+            if type(value) in _CONTAINERS and id(value) not in seen and not name.startswith(("a ", "an ")):
+                seen.add(id(value))
+                containers.append((name, value))
+
+
+def _elements(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the elements of a container of exactly one of Python's own types."""
+    kind = type(value)
+    if len(value) > _MAX_LOOKED_AT:
+        return
+    if kind in (list, tuple, deque):
+        yield from ((f"{name}[{index}]", each) for index, each in enumerate(tuple(value)))
+    elif kind in (set, frozenset):
+        yield from ((f"an element of {name}", each) for each in tuple(value))
+    else:
+        for key, each in list(value.items()):
+            yield f"a key of {name}", key
+            yield (f"{name}[{key!r}]" if type(key) in (str, int) else f"a value of {name}"), each
 
 
 def instances_text(before: Mapping[str, type], namespace: Mapping[str, Any]) -> str:

@@ -44,9 +44,19 @@ def test_variables_that_are_left_are_named(main: dict[str, Any]) -> None:
     ("value", "text"),
     [
         ("[0, Cfg()]", "kept[1] is an instance of an earlier class Cfg, {again}: isinstance(kept[1], Cfg) is False;"),
-        ("(Cfg(), Cfg())", "kept[0], kept[1] are instances of an earlier class Cfg, {again}: isinstance(kept[0], Cfg) is"),
+        (
+            "(Cfg(), Cfg())",
+            "kept[0], kept[1] are instances of an earlier class Cfg, {again}: isinstance(kept[0], Cfg) is",
+        ),
         ("{'a': Cfg()}", "kept['a'] is an instance of"),
-        ("{(1, 2): Cfg()}", "a value of kept is an instance of an earlier class Cfg, {again}: isinstance(it, Cfg) is False;"),
+        (
+            "{(1, 2): Cfg()}",
+            "a value of kept is an instance of an earlier class Cfg, {again}: isinstance(it, Cfg) is False;",
+        ),
+        ("{'a': [(0, Cfg())]}", "kept['a'][0][1] is an instance of"),
+        ("__import__('collections').deque([Cfg()])", "kept[0] is an instance of"),
+        ("__import__('collections').defaultdict(list, a=[Cfg()])", "kept['a'][0] is an instance of"),
+        ("(lambda each: (each.append(each), each.append(Cfg()), each)[2])([])", "kept[1] is an instance of"),
         ("{Cfg(): 1}", "a key of kept is an instance of"),
         ("{Cfg()}", "an element of kept is an instance of"),
         ("type('Bag', (list,), {})([Cfg()])", ""),  # it may run code of the user
