@@ -48,6 +48,7 @@ from monarch_kernel.notebook.cells.wait_watch import WaitWatch
 from monarch_kernel.notebook.output.logs import CellMark
 from monarch_kernel.notebook.output.rich import RichSlots
 from monarch_kernel.notebook.syntax.up_arguments import WARN_AFTER_S
+from monarch_kernel.notebook.view.early_failures import brief_headline
 from monarch_kernel.notebook.view.interrupts import restart_text
 from monarch_kernel.notebook.view.stacks import doing_lines
 from monarch_kernel.runtime.rpc.answers import Value
@@ -59,6 +60,7 @@ __all__ = ["CellQueue", "CellStage", "RemoteCell", "run_in_foreground"]
 POLL_S = 0.05
 _WAIT_NOTE_S = 2.0
 _GROUP_TIMEOUT_S = 90.0
+_MAX_CAUSES = 4
 _FINISHED = Value(Payload(), (), {})
 _MARKS = 1_000  # cells that a log can distinguish
 
@@ -402,10 +404,13 @@ class RemoteCell:
         assert future is not None
         if future.done():
             error = future.exception(0)
-            if error is not None:
+            if error is None:
+                self._lane.needs_group = False
+            elif isinstance(error, RanksError) and (not self.mesh.is_whole or len(self.mesh) == 1):
+                self._say(_without_group(self.mesh.name, error))  # the cell may remove the cause, on ranks that have it
+            else:
                 self._fail(error)
                 return
-            self._lane.needs_group = False
             self._send(now)
         elif now >= self._deadline:
             future.cancel()
@@ -503,6 +508,17 @@ class RemoteCell:
         self.stage = "over"
         self._lane.leave(self)
         self.is_over.set()
+
+
+def _without_group(mesh: str, error: RanksError) -> str:
+    """Say why a cell on a part of a mesh runs without a process group."""
+    causes = [
+        f"{format_ranks([point.rank])} {brief_headline(failure)}"
+        for point, failure in error.reports.items()
+        if failure.kind != "released"
+    ]
+    why = "; ".join(causes[:_MAX_CAUSES]) or str(error).partition("\n")[0]
+    return f"the process group of {mesh} could not be formed, and this cell runs without it: {why}"
 
 
 def run_in_foreground(

@@ -79,3 +79,23 @@ def test_a_collective_of_an_actor_that_is_refused_has_the_number_of_its_cell(not
         line = rf"\[{rank}\] all_reduce of {dtype} \(4\), sum: notebook cell \[\d+\], line 13\n"
         assert re.search(line, cell.error), cell.error
     assert "ipykernel_" not in cell.error
+
+
+FULL = """%%remote
+import resource, torch, torch.distributed as dist
+files, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+if rank:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, limits[1]))
+    while True: files.append(open("/dev/null"))
+dist.recv(torch.ones(1), 1)"""
+EMPTY = "%%remote t[1]\nfiles.clear(); resource.setrlimit(resource.RLIMIT_NOFILE, limits); rank"
+
+
+def test_a_cell_on_a_slice_can_remove_what_keeps_the_group_from_being_formed(notebook: Notebook) -> None:
+    """Such as a rank that has no file descriptor left: only code on this rank can close some."""
+    assert "[1] OSError: [Errno 24] Too many open files: '/dev/null'" in notebook.run(FULL).error
+    assert "forming the process group of t failed" in notebook.run(SUM).error
+    part = notebook.ok(EMPTY)
+    assert part.plain == "[1] 1"
+    assert "the process group of t could not be formed, and this cell runs without it: [1] " in part.stderr
+    assert notebook.ok(SUM).stdout == "[0-1] 2\n"
