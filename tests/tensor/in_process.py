@@ -58,8 +58,8 @@ class InProcess:
         self.items: list[Callable[[float], list[Any]]] = []
         self.messages: list[Any] = []
         self.on_wait: Callable[[], object] = lambda: None
-        self._core = SimpleNamespace(to_rank=self._to_rank, ranks={}, n_sent=0)
-        self._extension = TensorExtension(self._core)  # type: ignore[arg-type]
+        self.core = SimpleNamespace(to_rank=self._to_rank, ranks={}, n_sent=0, n_open=0)
+        self._extension = TensorExtension(self.core)  # type: ignore[arg-type]
         self.stream = OpStream(self)  # type: ignore[arg-type]
         extent = Extent({"r": n})
         self.mesh: Any = Mesh(
@@ -129,7 +129,7 @@ class InProcess:
             prepare()
 
         def item(now: float) -> list[Any]:
-            self._core.n_sent += 1
+            self.core.n_sent += 1
             return [Send(str(proc).encode(), packed) for proc in procs]
 
         self.enter(item)
@@ -140,7 +140,7 @@ class InProcess:
         for prepare in self.before_requests:
             prepare()
         self.go()
-        self._core.n_sent += 1
+        self.core.n_sent += 1
         answers: list[Answer] = []
         for proc in procs:
             payload, frames = dump(self._deliver(proc, make(1)))

@@ -114,6 +114,8 @@ def test_addends_are_added_up_once_until_something_else_can_change_them(procs: P
         (2, lambda sums: sums.mul_(2)),
         (2, lambda sums: sums.view(2, 3).mul_(2)),
         (2, lambda sums: sums.local().mul_(2)),
+        (2, lambda sums: sums.view(2, 3).local().mul_(2)),
+        (2, lambda sums: sums.detach().local().mul_(2)),
     ]
     for factor, change in changes:
         for _ in range(2):  # all is learned in the first turn
@@ -128,3 +130,20 @@ def test_addends_are_added_up_once_until_something_else_can_change_them(procs: P
         torch.testing.assert_close(first.full_tensor(), plain.square(), atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(second.full_tensor(), (factor * plain).abs(), atol=1e-4, rtol=1e-4)
     ranks.stop().get()
+
+
+def test_addends_are_added_up_again_after_a_write_through_a_view_that_is_a_copy(procs: ProcMesh) -> None:
+    x = torch.randn(8, 6, 4, generator=torch.Generator().manual_seed(0))
+    there = procs.shard(x, dp=Shard(0), tp=Shard(2))
+    for is_read_through_view in (False, True) * 2:  # all is learned in the first turn
+        plain, sums = x.sum(0), there.sum(0)
+        assert "dp=Partial(sum), tp=Shard(1)" in repr(sums)
+        results = []
+        for each in (plain, sums):
+            copied: Any = each.unsqueeze(0)[:, :, 1:3]  # has elements of other ranks
+            read, written = (copied.transpose(1, 2), each) if is_read_through_view else (each, copied)
+            before = read.square()
+            written.mul_(2)
+            results.append((before, read.exp()))
+        for its, mine in zip(*results):
+            torch.testing.assert_close(mine.full_tensor(), its, atol=1e-4, rtol=1e-4)

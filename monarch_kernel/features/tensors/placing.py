@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch_kernel.features.tensors.parts import is_sharded
+from monarch_kernel.features.tensors.sums import SUMS
 
 __all__ = ["as_whole", "is_laid_otherwise", "redistributed", "replicate", "whole_of", "write_whole"]
 
@@ -57,6 +58,7 @@ def write_whole(tensor: Any, whole: Any) -> None:
     if any(tensor.placements[axis].reduce_op == "sum" and mesh.get_local_rank(axis) for axis in partial):
         part = part.new_zeros(part.shape)
     tensor.to_local().copy_(part)
+    SUMS.note_write(tensor)
 
 
 def as_whole(result: Any) -> Any:

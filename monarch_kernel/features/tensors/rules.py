@@ -42,7 +42,7 @@ from monarch_kernel.features.tensors.samples import (
 )
 from monarch_kernel.features.tensors.sums import SUMS
 
-__all__ = ["ShardedOp", "keep_memory", "note_write", "on_whole"]
+__all__ = ["ShardedOp", "keep_memory", "note_write", "on_whole", "plain_op"]
 
 Do = Callable[..., Any]
 
@@ -103,16 +103,17 @@ class ShardedOp:
         wholes: Its results, as far as the program knows them.
     """
 
-    __slots__ = ("_do", "_op", "_wholes")
+    __slots__ = ("_do", "_op", "_plain", "_wholes")
 
     def __init__(self, op: Any, wholes: Wholes | None = None) -> None:
         self._op = op
+        self._plain = plain_op(op)
         self._wholes = wholes
         self._do: Do | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         do = self._do
-        if do is self._op:
+        if do is self._plain:
             return do(*args, **kwargs)
         if _has_poison(args) or (
             kwargs and _has_poison(kwargs.values())
@@ -121,8 +122,8 @@ class ShardedOp:
         if do is not None:
             return do(*args, **kwargs)
         if not any(is_sharded(each) for each in _leaves(args, kwargs)):
-            self._do = self._op
-            return self._op(*args, **kwargs)
+            self._do = self._plain
+            return self._plain(*args, **kwargs)
         with _known(self._op, self._wholes):
             do = _chosen(self._op, args, kwargs)
         result = do(*args, **kwargs)
@@ -130,6 +131,12 @@ class ShardedOp:
             do, result = functools.partial(_laid_out, do), as_whole(result)
         self._do = do
         return result
+
+
+def plain_op(op: Any) -> Do:
+    """Return what does an operation on plain tensors; they may have the memory of parts of sharded ones."""
+    do: Do = getattr(op, "_op", op)  # what it calls, without a call between
+    return SUMS.noting(do, functools.partial(_to_write, op)) if _places_written(op) else do
 
 
 def _is_new(op: Any) -> bool:
@@ -226,11 +233,16 @@ def _choice(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
 
 def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The sharded tensors that an operation changes."""
+    return [each for each in _to_write(op, args, kwargs) if is_sharded(each)]
+
+
+def _to_write(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors that an operation changes."""
     found: list[Any] = []
     for place, name in _places_written(op):
         given = args[place] if place < len(args) else kwargs.get(name)
         found += given if isinstance(given, (list, tuple)) else [given]
-    return [each for each in found if is_sharded(each)]
+    return [each for each in found if each is not None]
 
 
 @functools.cache
@@ -582,7 +594,7 @@ def _noting_writes(op: Any, do: Do, *args: Any, **kwargs: Any) -> Any:
 
 def note_write(tensor: Any) -> None:
     """Bring views that are copies up to date after a write to a tensor, and forget a sum of what was there."""
-    SUMS.note_write(tensor)
+    SUMS.note_write(tensor)  # `write_whole` does it for the views
     memory = getattr(tensor, "_monarch_memory", None)
     if memory is not None:
         memory.write_back().refresh()

@@ -354,9 +354,13 @@ class OpStream:
     # -- on the I/O thread
 
     def follows(self, target: Target) -> bool:
-        """Whether a batch that is sent now comes right after another one, for the same ranks."""
-        before, self._sent = self._sent, (target, self._extension.core.n_sent)
-        return before == self._sent
+        """Whether a batch that is sent now comes right after another one, for the same ranks.
+
+        While ranks owe answers, none does: an actor may still change its arguments.
+        """
+        core = self._extension.core
+        before, self._sent = self._sent, (None if core.n_open else target, core.n_sent)
+        return before == self._sent and not core.n_open
 
     def ops_done(self, proc: int, target: int, count: int) -> None:
         if target < len(self._targets):

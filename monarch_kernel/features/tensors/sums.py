@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from monarch_kernel.features.tensors.parts import local_part
 
 __all__ = ["SUMS", "Sums"]
 
@@ -20,9 +22,9 @@ class Sums:
 
     All ranks must agree whether they still have a sum, else one of them waits for a collective that others do not do. So a sum
     is kept only as long as ranks do nothing but operations, in batches that follow each other. A cell, a call or a function of
-    the program may change parts, and differently on each rank. Operations on sharded tensors say what they write to
-    (`note_write`). Those on plain tensors with the same memory (``x.local()``) change its version, which the former do not:
-    they run below the layer of torch that counts.
+    the program may change parts, and differently on each rank. Operations say what they write to (`note_write`), those on plain
+    tensors, too, as such a tensor may have the memory of a part (``x.local()``). The versions of torch say less: a view of a
+    part has another one, and an actor may change that of a part earlier on one rank than on another.
 
     There is one sum at most, so that the memory for it is that of one tensor.
     """
@@ -31,7 +33,7 @@ class Sums:
         self._thread = 0  # that does a batch
         self._redistribute: Callable[..., Any] | None = None
         self._addends: weakref.ref[Any] | None = None
-        self._key: Any = None  # the version of the addends, how they are placed, and how the sum is
+        self._key: Any = None  # how the addends are placed, and how the sum is
         self._sum: Any = None
 
     def install(self) -> None:
@@ -66,10 +68,22 @@ class Sums:
         self._addends = self._sum = None
 
     def note_write(self, tensor: Any) -> None:
-        """Forget the sum if a sharded tensor that was written to has the memory of its addends."""
+        """Forget the sum if a tensor that was written to has the memory of its addends."""
         addends = None if self._addends is None else self._addends()
-        if addends is not None and _memory(addends) == _memory(tensor.to_local()):
+        if addends is not None and _memory(addends) == _memory(local_part(tensor)):
             self.forget()
+
+    def noting(self, op: Callable[..., Any], written: Callable[..., Iterable[Any]]) -> Callable[..., Any]:
+        """Make a function that does an operation on plain tensors, and notes its writes to those that ``written`` returns."""
+
+        def do(*args: Any, **kwargs: Any) -> Any:
+            result = op(*args, **kwargs)
+            if self._addends is not None:
+                for each in written(args, kwargs):
+                    self.note_write(each)
+            return result
+
+        return do
 
     def _once(self, part: Any, there: Any, wanted: Any, **options: Any) -> Any:
         """Place a part in another way: torch's ``redistribute_local_tensor``."""
@@ -77,11 +91,11 @@ class Sums:
         is_kept = (
             self._thread == threading.get_ident()
             and any(each.is_partial() for each in there.placements)
-            and not (options or part.is_inference())
+            and not options
         )
         if not is_kept:
             return self._redistribute(part, there, wanted, **options)
-        key = part._version, there.placements, wanted.placements
+        key = there.placements, wanted.placements
         if self._addends is not None and self._addends() is part and self._key == key:
             return self._sum
         self.forget()

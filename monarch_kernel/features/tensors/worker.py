@@ -52,7 +52,7 @@ from monarch_kernel.features.tensors.records import (
     TensorLayout,
     Wholes,
 )
-from monarch_kernel.features.tensors.rules import ShardedOp
+from monarch_kernel.features.tensors.rules import ShardedOp, plain_op
 from monarch_kernel.features.tensors.sharding import sharded_ops
 from monarch_kernel.features.tensors.sums import SUMS
 from monarch_kernel.net.wire.codec import Frame, dump, encode_plain, load, pack, replace
@@ -325,9 +325,7 @@ class Interpreter:
             )
         # No sharded tensor can be there before this module is loaded.
         is_sharded = "torch.distributed.tensor" in sys.modules
-        do = (
-            ShardedOp(found, wholes) if is_sharded else getattr(found, "_op", found)
-        )  # what it calls, without a call between
+        do = ShardedOp(found, wholes) if is_sharded else plain_op(found)
         return _with_gradients_enabled(do) if name in _FOR_BACKWARD else do
 
     def _control(self, words: Sequence[int], position: int, entries: dict[int, AnyEntry]) -> int:

@@ -54,6 +54,11 @@ class Core(Protocol):
         """The number of requests and messages to ranks that the program has made."""
         ...
 
+    @property
+    def n_open(self) -> int:
+        """The number of requests that ranks have yet to answer."""
+        ...
+
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""
         ...

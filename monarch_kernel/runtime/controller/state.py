@@ -157,6 +157,11 @@ class State:
         """The number of requests and messages to ranks that the program has made."""
         return self.requests.n_sent
 
+    @property
+    def n_open(self) -> int:
+        """The number of requests that ranks have yet to answer."""
+        return len(self.requests)
+
     def owing(self, id: int) -> list[int]:
         """The processes that have not answered a request yet."""
         return [proc for proc, rank in self.ranks.items() if id in rank.open_requests]

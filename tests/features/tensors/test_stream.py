@@ -64,6 +64,18 @@ def test_a_batch_knows_whether_anything_came_before_it_since_the_last_one(held: 
     assert [each.follows for each in batches] == [False, True, False, True, False, True]
 
 
+def test_no_batch_comes_right_after_another_one_while_ranks_owe_an_answer(held: InProcess) -> None:
+    with activated(held.device):
+        x = torch.zeros(1)
+    held.go()
+    for n_open in (0, 1, 1, 0, 0):
+        held.core.n_open = n_open
+        x.add_(1)
+        held.go()
+    batches = [message for message in held.messages if isinstance(message, RunOps)]
+    assert [each.follows for each in batches] == [False, True, False, False, False, True]
+
+
 def test_what_is_submitted_later_comes_later(held: InProcess) -> None:
     with activated(held.device):
         x = torch.zeros(1)
