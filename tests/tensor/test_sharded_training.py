@@ -147,3 +147,27 @@ def test_addends_are_added_up_again_after_a_write_through_a_view_that_is_a_copy(
             results.append((before, read.exp()))
         for its, mine in zip(*results):
             torch.testing.assert_close(mine.full_tensor(), its, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dim"),
+    [
+        (lambda x: F.scaled_dot_product_attention(*[x.transpose(1, 2)] * 3), (2, 5, 1, 2), 2),
+        (lambda x: F.interpolate(x, scale_factor=2), (3, 1, 5), 1),
+        (lambda x: torch._foreach_max([x, x * 2])[1], (1, 3), 0),
+        (lambda x: torch.fft.rfft(x, dim=0).abs(), (5, 1), 1),
+        (lambda x: F.group_norm(x.to(memory_format=torch.channels_last), 2).exp(), (3, 4, 5, 6), 1),
+        (lambda x: x.select(-1, 1), (4, 3), 0),
+    ],
+    ids=["attention", "interpolate", "foreach_max", "fft", "group_norm", "select"],
+)
+def test_parts_without_elements_or_in_another_order_give_what_the_whole_gives(
+    procs: ProcMesh, function: Any, shape: tuple[int, ...], dim: int
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    found = []
+    for leaf in (x.clone().requires_grad_(), procs.shard(x, dp=Shard(dim)).requires_grad_()):
+        y = function(leaf)
+        found.append((y.detach(), *torch.autograd.grad((y * y).sum(), leaf)))
+    for its, mine in zip(*found):
+        torch.testing.assert_close(mine.full_tensor(), its, atol=1e-4, rtol=1e-4)

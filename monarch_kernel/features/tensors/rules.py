@@ -76,8 +76,15 @@ _SIGNED = frozenset(("argmax", "argmin", "cumprod", "cumprod_", "cumsum", "cumsu
 _DUNDER = frozenset(("__and__", "__lshift__", "__or__", "__rshift__", "__xor__"))
 """Operations that torch takes for ones in place, because of their names; then they return their argument."""
 
-_NEED_ELEMENTS = frozenset(("amax", "amin", "aminmax", "argmax", "argmin", "max", "min"))
-"""Reductions that fail without elements. If some rank has none, it would fail alone, and the others would wait for it."""
+_NEED_ELEMENTS = frozenset(
+    (
+        "amax", "amin", "aminmax", "argmax", "argmin", "max", "min", "_foreach_max",
+        "_fft_c2c", "_fft_c2r", "_fft_r2c",
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward",
+    )
+)  # fmt: skip
+"""Operations that fail without elements. If some rank has none, it would fail alone, and the others would wait for it; torch's
+attention on the CPU would even end it, by a division by zero."""
 
 _FILLS = frozenset(("new_ones", "new_full", "ones_like", "full_like"))
 """Operations whose results torch's rule makes partial as the argument is, sometimes; then the ones of all ranks add up."""
@@ -180,6 +187,9 @@ def _chosen(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Do:
             {**kwargs, **({} if place > 0 else {"dim": dims})},
         )
         return functools.partial(_with_dims, do, place, dims)
+    if base == "select_backward" and args[2] < 0:  # torch's rule takes it for a dimension that is not sharded
+        dim = args[2] + len(args[1])
+        return functools.partial(_with_dims, _choice(op, [*args[:2], dim, *args[3:]], kwargs), 2, dim)
     dim = args[1] if len(args) > 1 else kwargs.get("dim")
     if base in _SIGNED and is_sharded(args[0]) and args[0].dim() and type(dim) is int and dim < 0:
         place, dim = 1 if len(args) > 1 else -1, dim + args[0].dim()

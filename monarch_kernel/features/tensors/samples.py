@@ -65,6 +65,8 @@ BY_SAMPLE = {
     "replication_pad1d_backward": Rule("grad_output self", n_dims=3),
     "replication_pad2d": Rule("self", n_dims=4),
     "replication_pad2d_backward": Rule("grad_output self", n_dims=4),
+    "upsample_nearest1d": Rule("self"),
+    "upsample_nearest1d_backward": Rule("grad_output", sizes=2),
     "upsample_nearest2d": Rule("self"),
     "upsample_nearest2d_backward": Rule("grad_output", sizes=2),
     "upsample_bilinear2d": Rule("self"),
@@ -163,6 +165,8 @@ def by_sample(op: Any, rule: Rule, *args: Any, **kwargs: Any) -> Any:
     first = given[next(name for name in places if name in rule.samples)]
     if rule.count >= 0:
         given[names[rule.count]] = first.shape[0]
+        # Norms of groups take it that all are laid out alike, as torch's gradients see to for wholes.
+        given.update({name: given[name].contiguous() for name in places})
     if rule.sizes >= 0:
         sizes = list(given[names[rule.sizes]])
         given[names[rule.sizes]] = [first.shape[0], *sizes[1:]]
