@@ -114,7 +114,9 @@ def issue(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = Non
     if entry.changed:
         for each in entry.changed:
             written = each.of(args, kwargs or {})
-            if type(written) is DistributedTensor and written._part.lent:
+            if type(written) is not DistributedTensor:
+                _count_writes(info, written)
+            elif written._part.lent:
                 raise TensorError(f"{entry.title} can't write to a tensor: {written._part.lent}")
     if entry.number < 0:
         parts = entry.outcome.parts or ()
@@ -157,6 +159,8 @@ def learn(
     if torch.Tag.inplace_view in info.op.tags:
         return _reshape_in_place(info, args, kwargs)
     is_kept, wholes = check(info, args, kwargs)
+    for each in changed_by(info.op):
+        _count_writes(info, each.of(args, kwargs))
     placing().form_group(device.mesh.whole)  # it may have been aborted
     is_drawn = is_random(info, args, kwargs)
     if is_drawn and not device.has_seed:
@@ -187,6 +191,12 @@ def learn(
         for part, each in zip(parts, flat)
     ]
     return pytree.tree_unflatten(results, tree)
+
+
+def _count_writes(info: OpInfo, written: Any) -> None:
+    """Count the writes of an operation on lists of tensors for autograd; torch's kernels do it below, where these are plain."""
+    if isinstance(written, (list, tuple)) and info.name.startswith("aten::_foreach_"):
+        torch.autograd.graph.increment_version(written)
 
 
 def _reshape_in_place(info: OpInfo, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

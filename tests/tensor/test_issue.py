@@ -421,6 +421,19 @@ def test_every_place_of_a_second_tensor_refuses_another_mesh(one: InProcess) -> 
     assert x.grad is None
 
 
+def test_autograd_knows_the_writes_of_operations_on_lists(active: InProcess) -> None:
+    x = torch.full((2, 3), 2.0, requires_grad=True)
+    for _ in range(2):  # the second time, the operation is known
+        view = x.clone().t()
+        torch._foreach_mul_([view], 3.0)
+        (gradient,) = torch.autograd.grad(view.sum(), x)
+        assert inspect(gradient).tolist() == [[3.0] * 3] * 2
+        saved = x.sigmoid()
+        torch._foreach_zero_([saved])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            saved.sum().backward()
+
+
 def test_a_gradient_of_this_process_is_a_number_or_refused(active: InProcess) -> None:
     x = torch.ones(2, requires_grad=True)
     with no_mesh.activate():
