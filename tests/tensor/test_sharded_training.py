@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from monarch_kernel.actor import Actor, ProcMesh, endpoint
-from monarch_kernel.tensor import Replicate, Shard, record
+from monarch_kernel.tensor import Replicate, Shard, record, remote
 from monarch_kernel.tensor.reading import values
 
 PROCS = {"dp": 2, "tp": 2}
@@ -171,3 +171,15 @@ def test_parts_without_elements_or_in_another_order_give_what_the_whole_gives(
         found.append((y.detach(), *torch.autograd.grad((y * y).sum(), leaf)))
     for its, mine in zip(*found):
         torch.testing.assert_close(mine.full_tensor(), its, atol=1e-4, rtol=1e-4)
+
+
+def test_ranks_agree_about_a_sum_after_a_call_whose_argument_one_of_them_has_lost(procs: ProcMesh) -> None:
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    there, outside = procs.shard(x, dp=Shard(0)), procs.rank_tensor("dp") * 9
+    clone = remote(torch.clone, propagate=torch.clone)
+    for _ in range(2):  # all is learned in the first turn
+        sums = there.sum(0)
+        lost = sums.local().index_select(0, outside.view(1))
+        sums.square()
+        clone(lost)
+        torch.testing.assert_close(sums.exp().full_tensor(), x.sum(0).exp(), atol=1e-4, rtol=1e-4)

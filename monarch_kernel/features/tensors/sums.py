@@ -55,9 +55,8 @@ class Sums:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Context in which sums are not kept: a function of the program runs, or a result may have the memory of a sum."""
+        """Context in which no sum is kept or taken: a function of the program runs, or a result may have its memory."""
         thread, self._thread = self._thread, 0
-        self.forget()
         try:
             yield
         finally:
@@ -77,11 +76,12 @@ class Sums:
         """Make a function that does an operation on plain tensors, and notes its writes to those that ``written`` returns."""
 
         def do(*args: Any, **kwargs: Any) -> Any:
-            result = op(*args, **kwargs)
-            if self._addends is not None:
-                for each in written(args, kwargs):
-                    self.note_write(each)
-            return result
+            try:
+                return op(*args, **kwargs)
+            finally:  # it may have written to a part before it failed, on this rank only
+                if self._addends is not None:
+                    for each in written(args, kwargs):
+                        self.note_write(each)
 
         return do
 
