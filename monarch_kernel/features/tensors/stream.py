@@ -175,8 +175,7 @@ class Batch:
             )
         core = self._extension.core
         living = [proc for proc in self.target.procs if proc not in self.target.lost]
-        # One message to all ranks after the other: each travels once to a host.
-        return [effect for packed in batch for proc in living for effect in core.to_rank(proc, packed)]
+        return [effect for proc in living for packed in batch for effect in core.to_rank(proc, packed)]
 
 
 class OpStream:

@@ -46,6 +46,7 @@ submits or waits for is refused, before any lock is tried.
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # signal.signal() makes enums of all it takes and gives: 10 us
+import operator
 import os
 import threading
 import time
@@ -448,8 +449,8 @@ class Driver(Generic[T]):
             last: list[Packed] = []
             parts: Sequence[Frame] = ()
             for peer, batch in outbox.items():
-                if len(batch) != 1 or len(last) != 1 or batch[0] is not last[0]:
-                    parts = join(batch)  # a broadcast is joined once
+                if len(batch) != len(last) or any(map(operator.is_not, batch, last)):
+                    parts = join(batch)  # what several peers get is joined once, and travels once to each host
                 last = batch
                 self._transport.send(peer, parts)
             self._transport.flush()

@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -718,6 +718,35 @@ def test_interrupts_at_any_moment_break_nothing(make: str, seed: int, tmp_path: 
     delivered, submitted = map(int, run.stdout.split())
     assert delivered >= 100
     assert submitted >= 50
+
+
+def test_messages_that_several_peers_get_in_one_step_are_joined_once() -> None:
+    """The transport sends what is the same object once to each host."""
+    sent: dict[Peer, object] = {}
+
+    class Seen(MemoryTransport):
+        def send(self, peer: Peer, parts: Sequence[Frame]) -> bool:
+            sent[peer] = parts
+            return True
+
+    pings = [pack(Ping(id)) for id in range(3)]
+    given = {b"R1": pings[:2], b"R2": pings[:2], b"R3": pings[:1], b"R4": pings[1:], b"R5": pings[1:]}
+
+    def on_item(item: int) -> None:
+        for at in range(2):
+            for peer, messages in given.items():
+                for message in messages[at : at + 1]:
+                    driver.send(peer, message)
+
+    driver: Driver[int] = Driver(Seen(MemoryHub(), CONTROLLER), lambda peer, parts: None, on_item)
+    driver.submit(1)
+    driver.catch_up()
+    driver.close()
+    assert {peer: [each for each, _ in split(parts)] for peer, parts in sent.items()} == {  # type: ignore[arg-type]
+        peer: [Ping(pings.index(each)) for each in messages] for peer, messages in given.items()
+    }
+    assert sent[b"R1"] is sent[b"R2"]
+    assert sent[b"R4"] is sent[b"R5"]
 
 
 def test_a_second_interrupt_does_not_interrupt_the_cleanup_after_the_first() -> None:
