@@ -259,11 +259,13 @@ $(DOCS_VENV)/.stamp: docs/site/requirements.txt constraints.txt $(VENV)/.stamp
 		>"$$($(DOCS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
 	touch $@
 
-# Libraries that people use beside this one, on top of the project's environment.
+# Libraries that people use beside this one, on top of the project's environment. DeepSpeed comes as source, and the setuptools of
+# Python 3.11 need wheel to build it.
 $(FIELD_VENV)/.stamp: docs/site/field-requirements.txt $(VENV)/.stamp
 	$(PYTHON) -m venv $(FIELD_VENV)
 	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
 		>"$$($(FIELD_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of_the_project.pth"
+	$(FIELD_VENV)/bin/python $(PIP_INSTALL) wheel
 	$(FIELD_VENV)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation \
 		-r docs/site/field-requirements.txt
 	touch $@
