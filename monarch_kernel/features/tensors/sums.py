@@ -110,8 +110,11 @@ class Sums:
 
 
 def _memory(part: Any) -> int:
-    """What identifies the memory of a part, also where it has no elements."""
-    return int(part.untyped_storage()._cdata)
+    """What identifies the memory of a part, also where it has no elements; 0 if it is no such memory, as of a sparse tensor."""
+    try:
+        return int(part.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
 
 
 SUMS = Sums()
