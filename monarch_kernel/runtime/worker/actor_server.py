@@ -226,8 +226,6 @@ class ActorServer(ABC):
             return "interrupted"
         if executor.released == id and failure.etype in TORCH_ERRORS:
             return "released"
-        if failure.kind == "interrupted" and executor.interrupted != id:  # the code raises it by itself
-            return "exception"
         return failure.kind
 
     # -- on the I/O thread

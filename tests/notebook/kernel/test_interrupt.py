@@ -137,13 +137,6 @@ def test_a_rank_that_completes_the_cell_after_an_interrupt_had_not_finished(
     assert interrupted(notebook, cell).evalue == "interrupted on [1]; its state is kept; [0] ran to its end"
 
 
-def test_a_cell_that_raises_keyboard_interrupt_was_not_interrupted_on_request(notebook: Notebook) -> None:
-    cell = notebook.run("%%remote\nif rank: raise KeyboardInterrupt")
-    assert cell.ename == "RemoteError"
-    assert "[1] KeyboardInterrupt\n" in cell.error
-    assert "----> 2 if rank: raise KeyboardInterrupt" in cell.error
-
-
 @pytest.mark.parametrize(
     "call",
     [
