@@ -1,11 +1,11 @@
-"""Completes messages of gloo of which a dead rank has sent only a part, so that nothing waits for the rest.
+"""Completes messages of gloo of which a part has arrived when their group ends, so that nothing waits for the rest.
 
 Theory of operation
 ===================
 
 gloo forgets the message that it is reading when the connection ends (`gloo_waits`), and nothing ends a receive that it has
 forgotten, neither an abort nor another message. Only the missing bytes do. So another socket takes the place of the connection,
-under the same descriptor (`Substitute`), and gloo reads the missing bytes from it. What gloo still writes to the dead rank is
+under the same descriptor (`Substitute`), and gloo reads the missing bytes from it. What gloo still writes to the other rank is
 read and dropped.
 
 The number of missing bytes is unknown, and may be zero: gloo may also wait for the next message. So gloo first gets zeros.
@@ -17,7 +17,7 @@ message they have a kind that does not exist, which gloo skips.
 A receive that is completed so looks like a success, and must not be one. So before gloo gets the first byte, waits begin to
 stop at their end, until it is known whether a message was cut (`Received`). If one was, they raise an error, as does each later
 one until the group is formed again. Waits in C++, as that of a backward pass, can't look there; their threads raise the error
-when they come back to Python. Other connections of the group are closed first, so that no other rank gets such bytes.
+when they come back to Python. All connections of the group are replaced first, so that no other rank gets such bytes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _error_type() -> Any:
     """A class that has its text, because a thread gets a class; other processes get the usual error. Its base needs torch."""
     from torch.distributed import DistNetworkError
 
-    text = "a rank has died after it had sent a part of a message to this rank: the received tensor is incomplete"
+    text = "the process group has ended in the middle of a message to this rank: the received tensor is incomplete"
 
     def __init__(self: Exception, *args: object) -> None:
         Exception.__init__(self, *(args or (text,)))
@@ -230,15 +230,13 @@ def substitutes(connections: Iterable[Socket]) -> dict[Socket, Substitute]:
 
 def complete(
     messages: Collection[Substitute],
-    others: Collection[Substitute],
     received: Received,
     waiting: Callable[[], Collection[int]],
 ) -> None:
     """Complete the messages that were cut, if any.
 
     Args:
-        messages: in place of connections with dead ranks.
-        others: in place of connections on which gloo gets nothing.
+        messages: in place of the connections of the groups.
         received: refuses what is completed.
         waiting: returns the threads that may wait for a message in native code.
     """
@@ -250,8 +248,6 @@ def complete(
             for each in messages:
                 each.go_on(now, lambda: received.refuse(waiting()))
                 poll.register(each, select.POLLIN | select.POLLOUT * each.takes_more)
-            for each in others:
-                each.drain()
             poll.poll(_POLL_MS)
     finally:
         received.believe()

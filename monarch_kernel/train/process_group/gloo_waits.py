@@ -1,26 +1,34 @@
 """Ends groups of gloo, and what waits in them.
 
+Theory of operation
+===================
+
 When a connection ends, gloo raises an error in the sends and receives that have not started. It forgets the one that it is
-writing and the one that it is reading (`Pair::signalException`), and what waits for them waits until the timeout of the group.
-So an abort first lets messages that are on their way arrive. Where a process has died, its host agent reads what is sent to it
-(`runtime.host.connection_holder`), and what it has not sent any more is made up, and refused (`cut_messages`).
+writing and the one that it is reading (``Pair::signalException``), and what waits for them waits until the timeout of the
+group. Nothing tells from outside whether it is in the middle of a message: the peer may wait for a processor, or for memory.
 
-Then the connections are shut down for reading. Sometimes gloo does not find out that they have ended: it reads a message into
-the buffer of the receive that it is for. If the receive was given up meanwhile, gloo finds no buffer, and reads nothing more
-from this connection, not even its end: it looks at the same message again and again, and all later receives from this peer
-wait forever (`Pair::prepareRead`, https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc). Code gives up a
-receive when it drops the ``Work`` of an ``irecv``. gloo itself does so when a collective fails because one connection has
-ended, while other peers still send: an abort with many asynchronous collectives pending often comes to that.
+So no connection ends while gloo may use it. Another socket takes the place of each, takes all that gloo still writes, and
+completes what gloo reads (`cut_messages`). The other end stays open meanwhile (`RankGroup.abort`), so that the peers can do the
+same. Before, messages that are on their way may arrive; where a process has died, its host agent reads what is sent to it
+(`runtime.host.connection_holder`).
 
-gloo closes all connections of a group, and ends what waits for them, when a wait for one of its receives times out.
+gloo then closes all connections of a group, and ends what waits for them, when a wait for one of its receives times out. This
+also ends what waits on a connection from which gloo reads nothing more, not even its end. gloo reads a message into the buffer
+of the receive that it is for. If the receive was given up meanwhile, gloo finds no buffer, and looks at the same message again
+and again (``Pair::prepareRead``, https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc). Code gives up a receive
+when it drops the ``Work`` of an ``irecv``. gloo itself does so when a collective fails because one connection has ended, while
+other peers still send.
 
 Receives from any rank belong to no connection, and end last (`any_source`): gloo may be reading a message into them before.
+So do sends and receives that still wait, as of connections that are made at first use, which are only shut down for reading
+(`NativeWaits.end_messages`).
 """
 
 from __future__ import annotations
 
 import inspect
 import socket
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
@@ -28,7 +36,7 @@ from typing import Any
 
 from monarch_kernel.train.process_group.cut_messages import complete, substitutes
 from monarch_kernel.train.process_group.native_waits import NativeWaits
-from monarch_kernel.train.process_group.sockets import SETTLES_WITHIN_S, Socket, settle, wait_until_closed
+from monarch_kernel.train.process_group.sockets import SETTLES_WITHIN_S, Socket, settle
 from monarch_kernel.train.process_group.strangers import is_lazy
 
 __all__ = ["end_groups", "gloo_of"]
@@ -55,9 +63,10 @@ def end_groups(
     dist: Any,
     backends: Collection[Any],
     connections: Mapping[Socket, socket.socket],
-    of_dead: Collection[Socket],
     waits: NativeWaits,
     waiting: Callable[[], Collection[int]],
+    *,
+    are_of_dead: bool,
 ) -> None:
     """End groups, and what waits in them; takes up to two seconds, or longer to complete large messages.
 
@@ -65,34 +74,33 @@ def end_groups(
         dist: torch.distributed.
         backends: the groups, as `gloo_of` returns them.
         connections: the sockets of these groups, and duplicates of them.
-        of_dead: those whose peer has died.
         waits: refuses what is received of messages that were cut, and ends receives from any rank.
         waiting: returns the threads that may wait for a message in native code.
+        are_of_dead: whether these are the groups of a rank that has died; all groups that this process has otherwise.
     """
-    is_quiet = settle(connections.values(), _DEAD_SETTLE_WITHIN_S if of_dead else SETTLES_WITHIN_S)
-    # A substitute ends only when gloo closes it, and that takes a receive, which would connect first.
-    replaced = substitutes([] if is_lazy() else [each for each in connections if each in of_dead])
-    others = {each: copy for each, copy in connections.items() if each not in replaced}
-    if not is_quiet and of_dead:
-        settle(others.values(), SETTLES_WITHIN_S - _DEAD_SETTLE_WITHIN_S)
-    for each in others.values():
-        with suppress(OSError):  # the peer has reset it
-            each.shutdown(socket.SHUT_RD)
-    is_closed = wait_until_closed(others)
-    isolated = substitutes(others) if replaced and not is_closed else {}
+    began_at = time.monotonic()
+    settle(connections.values(), _DEAD_SETTLE_WITHIN_S if are_of_dead else SETTLES_WITHIN_S)
+    # gloo closes a substitute only when a receive has timed out, and the receive would connect first.
+    replaced = {} if is_lazy() else substitutes(connections)
+    for each, copy in connections.items():
+        if each not in replaced:
+            with suppress(OSError):  # the peer has reset it
+                copy.shutdown(socket.SHUT_RD)
     try:
         if replaced:
-            complete(replaced.values(), isolated.values(), waits.received, waiting)
-        if not is_lazy() and (replaced or not is_closed):
+            complete(replaced.values(), waits.received, waiting)
+            waits.close(began_at)
             _end_waits(dist, backends)
     finally:
         waits.any_source.end()
-        for substitute in (*replaced.values(), *isolated.values()):
+        if not are_of_dead:
+            waits.end_messages(began_at)
+        for substitute in replaced.values():
             substitute.close()
 
 
 def _end_waits(dist: Any, backends: Iterable[Any]) -> None:
-    """Make gloo close the connections of groups that it does not close itself."""
+    """Make gloo close the connections of groups."""
     wait = inspect.unwrap(dist.Work.wait)
     for backend in backends:
         # Each network interface has its own connections, and the tag chooses among them.

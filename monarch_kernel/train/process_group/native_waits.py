@@ -13,6 +13,8 @@ Python runs no signal handler while a thread is in native code. This module ther
 - ``Work.wait``, waits for functional collectives, ``monitored_barrier``, and what makes a process group of gloo or the server
   of a ``TCPStore``, are noted, with the sockets that were open before. `RankGroup.abort` shuts down those that they have opened
   since, and ends receives from any rank (`any_source`).
+- When all groups have ended, sends and receives of gloo that still wait are aborted (`gloo_aborts`), and so are those for which
+  code begins to wait until it makes another group: gloo forgets messages that it is writing or reading.
 
 When gloo has connected a group, its port is closed (`strangers`), also if a program makes the group with its own store.
 """
@@ -20,6 +22,7 @@ When gloo has connected a group, its port is closed (`strangers`), also if a pro
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import threading
 import time
@@ -30,10 +33,12 @@ from datetime import timedelta
 from functools import cache, wraps
 from typing import Any
 
+from monarch_kernel.base.failure_reports import GROUP_HAS_ENDED
 from monarch_kernel.runtime.worker.store_client import is_session_store, note_values, values_set
 from monarch_kernel.train.process_group import strangers
 from monarch_kernel.train.process_group.any_source import AnySource
 from monarch_kernel.train.process_group.cut_messages import Received
+from monarch_kernel.train.process_group.gloo_aborts import abort
 from monarch_kernel.train.process_group.sockets import Socket, open_sockets
 
 __all__ = ["NativeWaits"]
@@ -58,6 +63,9 @@ _LONGEST_PAUSE_S = 5.0
 
 _MAX_NAMED = 4
 
+_CLOSURE = "Application timeout caused pair closure"
+"""What gloo says of a connection that it has closed itself, because a receive has timed out; an abort lets one do so."""
+
 
 @dataclass(slots=True)
 class _Wait:
@@ -71,6 +79,7 @@ class _Wait:
         what: for which keys of a store Python waits, or for which server; empty for other calls.
         is_in_session: whether the store is one of this package, whose waits `RankGroup.abort` ends.
         is_ended: whether it is to raise an error now.
+        of: what it waits for, if that is an object of torch.
     """
 
     started: float = field(default_factory=time.monotonic)
@@ -80,6 +89,7 @@ class _Wait:
     what: str = ""
     is_in_session: bool = False
     is_ended: bool = False
+    of: Any = None
 
 
 class NativeWaits:
@@ -94,6 +104,8 @@ class NativeWaits:
         self.received = Received()
         self.any_source = AnySource()
         self._waits: dict[int, _Wait] = {}  # by thread
+        # When groups, and all groups, last started to end, and when a group was last made.
+        self._closed_at = self._ended_at = self._made_at = -math.inf
         self._stores: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of gloo's groups
 
     def waits_s(self, thread: int) -> float:
@@ -120,6 +132,32 @@ class NativeWaits:
             return False
         wait.is_ended = True
         return wait.before is None
+
+    def close(self, since: float) -> None:
+        """Let waits raise an error that says that their group has ended, where gloo's names a timeout, which there was not.
+
+        Args:
+            since: when groups began to end, by `time.monotonic`.
+        """
+        self._closed_at = since
+
+    def end_messages(self, since: float) -> None:
+        """Make the waits for sends and receives of ended groups raise an error, those that begin later, too.
+
+        Args:
+            since: when all groups began to end, by `time.monotonic`; groups that were made later go on.
+        """
+        self._ended_at = since  # before the look at the waits: one that begins looks at it afterwards
+        for wait in list(self._waits.values()):
+            self._abort_message(wait)
+
+    def _abort_message(self, wait: _Wait) -> None:
+        if wait.of is not None and self._was_made_before(wait, self._ended_at):
+            abort(wait.of)
+
+    def _was_made_before(self, wait: _Wait, time: float) -> bool:
+        """Whether the group that a thread waits for was made before a time."""
+        return time > self._made_at or time > wait.started
 
     def for_keys(self) -> dict[int, tuple[float, str]]:
         """Return the waits for keys of stores, and for their servers.
@@ -194,13 +232,18 @@ class NativeWaits:
         waits, check = self._waits, self.received.check
 
         @wraps(original)
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(of: Any, *args: Any, **kwargs: Any) -> Any:
             thread = threading.get_ident()
             try:
-                waits[thread] = _Wait()
-                result = original(*args, **kwargs)
+                waits[thread] = wait = _Wait(of=of)
+                self._abort_message(wait)
+                result = original(of, *args, **kwargs)
                 check()
                 return result
+            except RuntimeError as error:
+                if str(error).endswith(_CLOSURE) and self._was_made_before(wait, self._closed_at):
+                    raise RuntimeError(f"the wait was ended: {GROUP_HAS_ENDED}") from None
+                raise
             finally:
                 waits.pop(thread, None)
 
@@ -215,6 +258,7 @@ class NativeWaits:
                 is_admitted_later = False
                 store = self._stores[group] = _interruptible_store()(store)
             before = open_sockets()
+            self._made_at = time.monotonic()
             with self.opening(() if outer is None else outer.members, size), values_set() as published:
                 original(group, store, rank, size, *args, **kwargs)
             if not is_admitted_later:

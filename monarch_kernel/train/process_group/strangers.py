@@ -108,9 +108,7 @@ def has_gloo(dist: Any, group: Any) -> bool:
     return any(isinstance(each, with_gloo) for each in backends)
 
 
-def admit(
-    group: Any, store: Any, members: Sequence[int], opened: Iterable[Socket], published: Sequence[bytes]
-) -> dict[Socket, int]:
+def admit(group: Any, store: Any, members: Sequence[int], opened: Iterable[Socket], published: Sequence[bytes]) -> None:
     """Compare the connections of a new group of gloo, and cut those of strangers; all its ranks call this.
 
     Args:
@@ -120,18 +118,15 @@ def admit(
         opened: sockets that were opened while the group was made.
         published: what gloo has written to the store.
 
-    Returns:
-        the global rank that each connection leads to; empty where connections are not compared.
-
     Raises:
         ConnectionError: a stranger may have taken the place of a rank; raised on all ranks.
     """
     if is_lazy():
-        return {}
+        return
     size, opened = group.size(), list(opened)
     if size == 1:  # gloo listens all the same
         close_ports(opened, published)
-        return {}
+        return
     ours = ends_of(opened, published)
     try:
         ends = [Ends(*each) for each in _exchange(store, "ends", group.rank(), range(size), lambda: ours)]
@@ -143,24 +138,6 @@ def admit(
         if feared:
             places = [(members[rank] if members else rank, ends[rank].host) for rank in feared]
             raise _refusal(places, feared.values())
-    return {each: members[rank] if members else rank for each, rank in _ranks_of(opened, ends, group.rank()).items()}
-
-
-def _ranks_of(opened: Iterable[Socket], ends: Sequence[Ends], own: int) -> dict[Socket, int]:
-    """The rank in the group that each connection leads to; ``ends`` has those of all ranks, of which one is ``own``."""
-    ranks: dict[tuple[str, ...], int] = {}  # by the ends of a connection, as this rank sees it
-    for rank, theirs in enumerate(ends):
-        if rank != own:
-            ranks.update({(there, here): rank for here, there in theirs.made})
-            ranks.update({tuple(each): rank for each in theirs.accepted})
-    found = {}
-    for each in opened:
-        if (copy := duplicate(each)) is not None:
-            with copy:
-                leads_to = ranks.get((_text(copy.getsockname()), _peer_of(copy)))
-                if leads_to is not None:
-                    found[each] = leads_to
-    return found
 
 
 def _exchange(store: Any, kind: str, rank: int, ranks: Iterable[int], ours: Callable[[], Any]) -> list[Any]:

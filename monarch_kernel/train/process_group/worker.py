@@ -19,21 +19,17 @@ and returns, or, after ``destroy_process_group()``, forms it again in the same s
 store, too. Nothing listens at MASTER_PORT, unless a program that a rank starts opens a store there.
 
 A gloo collective that waits for a missing peer can be neither interrupted nor aborted through torch: ``abort()`` returns, and
-the caller stays blocked. To end it, another thread shuts down its sockets (gloo has no abort: pytorch/gloo#388). These sockets
+the caller stays blocked. To end it, another thread takes its connections away (gloo has no abort: pytorch/gloo#388). These
 are the descriptors that appear while torch creates a group. NCCL has an abort.
 
-The sockets are shut down for reading only, and kept open for a while after gloo has closed them, because gloo may still have to
-answer a peer. gloo removes the send that the peer is ready for from its list; if the write then fails, gloo forgets the send,
-and the code that waits for it hangs forever. With the socket open for writing, the write reaches a live peer, and the next read
-finds the end of the stream. If a peer has died, its host agent keeps the connections open for a second, in which the other
-ranks learn of the death (`runtime.host.connection_holder`).
+The connections are kept open for a while after gloo has lost them, because the gloo of a peer may be writing to them. If the
+write fails, gloo forgets the send, and the code that waits for it hangs forever (`gloo_waits`). The peer aborts its group in
+that time, too. If a peer has died, its host agent keeps the connections open for a second, in which the other ranks learn of
+the death (`runtime.host.connection_holder`).
 
 Torch gives groups of different members the same name if they are made at the same time, and different names if only some ranks
 have made earlier groups. So the members of a group meet under their ranks, too, and the controller keeps the counts behind the
 names equal (`runtime.controller.group_counts`).
-
-gloo stops reading a connection when a message comes for a receive that was given up. It then does not find the end of the
-stream either, so that an abort also makes gloo itself close what is left (`gloo_waits`).
 
 A rank that waits for a peer to connect has no socket for it yet. gloo's timeout for this is the group's timeout, which also
 applies to later sends and receives, so that a short timeout would end those. To free such a rank, an abort connects to the
@@ -84,7 +80,7 @@ from monarch_kernel.runtime.worker.store_client import (
     torch_store,
     values_set,
 )
-from monarch_kernel.train.process_group import strangers
+from monarch_kernel.train.process_group import gloo_aborts, strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter
 from monarch_kernel.train.process_group.collective_purposes import Purposes
@@ -231,7 +227,6 @@ class RankGroup:
         self._sockets: dict[tuple[int, ...], set[Socket]] = {}  # by members of their group; (): the default group
         self._sockets_before: set[Socket] | None = None  # sockets that were open before the group, while it forms
         self._connections: set[Socket] = set()  # of the default group, and of the device mesh that is formed with it
-        self._ranks: dict[Socket, int] = {}  # that the connections of groups lead to
         self._waits = NativeWaits()
         self._purposes = Purposes()
         self._destroyed = DestroyedGroups()
@@ -364,9 +359,9 @@ class RankGroup:
             if self._closing:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
             if connections or groups:
-                of_dead = {each for each in connections if dead is not None and self._ranks.get(each) == dead}
-                args = (dist, groups, connections, of_dead, self._waits, self._calls.in_torch)
-                thread = threading.Thread(target=end_groups, args=args, daemon=True)
+                args = (dist, groups, connections, self._waits, self._calls.in_torch)
+                of_dead = {"are_of_dead": dead is not None}
+                thread = threading.Thread(target=end_groups, args=args, kwargs=of_dead, daemon=True)
                 thread.start()
                 self._ending.append(thread)
         stand_in(new, size)
@@ -582,6 +577,7 @@ class RankGroup:
         signature = inspect.signature(make)
         if hasattr(make, "monarch_kernel"):
             return
+        gloo_aborts.install(dist)  # before what counts messages
         self._waits.any_source.install(dist)
         self._meter.install(dist)
         self._waits.install(dist)
@@ -609,10 +605,7 @@ class RankGroup:
                     group, store = made
                     if store is not None:
                         if published and is_session_store(store) and strangers.has_gloo(dist, group):
-                            ranks = strangers.admit(group, store, members, open_sockets() - before, published)
-                            self._ranks = {
-                                each: rank for each, rank in self._ranks.items() if not has_closed(each)
-                            } | ranks
+                            strangers.admit(group, store, members, open_sockets() - before, published)
                         self._check.add(group, store, members, given["group_size"])
                     return made
             finally:

@@ -440,7 +440,7 @@ def test_broken_connections_are_one_line_below_the_error_that_broke_them() -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "the receive from any rank was aborted: its process group has ended",  # of this package
+        "the message was aborted: its process group has ended",  # of this package
         "NCCL error: remote process exited or there was a network error",
         "[Rank 1]: Rank 1 reached it, but received errors while waiting for send/recv from rank 0.",
     ],
