@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, TypeVar
 
 from monarch_kernel.base.mesh import Region, ValueMesh
@@ -74,26 +74,51 @@ def push_messages(name: str, values: ValueMesh[Any], ranks: Sequence[int]) -> Ca
 
 
 def apply_messages(
-    function: Callable[..., Any], values: Sequence[ValueMesh[Any]], ranks: Sequence[int]
+    function: Callable[..., Any],
+    values: Sequence[ValueMesh[Any]],
+    ranks: Sequence[int],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    method: str = "map",
 ) -> Callable[[int], list[Packed]]:
     """Make the messages that call a function on every rank with the rank's own values. The function is pickled once.
+
+    Args:
+        function: the function.
+        values: of each parameter, the value of each rank.
+        ranks: the flat ranks.
+        args: the same for all ranks, before the values; pickled once.
+        kwargs: the same, by name.
+        method: what error messages call the caller.
 
     Raises:
         TypeError: ``function`` is not callable, is a coroutine function, or does not take that many values.
         PayloadError: the function or a value can't be sent.
     """
     if not callable(function):
-        raise TypeError(f"map() calls a function, not a {type(function).__name__}: map(function, values, ...)")
+        raise TypeError(
+            f"{method}() calls a function, not a {type(function).__name__}: {method}(function, values, ...)"
+        )
     if inspect.iscoroutinefunction(function):
-        raise TypeError(f"map() calls plain functions, and {_name(function)} is async; await in a cell or in an actor")
+        raise TypeError(
+            f"{method}() calls plain functions, and {_name(function)} is async; await in a cell or in an actor"
+        )
     try:
-        inspect.signature(function).bind(*values)
+        inspect.signature(function).bind(*args, *values, **kwargs)
     except TypeError as error:
-        raise TypeError(f"map() calls {_name(function)} with {plural(len(values), 'value')}: {error}") from None
+        count = plural(len(args) + len(values) + len(kwargs), "value")
+        raise TypeError(f"{method}() calls {_name(function)} with {count}: {error}") from None
     except ValueError:
         pass  # a builtin without a signature
-    roots = {_name(function): function}
-    payload, frames = dump((function, cells_of(function)), f"function {_name(function)}", roots=roots)
+    what = f"function {_name(function)}"
+    roots: dict[str, Any] = {_name(function): function}
+    called = function
+    if args or kwargs:
+        called = functools.partial(function, *args, **kwargs)
+        what += " or its arguments"
+        roots |= {f"args[{i}]": each for i, each in enumerate(args)} | dict(kwargs)
+    payload, frames = dump((called, cells_of(function)), what, roots=roots)
     # Out-of-band buffers, so that all messages share the same bytes.
     shared = [pickle.PickleBuffer(part) for part in ((payload.data, *frames) if payload.data else frames)]
     made = []

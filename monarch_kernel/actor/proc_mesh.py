@@ -146,11 +146,26 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         )
         return self.runtime.request(self.procs, make, description, finish, listen=listen, is_cell=cell > 0)
 
-    def run(self, code: str) -> Future[ValueMesh[Any]]:
-        """Run code in the namespace of every rank, and return the value of its last expression."""
-        check_type("code", code, str)
-        finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self.spawned_extent)
-        return self._client.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
+    def run(self, code: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Run code in the namespace of every rank, and return the value of its last expression; or call a function there.
+
+        Args:
+            code: IPython syntax, or a function. The function is sent as by `map`, and runs on the main thread.
+            *args: what the function is called with, the same on every rank.
+            **kwargs: the same, by name.
+
+        Raises:
+            TypeError: ``code`` is of another type, or the function does not take these arguments.
+            PayloadError: the function or an argument can't be sent.
+        """
+        if isinstance(code, str):
+            if args or kwargs:
+                raise TypeError("run() takes arguments for a function, and none for code")
+            finish = gather(self._region, f"code failed on {self.name}", RemoteError, read_value, self.spawned_extent)
+            return self._client.request(self.procs, lambda id: pack(Run(id, code, 0, True)), "code", finish)
+        if not callable(code):
+            raise TypeError(f"code must be a str or a function, not {code!r} (of type {type(code).__name__})")
+        return self._call(code, apply_messages(code, (), self.ranks, args=args, kwargs=kwargs, method="run"))
 
     def __getitem__(self, key: Any) -> Any:
         """``mesh["x"]`` pulls a variable as a `ValueMesh`; ``mesh[0]``, ``mesh[0:4]``, ``mesh[0, 1:3]`` are slices.
@@ -222,7 +237,9 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             ValueError: a list does not have one value for each rank.
         """
         given = [by_rank(self._region, each, f"{self.name}.map(): values {i}") for i, each in enumerate(values, 1)]
-        make = apply_messages(function, given, self.ranks)
+        return self._call(function, apply_messages(function, given, self.ranks))
+
+    def _call(self, function: Callable[..., Any], make: Callable[[int], list[Packed]]) -> Future[ValueMesh[Any]]:
         description = f"{getattr(function, '__name__', 'a function')}()"
         finish = gather(
             self._region, f"{description} failed on {self.name}", RemoteError, read_value, self.spawned_extent

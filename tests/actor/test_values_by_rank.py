@@ -245,6 +245,33 @@ def test_a_misuse_of_map_is_refused_before_anything_is_sent(
     assert next(procs.runtime._ids) == before + 1
 
 
+@pytest.mark.parametrize(
+    ("code", "args", "error", "says"),
+    [
+        (5, [], TypeError, "code must be a str or a function, not 5 (of type int)"),
+        ("1 + 1", [2], TypeError, "run() takes arguments for a function, and none for code"),
+        (_is_async, [], TypeError, "run() calls plain functions, and _is_async is async"),
+        (_inverse, [1, 2], TypeError, "run() calls _inverse with 2 values: too many positional arguments"),
+        (_inverse, [{"a": [threading.Lock()]}], PayloadError, "args[0]['a'][0]"),
+    ],
+)
+def test_a_misuse_of_run_is_refused_before_anything_is_sent(
+    procs: ProcMesh, code: Any, args: list[Any], error: type[Exception], says: str
+) -> None:
+    before = next(procs.runtime._ids)
+    with pytest.raises(error) as caught:
+        procs.run(code, *args)
+    assert says in str(caught.value)
+    assert next(procs.runtime._ids) == before + 1
+
+
+def test_run_calls_a_function_with_the_same_arguments_on_every_rank(procs: ProcMesh) -> None:
+    assert procs.run(_inverse, 4).get(LONG_S).values() == (0.25,) * 4
+    assert procs.run(lambda x, *, scale: x * scale, 2, scale=10).get(LONG_S).values() == (20,) * 4
+    with pytest.raises(RemoteError, match=r"_inverse\(\) failed on t"):
+        procs.run(_inverse, 0).get(LONG_S)
+
+
 def test_a_result_that_cannot_be_sent_is_an_error(procs: ProcMesh) -> None:
     with pytest.raises(RemoteError, match="the result can't be pickled"):
         procs.map(threading.Lock).get(LONG_S)
