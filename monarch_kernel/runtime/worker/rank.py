@@ -31,7 +31,7 @@ A rank whose mesh may outlive the controller keeps a `ReplayLog` of its open req
 
 The thread that receives `Interrupt` acts at once; what it does depends on where the request is:
 
-- On the main thread: ``pthread_kill`` with SIGINT, repeated until the handler has run.
+- On the main thread: ``pthread_kill`` with SIGINT, repeated until the handler has run, and when Python swallows the exception.
 - In a sync actor: an asynchronous KeyboardInterrupt, which the thread sees at its next bytecode, and not in a sleep.
 - In an async actor: it cancels the task.
 - In a mailbox: it removes the request, and answers it as interrupted.
@@ -101,6 +101,7 @@ from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_import
 from monarch_kernel.runtime.worker.last_objects import drop_objects
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
+from monarch_kernel.runtime.worker.swallowed_interrupts import repeat_swallowed
 from monarch_kernel.runtime.worker.termination import Termination
 
 __all__ = ["Rank", "RankItem", "Shell"]
@@ -244,6 +245,7 @@ class Rank(ActorServer):
         self._forking = Forking()
         signal.signal(signal.SIGINT, self._on_sigint)
         signal.signal(INTERRUPT_SIGNAL, self._on_sigint)
+        repeat_swallowed(self.main, self._interrupt_main, INTERRUPT_EVERY_S)
         self.termination.install()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.driver.start()

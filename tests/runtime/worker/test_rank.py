@@ -386,6 +386,25 @@ def test_code_that_ignores_the_signal_is_interrupted(procs: ProcMesh, tmp_path: 
     assert error.primary.kind == "interrupted"
 
 
+SWALLOWS = {
+    "__del__": "class Waits:\n    def __del__(self): wait()\nWaits()",
+    "a callback": "import weakref\nclass One: pass\none = One()\nnote = weakref.ref(one, lambda note: wait())\ndel one",
+}
+
+
+@pytest.mark.parametrize("swallows", SWALLOWS.values(), ids=SWALLOWS)
+def test_an_interrupt_that_python_swallows_is_raised_again(procs: ProcMesh, tmp_path: Path, swallows: str) -> None:
+    """Python only reports an exception of such code, and goes on."""
+    one = procs.slice(r=0)
+    wait = f"import time\ndef wait():\n    open(r'{tmp_path}/started', 'w').close()\n    time.sleep(600)\n"
+    cell = one.run(f"{wait}{swallows}\ntime.sleep(600)")
+    wait_until((tmp_path / "started").exists, "the cell to run")
+    cell.interrupt()
+    error = cell.exception(LONG_S)
+    assert isinstance(error, RemoteError)
+    assert error.primary.kind == "interrupted"
+
+
 LIBRARY = """
 import os, time, slow_library.part
 with open(r'{here}/imports', 'a') as file: file.write('x')
