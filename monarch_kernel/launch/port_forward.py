@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import select
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ __all__ = ["Connection", "Tunnel"]
 
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 0.05
+_LEAVE_S = 5.0
+"""A connection whose local peer has left is over within this time."""
 
 
 class Connection(Protocol):
@@ -37,18 +40,22 @@ class Tunnel:
     Args:
         connect: makes a connection to the remote end; raises an OSError if it can't.
         name: the name of the threads.
+        only_one: close a connection that comes while the local peer of another one is there.
 
     Attributes:
         address: the local address.
     """
 
-    def __init__(self, connect: Callable[[], Connection], name: str) -> None:
+    def __init__(self, connect: Callable[[], Connection], name: str, *, only_one: bool = False) -> None:
         self._connect = connect
         self._name = name
+        self._only_one = only_one
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
         self._open: list[Connection] = []
+        self._peers: list[socket.socket] = []
         self._is_closed = False
         self._threads = [threading.Thread(target=self._accept, name=name, daemon=True)]
         self._threads[0].start()
@@ -76,6 +83,9 @@ class Tunnel:
                 if uid is None or not is_trusted(uid):  # each connection costs two threads, and one to the remote end
                     here.close()
                     continue
+                if self._only_one and self._is_taken():
+                    here.close()
+                    continue
                 here.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 try:
                     there = self._connect()
@@ -84,7 +94,17 @@ class Tunnel:
                     continue
                 self._join(here, there)
 
-    def _join(self, here: Connection, there: Connection) -> None:
+    def _is_taken(self) -> bool:
+        """Whether the local peer of a connection is there; wait for the end of a connection whose local peer has left.
+
+        A peer may leave and come again at once, before the thread that reads from it has noticed.
+        """
+        with self._lock:
+            if not all(map(_has_left, self._peers)):
+                return True
+            return not self._ended.wait_for(lambda: not self._peers, _LEAVE_S)
+
+    def _join(self, here: socket.socket, there: Connection) -> None:
         ways: list[int] = [2]  # the number of open directions
         pumps = [
             threading.Thread(target=self._pump, args=(*pair, ways), name=self._name, daemon=True)
@@ -93,6 +113,7 @@ class Tunnel:
         with self._lock:
             self._threads = [thread for thread in self._threads if thread.is_alive()] + pumps
             self._open += (here, there)
+            self._peers.append(here)
             for pump in pumps:
                 pump.start()
             if self._is_closed:
@@ -111,6 +132,15 @@ class Tunnel:
                 for connection in (source, sink):
                     connection.close()
                     self._open.remove(connection)
+                self._peers = [peer for peer in self._peers if peer not in (source, sink)]
+                self._ended.notify_all()
+
+
+def _has_left(peer: socket.socket) -> bool:
+    """Whether the other end of a socket has closed it, even if data that it sent before are still to be read."""
+    poll = select.poll()
+    poll.register(peer, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _end(connection: Connection | socket.socket) -> None:

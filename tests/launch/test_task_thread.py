@@ -147,3 +147,55 @@ def test_a_tunnel_recovers_after_a_failed_connection(echo: socket.socket) -> Non
         here.sendall(b"hello")
         assert here.recv(5) == b"hello"
     tunnel.close()
+
+
+def test_a_tunnel_for_one_takes_the_next_peer_directly_after_the_first_has_left(
+    echo: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_come, go_on = threading.Event(), threading.Event()
+    ways: list[Any] = []
+
+    class Slow:
+        """The remote end of the first peer, which the thread of the tunnel waits for while that peer leaves."""
+
+        def __init__(self) -> None:
+            self._is_over = threading.Event()
+
+        def recv(self, nbytes: int, /) -> bytes:
+            self._is_over.wait()
+            return b""
+
+        def sendall(self, data: bytes, /) -> None:
+            has_come.set()
+            go_on.wait()
+
+        def shutdown(self, how: int, /) -> None:
+            self._is_over.set()
+
+        def close(self) -> None:
+            pass
+
+    def to_there() -> Any:
+        ways.append(socket.create_connection(echo.getsockname()) if ways else Slow())
+        return ways[-1]
+
+    has_left = port_forward._has_left
+
+    def note_that_it_has_left(peer: socket.socket) -> bool:
+        if is_over := has_left(peer):
+            go_on.set()
+        return is_over
+
+    monkeypatch.setattr(port_forward, "_has_left", note_that_it_has_left)
+    tunnel = Tunnel(to_there, "tunnel", only_one=True)
+    first = connect(tunnel)
+    first.sendall(b"hello")
+    has_come.wait()
+    with connect(tunnel) as second:
+        assert second.recv(5) == b""
+    first.close()
+    with connect(tunnel) as next_one:
+        next_one.sendall(b"hello")
+        assert next_one.recv(5) == b"hello"
+    tunnel.close()
+    assert len(ways) == 2

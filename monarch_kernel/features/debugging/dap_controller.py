@@ -85,9 +85,8 @@ class DapPort:
         self._runtime = runtime
         self._proc = proc
         self._extension = runtime.extension(DapExtension)
-        self._current: _RankConnection | None = None
         self._ask(0)
-        self._tunnel = Tunnel(self._connect, "monarch-dap")
+        self._tunnel = Tunnel(self._connect, "monarch-dap", only_one=True)
         self.port = int(self._tunnel.address.rpartition(":")[2])
 
     @property
@@ -103,10 +102,8 @@ class DapPort:
         """Start a session on the rank.
 
         Raises:
-            OSError: another debugger is connected.
+            OSError: the rank can't be debugged.
         """
-        if self._current is not None and not self._current.is_over:
-            raise ConnectionRefusedError("another debugger is connected")
         session = next(_sessions)
         connection = _RankConnection(self._runtime, self._extension, self._proc, session)
         try:
@@ -114,7 +111,6 @@ class DapPort:
         except (MonarchError, RuntimeError) as error:
             connection.close()
             raise ConnectionRefusedError(str(error)) from None
-        self._current = connection
         return connection
 
     def _ask(self, session: int) -> None:
@@ -133,18 +129,14 @@ class DapPort:
 
 
 class _RankConnection:
-    """A session on a rank, with the methods of a socket.
-
-    Attributes:
-        is_over: whether it has ended.
-    """
+    """A session on a rank, with the methods of a socket."""
 
     def __init__(self, runtime: Runtime, extension: DapExtension, proc: int, session: int) -> None:
         self._runtime = runtime
         self._extension = extension
         self._key = proc, session
         self._received: SimpleQueue[bytes] = SimpleQueue()
-        self.is_over = False
+        self._is_over = False
         extension.open(proc, session, self._received.put)
 
     def recv(self, nbytes: int, /) -> bytes:
@@ -158,8 +150,8 @@ class _RankConnection:
 
     def shutdown(self, how: int, /) -> None:
         """End the session on both sides."""
-        if not self.is_over:
-            self.is_over = True
+        if not self._is_over:
+            self._is_over = True
             if not self._runtime.closed:
                 self.sendall(b"")
         self._extension.close(*self._key)
