@@ -34,6 +34,8 @@ __all__ = ["DapServer"]
 _log = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
+_LEAVE_S = 5.0
+"""debugpy does within this time what a debugger has asked for before it left."""
 _OURS = "monarch"
 """Names of the threads of this package begin with this."""
 
@@ -50,6 +52,7 @@ class DapServer:
         self._rank = rank
         self._sessions: dict[int, SimpleQueue[bytes]] = {}
         self._debugger: _Debugger | None = None
+        self._serving = threading.Lock()
         rank.extend({StartDap: self._start, DapBytes: self._received})
 
     def _start(self, message: StartDap, _: Sequence[Frame]) -> None:
@@ -82,8 +85,15 @@ class DapServer:
         if not message.session:
             self._rank.send_answer(message.id, pack(Result(message.id, Payload())))
             return
+        with self._serving:  # what the former debugger leaves behind is gone
+            self._carry(debugger, message, queue)
+
+    def _carry(self, debugger: _Debugger, message: StartDap, queue: SimpleQueue[bytes]) -> None:
         ours, theirs = socket.socketpair()
-        begin = threading.Thread(target=self._attach, args=(debugger, theirs), name="monarch-dap-attach", daemon=True)
+        made = threading.Event()
+        begin = threading.Thread(
+            target=self._attach, args=(debugger, theirs, made), name="monarch-dap-attach", daemon=True
+        )
         reader = threading.Thread(target=self._read, args=(ours, message.session), name="monarch-dap-read", daemon=True)
         _hide_our_threads(threading.current_thread(), begin, reader)
         begin.start()
@@ -92,16 +102,21 @@ class DapServer:
         with contextlib.suppress(OSError):  # debugpy has closed its end
             while data := queue.get():
                 ours.sendall(data)
+        made.wait()
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR)
         debugger.leave()
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_RDWR)
 
-    def _attach(self, debugger: _Debugger, connection: socket.socket) -> None:
+    def _attach(self, debugger: _Debugger, connection: socket.socket, made: threading.Event) -> None:
         try:
-            debugger.attach(connection)
+            debugger.attach(connection, made)
         except Exception:  # the rank goes on without a debugger
             _log.exception("debugpy could not be started")
             connection.close()
+        finally:
+            made.set()
 
     def _read(self, connection: socket.socket, session: int) -> None:
         proc = self._rank.spec.proc
@@ -124,23 +139,19 @@ class _Debugger:
         self._pydevd = pydevd
         self._api = api
         self._folders = tuple(folders)
-        self._lock = threading.Lock()
-        self._has_started = False
-        self._is_made = threading.Event()
+        self._is_made = False
 
-    def attach(self, connection: socket.socket) -> None:
-        """Serve a debugger; the first time, return once it has set its breakpoints."""
+    def attach(self, connection: socket.socket, made: threading.Event) -> None:
+        """Serve a debugger, and set ``made`` when it is served; the first time, return once it has set its breakpoints."""
         pydevd = self._pydevd
-        with self._lock:
-            is_first, self._has_started = not self._has_started, True
-        if not is_first:  # the first one may still wait for breakpoints, if its debugger has left before
-            self._is_made.wait()
+        if self._is_made:  # the first call may still wait for breakpoints, if its debugger has left before
             pydevd.get_global_debugger().initialize_network(connection, terminate_on_socket_close=False)
             return
 
         def connect(debugger: Any, host: str, port: int) -> None:
             debugger.initialize_network(connection, terminate_on_socket_close=False)
-            self._is_made.set()
+            self._is_made = True
+            made.set()
 
         was, pydevd.PyDB.connect = pydevd.PyDB.connect, connect
         try:
@@ -159,7 +170,8 @@ class _Debugger:
     def leave(self) -> None:
         """Remove the breakpoints of a debugger that has left, and let stopped threads go on."""
         known = self._pydevd.get_global_debugger()
-        if known is not None:
+        if self._is_made and known is not None:
+            known.reader.join(_LEAVE_S)  # it may still set breakpoints, or disconnect
             self._api().request_disconnect(known, resume_threads=True)
 
 
