@@ -10,6 +10,9 @@ made when the process starts. It has functions and classes, by value, without th
 small values. Functions find variables by name in the new ``__main__``. Tensors on a device, large values, process groups
 and what can't be pickled are left out.
 
+A script that runs in a rank (`monarch_kernel.runtime.worker.script`) has a file. The processes that it starts import that, as
+they do elsewhere.
+
 A name that the new ``__main__`` does not have resolves to a class that raises an error where it is called. If it raised at
 once, the worker would end before it takes the task, and the pool would start the next worker, without end.
 """
@@ -136,7 +139,7 @@ def give_definitions(namespace: Callable[[], dict[str, Any]]) -> None:
     def get_preparation_data(name: str) -> dict[str, Any]:
         data: dict[str, Any] = original(name)
         names = namespace()
-        if not names:
+        if not names or vars(sys.modules["__main__"]) is not names:  # no cell has run, or a script is the program
             return data
         data.pop("init_main_from_path", None)
         return data | {"init_main_from_name": MAIN, ATTRIBUTE: _Carried(_definitions(names))}

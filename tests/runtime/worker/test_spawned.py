@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing.process
+import multiprocessing.spawn
 import pickle
+import sys
 import threading
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +18,8 @@ import torch
 
 from monarch_kernel.actor import ProcMesh
 from monarch_kernel.runtime.worker import spawned
-from monarch_kernel.runtime.worker.spawned import fill, missing
+from monarch_kernel.runtime.worker.script import run_script
+from monarch_kernel.runtime.worker.spawned import fill, give_definitions, missing
 from tests.support.waiting import LONG_S
 
 CELL = """
@@ -102,6 +108,28 @@ def test_definitions_are_carried_without_an_import_of_this_package(monkeypatch: 
     assert b"monarch_kernel." not in data
     assert pickle.loads(data) is None
     assert getattr(multiprocessing.process, spawned.ATTRIBUTE) == b"x"
+
+
+def test_a_process_that_a_script_starts_imports_the_script(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = types.ModuleType("__main__")
+    vars(main).update(names)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    prepare = multiprocessing.spawn.get_preparation_data
+    monkeypatch.setattr(multiprocessing.spawn, "get_preparation_data", prepare)
+    give_definitions(lambda: vars(main))
+    assert multiprocessing.spawn.get_preparation_data("worker")["init_main_from_name"] == spawned.MAIN
+
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import json, multiprocessing.spawn, pathlib, sys\n"
+        "data = multiprocessing.spawn.get_preparation_data('worker')\n"
+        "found = {name: data[name] for name in data if name.startswith('init_main')}\n"
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps(found))\n"
+    )
+    run_script(str(script), [str(tmp_path / "found.json")])
+    assert json.loads((tmp_path / "found.json").read_text()) == {"init_main_from_path": str(script)}
 
 
 @pytest.mark.slow
