@@ -21,7 +21,7 @@ from monarch_kernel.net.wire.codec import Frame
 from monarch_kernel.net.wire.messages import Call, Message, PostMortem
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
-from monarch_kernel.runtime.worker.imports import is_importing
+from monarch_kernel.runtime.worker.imports import defers_interrupts
 
 __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
 
@@ -354,11 +354,11 @@ class Executor:
         """Raise KeyboardInterrupt in this executor's thread, if it runs user code.
 
         Args:
-            insist: whether to raise it also while a library is imported; otherwise it is raised after that, because a library
-                that is imported in part fails from then on.
+            insist: whether to raise it also while a library is imported or a finalizer runs; otherwise it is raised after that,
+                because a library that is imported in part fails from then on, and what leaves a finalizer is lost.
         """
         self._interrupts_after_import = None
-        if insist or not is_importing(frames_of(self.thread_id, _MAX_DEPTH)):
+        if insist or not defers_interrupts(frames_of(self.thread_id, _MAX_DEPTH)):
             self._interrupted_at = self._place()
             self._thread.interrupt()
             return

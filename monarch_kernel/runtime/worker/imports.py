@@ -1,21 +1,33 @@
-"""Interrupts during imports: a library that is imported by half can often not be imported again.
+"""Interrupts during imports and finalizers: a library that is imported by half can often not be imported again.
 
 Python removes a module from ``sys.modules`` when its import fails, but not the submodules that it has imported, and nothing
 undoes what they have registered elsewhere. After an interrupted ``import torch._dynamo`` each later one fails in this process,
 with *module 'sympy' has no attribute 'printing'* or *already registered*. So an interrupt waits for the end of the import.
+
+In a sync actor it also waits for the end of a finalizer (``__del__``): Python prints an exception that leaves one, and goes on.
+On the main thread, KeyboardInterrupt is raised again then (`monarch_kernel.runtime.worker.swallowed_interrupts`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType, TracebackType
 
 from monarch_kernel.runtime.diagnostics.failures import is_machinery, is_user
 
-__all__ = ["forget_torn_imports", "is_importing"]
+__all__ = ["defers_interrupts", "forget_torn_imports", "is_importing"]
 
 _IMPORT = "<frozen importlib._bootstrap>"
+
+
+def defers_interrupts(frames: Sequence[FrameType]) -> bool:
+    """Whether an interrupt of a sync actor has to wait, because a library is imported or a finalizer runs.
+
+    Args:
+        frames: the frames of the thread, the innermost first.
+    """
+    return is_importing(frames) or any(frame.f_code.co_name == "__del__" for frame in frames)
 
 
 def is_importing(frames: Iterable[FrameType]) -> bool:

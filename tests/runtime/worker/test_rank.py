@@ -472,6 +472,31 @@ def test_an_interrupt_of_an_actor_waits_for_the_end_of_an_import(library: ProcMe
     assert (tmp_path / "imports").read_text() == "x"
 
 
+FINALIZER = """
+class Slow:
+    def __del__(self):
+        import os, time
+        open(r'{here}/started', 'w').close()
+        while not os.path.exists(r'{here}/go'): time.sleep(0.01)
+Slow()
+import time
+while True: time.sleep(0.01)
+"""
+
+
+def test_an_interrupt_of_an_actor_waits_for_the_end_of_a_finalizer(procs: ProcMesh, tmp_path: Path) -> None:
+    """Python prints an exception that leaves a finalizer, and goes on: the interrupt would be lost."""
+    body: Any = procs.slice(r=0).spawn("finalizer", Body)
+    work = body.execute.call_one(FINALIZER.format(here=tmp_path))
+    wait_until((tmp_path / "started").exists, "the finalizer")
+    work.interrupt()
+    assert not work.wait(0.3)
+    (tmp_path / "go").touch()
+    error = work.exception(LONG_S)
+    assert isinstance(error, ActorError)
+    assert error.primary.kind == "interrupted"
+
+
 def test_an_abort_ends_an_import_of_an_actor_and_the_next_one_starts_over(library: ProcMesh, tmp_path: Path) -> None:
     body: Any = library.spawn("importer", Body)
     call = body.execute.call_one("import slow_library")
