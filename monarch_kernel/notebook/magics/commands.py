@@ -105,9 +105,11 @@ def _read_file(name: str) -> str | None:
         raise UsageProblem(f"%mesh up: --hosts {name} can't be read: {error}") from None
 
 
-def _checked_script(path: str) -> str:
+def _checked_script(path: str, known: Known) -> str:
     """Return the absolute path of a script that Python can compile."""
     script = Path(path).expanduser().absolute()
+    if root_name(path) == path.partition("[")[0] and not script.exists():
+        raise known.unknown_word("torchrun", path, "a script")
     try:
         compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
     except OSError as error:
@@ -306,7 +308,7 @@ class MeshCommands:
             raise UsageProblem(
                 f"%mesh torchrun: a script runs on all ranks, which are its world; write {entry.mesh.name}, without an index"
             )
-        script = options.script if options.is_module else _checked_script(options.script)
+        script = options.script if options.is_module else _checked_script(options.script, self._known())
         handle = self._run_cell(
             entry,
             mesh,

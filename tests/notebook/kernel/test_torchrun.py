@@ -61,6 +61,8 @@ def test_a_script_runs_twice_and_an_error_names_its_line(notebook: Notebook, tmp
     assert "train.py, line 10" in failed.error
     missing = notebook.run(f"%mesh torchrun {tmp_path}/none.py")
     assert missing.evalue.endswith("none.py can't be read: No such file or directory")
+    misspelt = notebook.run(f"%mesh torchrun tt {script}")
+    assert "%mesh torchrun: 'tt' is neither a mesh (t) nor a script" in misspelt.evalue
     assert "write t, without an index" in notebook.run(f"%mesh torchrun t[0] {script}").evalue
 
 
