@@ -64,6 +64,8 @@ def _check(request: PlanRequest, resources: Resources) -> None:
         raise PlanError(f"strategy={request.strategy!r} must be one of auto, {', '.join(STRATEGIES)}")
     if request.precision not in _PRECISIONS:
         raise PlanError(f"precision={request.precision!r} must be one of {', '.join(filter(None, _PRECISIONS))}")
+    if empty := [name for name, size in resources.axes.items() if size < 1]:
+        raise PlanError(f"an axis of the mesh must have 1 rank or more, not {empty[0]}={resources.axes[empty[0]]}")
     wants_tensor = bool(request.tensor) or request.strategy in ("tp", "fsdp+tp")
     if wants_tensor and request.tensor_axis not in resources.axes:
         raise PlanError(

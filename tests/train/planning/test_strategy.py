@@ -117,6 +117,7 @@ def test_layers_are_split_on_request() -> None:
     [
         (PlanRequest("fdsp"), {}, "strategy='fdsp' must be one of auto, none, ddp, fsdp, hsdp, tp, fsdp+tp"),
         (PlanRequest("none"), {}, "strategy='none' is for one rank, but there are 4"),
+        (PlanRequest(), {"dp": 0}, "an axis of the mesh must have 1 rank or more, not dp=0"),
         (PlanRequest("hsdp"), {}, "strategy='hsdp' needs a mesh with two axes"),
         (PlanRequest("tp"), {"tp": 2}, "strategy='tp' needs the layers to split"),
         (PlanRequest(tensor=SPLIT), {}, "the mesh has no axis 'tp' along which to split matrices; it has dp=4"),
