@@ -2,8 +2,9 @@
 
 The environment variables of torchrun are set on a rank before its first cell. A script that runs twice must find the same
 things each time, so what scripts usually change in their process is restored afterwards: the arguments, the import path, the
-environment, the working directory, the handlers of the root logger, and torch's generator of random numbers, which starts as
-in a new process. Modules beside the script are imported again by the next run, so edits take effect.
+environment, the working directory, the handlers of the root logger, torch's generator of random numbers, which starts as in a
+new process, and the states that accelerate keeps for the process, which start empty. Modules beside the script are imported
+again by the next run, so edits take effect.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["run_script"]
 
 _TORCH_SEED = 67280421310721
 """The seed of torch's default generator in a new process (``default_rng_seed_val``)."""
+
+
+_STATES_OF_ACCELERATE = ("AcceleratorState", "GradientState", "PartialState")
 
 
 def run_script(name: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
@@ -88,12 +92,18 @@ def _restored(main: types.ModuleType) -> Iterator[None]:
     before, outer = set(sys.modules), sys.modules.get("__main__")
     torch = sys.modules.get("torch")
     state = torch.get_rng_state() if torch is not None else None
+    found_by_accelerate = {name: dict(values) for name, values in _states_of_accelerate()}
+    for _, values in _states_of_accelerate():
+        values.clear()
     if torch is not None:
         torch.default_generator.manual_seed(_TORCH_SEED)
     sys.modules["__main__"] = main
     try:
         yield
     finally:
+        for name, values in _states_of_accelerate():
+            values.clear()
+            values.update(found_by_accelerate.get(name, {}))
         if outer is not None:
             sys.modules["__main__"] = outer
         if script := getattr(main, "__file__", None):
@@ -106,6 +116,13 @@ def _restored(main: types.ModuleType) -> Iterator[None]:
         logging.root.setLevel(level)
         if torch is not None:
             torch.set_rng_state(state)
+
+
+def _states_of_accelerate() -> list[tuple[str, dict[str, Any]]]:
+    """What the first ``Accelerator`` of a process has found, such as its process group; later ones do not look again."""
+    module = sys.modules.get("accelerate.state")
+    kinds: list[tuple[str, Any]] = [(name, getattr(module, name, None)) for name in _STATES_OF_ACCELERATE]
+    return [(name, kind._shared_state) for name, kind in kinds if hasattr(kind, "_shared_state")]
 
 
 def _forget_modules(before: set[str], script: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +124,21 @@ def test_a_module_runs_by_its_name(script: Path, monkeypatch: pytest.MonkeyPatch
     (package / "beside.py").write_text("")
     run_script("a_package", [str(script.parent / "out")], is_module=True)
     assert (script.parent / "out").read_text() == "a_package"
+
+
+def test_what_accelerate_has_found_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator of a second run would use the process group of the first one, which that has destroyed."""
+    shared = {"found by": "a cell"}
+    kind = SimpleNamespace(_shared_state=shared)
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(PartialState=kind))
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        "state = sys.modules['accelerate.state'].PartialState._shared_state\n"
+        "assert not state, state\n"
+        "state['found by'] = 'a script'\n"
+    )
+    for _ in range(2):
+        run_script(str(script), [])
+        assert kind._shared_state is shared
+        assert shared == {"found by": "a cell"}
