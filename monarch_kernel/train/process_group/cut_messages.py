@@ -59,6 +59,8 @@ _AT_MOST_S = 60.0
 _POLL_MS = 5
 
 _ADD, _DEL = 1, 2  # EPOLL_CTL_ADD and EPOLL_CTL_DEL of Linux
+_ONCE = select.EPOLLET
+"""Wakes gloo when bytes or room come, and not all the time because of bytes that it leaves, which would take a processor."""
 
 
 class Received:
@@ -163,7 +165,7 @@ class Substitute:
             self.close()
             raise
         os.dup2(self._theirs.fileno(), fd, inheritable=False)
-        _epoll_ctl(watch, _ADD, fd)
+        _epoll_ctl(watch._replace(events=watch.events | _ONCE), _ADD, fd)
 
     def fileno(self) -> int:
         """The descriptor to poll."""
