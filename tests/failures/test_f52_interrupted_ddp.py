@@ -46,6 +46,7 @@ def stops():
         pathlib.Path({folder!r}, f"at{{rank}}").touch()
         while True: time.sleep(0.001)
 make({at}, stops)
+stops()  # a rank that has executed fewer lines this time
 """
 WORKS = """
 net = DDP(torch.nn.Linear(4, 1))
