@@ -26,7 +26,6 @@ __all__ = [
     "settle",
     "stand_in",
     "unsent_and_received",
-    "wait_until_closed",
 ]
 
 FILTER = 26
@@ -64,12 +63,8 @@ def stand_in(sockets: Iterable[Socket], size: int) -> None:
                 connection.sendall(struct.pack("=q", number))
 
 
-def settle(connections: Iterable[socket.socket], at_most_s: float = SETTLES_WITHIN_S) -> bool:
-    """Wait until no message is on its way; return whether none is.
-
-    When a connection ends, gloo forgets the send of which it has written a part, and the receive of which it has read a part
-    (`Pair::signalException`). Code that waits for one of them would wait until the timeout of the group.
-    """
+def settle(connections: Iterable[socket.socket], at_most_s: float = SETTLES_WITHIN_S) -> None:
+    """Wait until nothing has moved on connections for a moment: what waits for a message that is on its way should get it."""
     quiet_since = time.monotonic()
     deadline = quiet_since + at_most_s
     last: list[tuple[int, int]] = []
@@ -79,9 +74,8 @@ def settle(connections: Iterable[socket.socket], at_most_s: float = SETTLES_WITH
         if state != last or any(unsent for unsent, _ in state):
             last, quiet_since = state, now
         elif now - quiet_since >= _QUIET_S:
-            return True
+            return
         time.sleep(0.005)
-    return False
 
 
 def unsent_and_received(connection: socket.socket) -> tuple[int, int]:
@@ -104,18 +98,15 @@ def end_one_side_first(connections: Mapping[Socket, socket.socket]) -> None:
         connections: sockets of gloo, and duplicates of them.
     """
     _shut_down(connections.values(), socket.SHUT_RD)
-    wait_until_closed(connections.keys())
+    _wait_until_closed(connections.keys())
     _shut_down(connections.values(), socket.SHUT_WR)
 
 
-def wait_until_closed(connections: Collection[Socket]) -> bool:
-    """Give gloo a moment to close connections that have ended; return whether it has closed all of them."""
+def _wait_until_closed(connections: Collection[Socket]) -> None:
+    """Give gloo a moment to close connections that have ended."""
     deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
-    while not open_sockets().isdisjoint(connections):
-        if time.monotonic() >= deadline:
-            return False
+    while not open_sockets().isdisjoint(connections) and time.monotonic() < deadline:
         time.sleep(0.001)
-    return True
 
 
 def _shut_down(connections: Iterable[socket.socket], how: int) -> None:

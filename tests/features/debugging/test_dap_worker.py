@@ -61,7 +61,7 @@ def test_a_debugger_is_served_when_the_former_one_has_left_entirely(monkeypatch:
     rank.receive(DapBytes(1, 1, b""))
     wait_until(lambda: notes.events == ["attached", "leaves"], "the end of the first session")
     rank.receive(StartDap(2, 2))
-    rank.receive(StartDap(3, 0))  # asks only whether debugpy is there, and waits for nobody
+    rank.receive(StartDap(3, 0))  # asks only whether debugpy is there, and waits for no session
     wait_until(lambda: 3 in rank.answered, "an answer")
     notes.go_on.set()
     wait_until(lambda: 2 in rank.answered, "the second session")
