@@ -23,7 +23,7 @@ def test_an_error_names_the_rank_and_the_module(run: Run) -> None:
     shown = run.shown_by("# the bug")
     assert "[2] RuntimeError" in shown
     assert "x[16, 255]" in shown.replace("tensor", "x") or "[16, 255]" in shown
-    assert "[0-1,3] needed the ranks above in a collective and were released" in shown
+    assert "[0-1,3] waited for other ranks at remote cell [" in shown
 
 
 def test_a_death_is_shown_and_healed(run: Run) -> None:

@@ -21,6 +21,7 @@ _MAX_USER_FRAMES = 5
 _MAX_VARIABLES = 8
 _MAX_LAST_LINES = 10
 _MAX_CAUSES = 9  # lines
+_MAX_PLACES = 3  # at which released ranks waited
 _MAX_WIDTH = 160
 _MAX_HEADLINE = 1_000
 _SHOWN_BY = "%tb Verbose shows them"
@@ -68,7 +69,8 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
     paint = _Paint(color)
     groups = error.groups(exact=verbose)
     blocks = [group for group in groups if group[0].kind != "released"]
-    released = sorted(rank for failure, ranks in groups if failure.kind == "released" for rank in ranks)
+    by_rank = {point.rank: report for point, report in error.reports.items()}
+    released = [rank for failure, ranks in groups if failure.kind == "released" for rank in ranks]
     lines = f"{paint.error(type(error).__name__)}: {plain(error.what)}".split("\n")
     n_blocks = len(blocks) if verbose else _MAX_BLOCKS
     for failure, ranks in blocks[:n_blocks]:
@@ -81,9 +83,7 @@ def error_block(error: RanksError, *, color: bool, verbose: bool = False) -> lis
         errors = "1 more distinct error" if len(hidden) == 1 else f"{len(hidden):,} more distinct errors"
         lines.append(f"and {errors} on {label} ({_SHOWN_BY})")
     if released:
-        verb = "was" if len(released) == 1 else "were"
-        what = "needed the ranks above in a collective" if blocks else "waited in a collective"
-        lines.append(paint.dim(f"{format_ranks(released)} {what} and {verb} released"))
+        lines.append(paint.dim(_released({rank: by_rank[rank] for rank in sorted(released)})))
     if finished := sorted(point.rank for point in error.results):
         theirs = "its result is" if len(finished) == 1 else "their results are"
         lines.append(f"{format_ranks(finished)} finished; {theirs} in sys.last_value.results")
@@ -179,6 +179,22 @@ def _interrupted(failure: Failure, paint: _Paint) -> Iterator[str]:
     if where := failure.user_frame:
         source = _source_line(where)
         yield f"    {paint.place(_place(where))}" + (f": {source}" if source else "")
+
+
+def _released(reports: Mapping[int, Failure]) -> str:
+    """Format ranks that only waited for others as one line, with the lines of the user's code at which they waited."""
+    by_place: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        by_place.setdefault(_place(report.user_frame) if report.user_frame else "", []).append(rank)
+    end = f"and {'was' if len(reports) == 1 else 'were'} released"
+    if "" in by_place:
+        where = f" {end}"
+    elif len(by_place) == 1:
+        where = f" at {next(iter(by_place))}, {end}"
+    else:
+        shown = [f"{format_ranks(ranks)} at {place}" for place, ranks in list(by_place.items())[:_MAX_PLACES]]
+        where = f" {end}: {'; '.join(shown)}" + ("; …" if len(by_place) > _MAX_PLACES else "")
+    return f"{format_ranks(reports)} waited for other ranks{where}"
 
 
 def _rank_of_variables(reports: Mapping[int, Failure]) -> str:

@@ -25,7 +25,7 @@ class InterruptOutcome:
         stopped: ranks that stopped and keep their state.
         finished: ranks that had finished before the interrupt.
         completed: ranks that have finished since.
-        released: ranks that had been released from a collective before the interrupt, because a rank in it died or failed.
+        released: ranks that had been released from a wait before the interrupt, because a rank in it died or failed.
         dropped: ranks that still run something else; they never start the interrupted work.
         failed: any other outcome -> ranks.
         stuck: ranks that did not stop.
@@ -73,9 +73,9 @@ def interrupt_text(outcome: InterruptOutcome) -> str:
         parts.append(f"{format_ranks(outcome.completed)} ran to {whose} end")
     parts += [f"{format_ranks(ranks)} {plain(what)}" for what, ranks in outcome.failed.items()]
     if outcome.released:
-        needed = format_ranks(sorted(itertools.chain.from_iterable(outcome.failed.values()))) or "another rank"
+        others = format_ranks(sorted(itertools.chain.from_iterable(outcome.failed.values()))) or "other ranks"
         were = "was" if len(outcome.released) == 1 else "were"
-        parts.append(f"{format_ranks(outcome.released)} needed {needed} in a collective and {were} released")
+        parts.append(f"{format_ranks(outcome.released)} waited for {others} and {were} released")
     if outcome.dropped:
         verb = "runs" if len(outcome.dropped) == 1 else "run"
         parts.append(f"{format_ranks(outcome.dropped)} had not started it and still {verb} earlier work")

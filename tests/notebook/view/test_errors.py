@@ -116,7 +116,7 @@ def test_each_distinct_error_has_a_block_and_released_ranks_share_the_last_line(
     assert heads == [
         "[2] RankLost: killed by SIGKILL: likely the out-of-memory killer",
         "[1] RuntimeError: mat1 and mat2 shapes cannot be multiplied",
-        "[0,3] needed the ranks above in a collective and were released",
+        "[0,3] waited for other ranks at remote cell [5], line 3, and were released",
     ]
     assert lines[-1] == heads[-1]
     assert "aborted" not in "\n".join(lines)
@@ -124,8 +124,20 @@ def test_each_distinct_error_has_a_block_and_released_ranks_share_the_last_line(
 
 def test_ranks_that_differ_only_in_where_they_were_released_share_a_line() -> None:
     elsewhere = replace(RELEASED, frames=(MODEL,))
-    assert block_of({0: RELEASED, 1: elsewhere})[2:] == ["[0-1] waited in a collective and were released"]
-    assert block_of({4: RELEASED})[-1] == "[4] waited in a collective and was released"
+    assert block_of({0: RELEASED, 1: elsewhere})[2:] == [
+        "[0-1] waited for other ranks and were released: [0] at remote cell [5], line 3; "
+        "[1] at /home/me/model.py, line 12, in forward"
+    ]
+    assert block_of({4: RELEASED})[-1] == "[4] waited for other ranks at remote cell [5], line 3, and was released"
+    assert block_of({4: replace(RELEASED, frames=())})[-1] == "[4] waited for other ranks and was released"
+
+
+def test_of_many_places_at_which_ranks_were_released_only_some_are_named() -> None:
+    at_lines = {rank: replace(RELEASED, frames=(replace(CELL, line=rank),)) for rank in range(1, 9)}
+    assert block_of(at_lines)[-1].endswith(
+        "were released: [1] at remote cell [5], line 1; [2] at remote cell [5], line 2; "
+        "[3] at remote cell [5], line 3; …"
+    )
 
 
 def test_a_lost_rank_shows_how_it_died_and_its_last_lines() -> None:
@@ -426,15 +438,16 @@ BARRIER = replace(CLOSED, message="[Rank 0]: Ranks 2 failed to pass monitoredBar
 
 
 def test_broken_connections_are_one_line_below_the_error_that_broke_them() -> None:
-    waited = replace(CLOSED, message="Rank 1 reached it, but received errors while waiting for send/recv from rank 0.")
-    lines = block_of({0: BARRIER, 1: waited, 2: CLOSED, 3: CLOSED})
+    reached = replace(CLOSED, message="Rank 1 reached it, but received errors while waiting for send/recv from rank 0.")
+    lines = block_of({0: BARRIER, 1: reached, 2: CLOSED, 3: CLOSED})
     assert heads(lines) == [
         "[0] RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 2000 ms",
-        "[1-3] needed the ranks above in a collective and were released",
+        "[1-3] waited for other ranks at remote cell [5], line 3, and were released",
     ]
     assert "GLHF" not in "\n".join(lines)
-    assert heads(block_of({0: BARRIER, 1: CLOSED}))[1] == "[1] needed the ranks above in a collective and was released"
-    assert heads(block_of({0: CLOSED, 2: LOST}))[1] == "[0] needed the ranks above in a collective and was released"
+    waited = "waited for other ranks at remote cell [5], line 3, and was released"
+    assert heads(block_of({0: BARRIER, 1: CLOSED}))[1] == f"[1] {waited}"
+    assert heads(block_of({0: CLOSED, 2: LOST}))[1] == f"[0] {waited}"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_the_text_says_what_ranks_did_that_were_not_interrupted() -> None:
     outcome = InterruptOutcome("t", stopped=[2], finished=[4], completed=[0], released=[3], failed={"lost: died": [1]})
     assert interrupt_text(outcome) == (
         "interrupted on [2]; its state is kept; [4] had finished; [0] ran to its end; [1] lost: died; "
-        "[3] needed [1] in a collective and was released"
+        "[3] waited for [1] and was released"
     )
 
 
