@@ -145,6 +145,7 @@ class InterruptProgress:
         }
         outcome.aborted = [rank for rank, report in reports.items() if report.aborted]
         outcome.silent = [rank for rank in ranks if rank not in reports]
+        outcome.halted = [rank for rank in ranks if isinstance(answer := answers.get(rank), Doing) and answer.halted]
 
 
 class MeshInterruptProgress(InterruptProgress):

@@ -12,7 +12,7 @@ from monarch_kernel.errors import format_ranks
 __all__ = ["InterruptOutcome", "interrupt_text", "restart_text", "selector_of"]
 
 
-_THEY_STOP = "They stop when they return to Python, unless they catch"
+_THEY_STOP = "They stop when they return to Python, unless they catch KeyboardInterrupt"
 
 
 @dataclass
@@ -32,6 +32,7 @@ class InterruptOutcome:
         asks_abort: whether the ranks were asked to abort their process groups.
         aborted: ranks that have reported that they did.
         silent: ranks that have not reported what they do.
+        halted: ranks whose processes run nothing, as after SIGSTOP.
         n_ranks: number of ranks of the mesh.
         axes: number of axes of the mesh.
         waited_s: how long the caller waited for the ranks to stop, in seconds.
@@ -51,6 +52,7 @@ class InterruptOutcome:
     asks_abort: bool = False
     aborted: Sequence[int] = ()
     silent: Sequence[int] = ()
+    halted: Sequence[int] = ()
     n_ranks: int = 0
     axes: int = 1
     waited_s: float = 0.0
@@ -94,7 +96,8 @@ def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
     is_one = len(busy) == 1
     whose = "its" if is_one else "their"
     lines = []
-    if not outcome.asks_abort:
+    runs = [rank for rank in busy if rank not in outcome.halted]
+    if not outcome.asks_abort and runs:
         lines.append(f"%mesh interrupt {selector} --abort also aborts {whose} process groups; all other state is kept")
     elif outcome.aborted:
         of = "" if set(busy) <= set(outcome.aborted) else f" of {format_ranks(outcome.aborted)}"
@@ -107,9 +110,12 @@ def _advice(outcome: InterruptOutcome, busy: Sequence[int]) -> list[str]:
         lines.append(f"{format_ranks(none)} had no process group to abort")
     stacks = f"%mesh stacks {name} shows what {'it does' if is_one else 'they do'} now; "
     lines.append(stacks + restart_text(name, busy, outcome.axes, outcome.n_ranks))
-    stops = "It stops when it returns to Python, unless it catches" if is_one else _THEY_STOP
+    if runs:
+        stops = "It stops when it returns to Python, unless it catches KeyboardInterrupt" if is_one else _THEY_STOP
+    else:
+        stops = "It stops when its process runs again" if is_one else "They stop when their processes run again"
     return [
-        f"{stops} KeyboardInterrupt; cells on {selector} wait until then.",
+        f"{stops}; cells on {selector} wait until then.",
         *(f"{line[0].upper() if line[0] != '%' else '%'}{line[1:]}." for line in lines),
     ]
 

@@ -56,6 +56,20 @@ def test_one_stuck_rank_is_it() -> None:
     assert alone.endswith("%mesh stacks t shows what it does now; %mesh restart t replaces it, and its state is lost.")
 
 
+def test_an_abort_is_not_offered_for_a_process_that_runs_nothing() -> None:
+    said = interrupt_text(InterruptOutcome("t", stopped=[0], stuck=[1], halted=[1], n_ranks=2, waited_s=1.8))
+    assert said.splitlines()[1:] == [
+        "It stops when its process runs again; cells on t[1] wait until then.",
+        "%mesh stacks t shows what it does now; "
+        "%mesh restart t[1] replaces it, and its state is lost; the other ranks keep theirs.",
+    ]
+    one_runs = interrupt_text(InterruptOutcome("t", stuck=[1, 2], halted=[1], n_ranks=2, waited_s=1.8))
+    assert "They stop when they return to Python" in one_runs
+    assert "--abort" in one_runs
+    both = interrupt_text(InterruptOutcome("t", stuck=[1, 2], halted=[1, 2], n_ranks=2, waited_s=1.8))
+    assert "They stop when their processes run again; cells on t wait until then." in both
+
+
 def test_waits_that_an_interrupt_ended_are_shown() -> None:
     outcome = InterruptOutcome("t", stopped=[1], finished=[0], waits=["[1] waited for 14 s in all_reduce #3"])
     assert interrupt_text(outcome) == (
