@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from tests.failures.cells import Cells
 
 
@@ -12,3 +14,10 @@ def test_sizes_and_the_largest_variables_are_named(cells: Cells) -> None:
     assert "the process held" in text
     assert "free when this was reported" in text
     cells.ok("del big")
+
+
+def test_a_limit_of_ulimit_is_named(cells: Cells) -> None:
+    cells.ok("import resource\nlimits = resource.getrlimit(resource.RLIMIT_AS)")
+    text = cells.fails("resource.setrlimit(resource.RLIMIT_AS, (64 << 30, limits[1]))\ntorch.empty(1 << 40)")
+    cells.ok("resource.setrlimit(resource.RLIMIT_AS, limits)")
+    assert re.search(r"the process has .* of the 64 GiB of addresses that ulimit -v lets it have", text)

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import re
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -147,15 +148,20 @@ def _is_of(value: Any, package: str, name: str) -> bool:
 
 
 def memory_held() -> str:
-    """Describe the memory of this process and of the machine; empty where /proc does not say."""
+    """Describe the memory of this process and of the machine, and a limit of ``ulimit -v``; empty where /proc does not say."""
     try:
-        words = re.findall(r"^(VmRSS|MemAvailable):\s+(\d+) kB", _text("self/status") + _text("meminfo"), re.MULTILINE)
+        text = _text("self/status") + _text("meminfo")
     except OSError:
         return ""
+    words = re.findall(r"^(VmRSS|VmSize|MemAvailable):\s+(\d+) kB", text, re.MULTILINE)
     found = {name: format_nbytes(int(number) * 1024) for name, number in words}
-    if len(found) < 2:
+    if len(found) < 3:
         return ""
-    return f"the process held {found['VmRSS']}; the machine had {found['MemAvailable']} free when this was reported"
+    held = f"the process held {found['VmRSS']}; the machine had {found['MemAvailable']} free when this was reported"
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return held
+    return f"{held}; the process has {found['VmSize']} of the {format_nbytes(limit)} of addresses that ulimit -v lets it have"
 
 
 def _text(name: str) -> str:
