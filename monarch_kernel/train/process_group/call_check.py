@@ -209,7 +209,7 @@ class CallCheck:
     Args:
         directory: the directory that the ranks of the machine share.
         label: returns the label of a group for users (`labels.label_of`).
-        give_up: closes the connections of a group, given the ranks of the group.
+        give_up: ends a group, given its ranks, and whether to end it on these, too.
         spans: whether ranks, given by their numbers, may be on several hosts.
     """
 
@@ -217,7 +217,7 @@ class CallCheck:
         self,
         directory: str,
         label: Callable[[str, str, Sequence[int]], str],
-        give_up: Callable[[Sequence[int]], None],
+        give_up: Callable[[Sequence[int], bool], None],
         spans: Callable[[Sequence[int]], bool],
     ) -> None:
         self._directory = directory
@@ -438,9 +438,10 @@ class CallCheck:
 
         return wait
 
-    def _refused(self, known: _Group, text: str) -> CollectiveError:
+    def _refused(self, known: _Group, text: str, *, tells: bool = False) -> CollectiveError:
+        """Give up a group that can't be used any more; ``tells`` makes the ranks leave it that wait in it."""
         known.is_raised = True
-        self._give_up(known.given)
+        self._give_up(known.given, tells)
         return CollectiveError(text)
 
     def _start(
@@ -535,7 +536,7 @@ class CallCheck:
         if what := difference(mine.call, 0, theirs[0], 1):
             sent, received = calls if is_sent else calls[::-1]
             text = message_mismatch_text(sent, received, what, members[source], members[target], known.label, tag)
-            raise self._refused(known, self._refuse(known, text))
+            raise self._refused(known, self._refuse(known, text), tells=True)
 
     def _retract_message(self, known: _Group) -> None:
         """Withdraw the last message of this thread, if its last call was one."""
@@ -554,7 +555,7 @@ class CallCheck:
         what = difference(calls[mine][0], mine, calls[first][0], first)
         if what:
             text = mismatch_text(calls, what, known.members, known.label, number)
-            raise self._refused(known, self._refuse(known, text))
+            raise self._refused(known, self._refuse(known, text), tells=True)
 
     @staticmethod
     def _refuse(known: _Group, text: str) -> str:
@@ -572,7 +573,7 @@ class CallCheck:
         if what := next(filter(None, differences), ""):
             calls |= self._with_late_ones(page, number, uncompared)  # one may have been withdrawn meanwhile
             text = mismatch_text(calls, what, known.members, known.label, number)
-            raise self._refused(known, self._refuse(known, text))
+            raise self._refused(known, self._refuse(known, text), tells=True)
 
     @staticmethod
     def _with_late_ones(page: CallPage, number: int, uncompared: int) -> dict[int, tuple[Call, str]]:

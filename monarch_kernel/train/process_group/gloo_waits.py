@@ -42,8 +42,10 @@ from monarch_kernel.train.process_group.strangers import is_lazy
 __all__ = ["end_groups", "gloo_of"]
 
 _AT_ONCE = timedelta(milliseconds=1)
-_DEAD_SETTLE_WITHIN_S = 0.5
-"""How long messages of a dead rank may take to arrive, in seconds; less than its host agent holds its connections."""
+_SOME_SETTLE_WITHIN_S = 0.5
+"""How long messages may take to arrive that are of a dead rank, or in a group that is given up, in seconds; less than the host
+agent of a dead rank holds its connections.
+"""
 
 _TAG = 2**31 - 1
 """The tag of the receives that time out; code that counts its tags up does not come to it."""
@@ -66,7 +68,7 @@ def end_groups(
     waits: NativeWaits,
     waiting: Callable[[], Collection[int]],
     *,
-    are_of_dead: bool,
+    are_all: bool,
 ) -> None:
     """End groups, and what waits in them; takes up to two seconds, or longer to complete large messages.
 
@@ -76,10 +78,11 @@ def end_groups(
         connections: the sockets of these groups, and duplicates of them.
         waits: refuses what is received of messages that were cut, and ends receives from any rank.
         waiting: returns the threads that may wait for a message in native code.
-        are_of_dead: whether these are the groups of a rank that has died; all groups that this process has otherwise.
+        are_all: whether these are all groups that this process has; else those of a rank that has died, or of a collective that
+            was refused.
     """
     began_at = time.monotonic()
-    settle(connections.values(), _DEAD_SETTLE_WITHIN_S if are_of_dead else SETTLES_WITHIN_S)
+    settle(connections.values(), SETTLES_WITHIN_S if are_all else _SOME_SETTLE_WITHIN_S)
     # gloo closes a substitute only when a receive has timed out, and the receive would connect first.
     replaced = {} if is_lazy() else substitutes(connections)
     for each, copy in connections.items():
@@ -93,7 +96,7 @@ def end_groups(
             _end_waits(dist, backends)
     finally:
         waits.any_source.end()
-        if not are_of_dead:
+        if are_all:
             waits.end_messages(began_at)
         for substitute in replaced.values():
             substitute.close()

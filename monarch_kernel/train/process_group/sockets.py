@@ -9,7 +9,7 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "close",
     "copy_of",
     "duplicate",
-    "end_one_side_first",
     "has_closed",
     "open_sockets",
     "settle",
@@ -36,9 +35,6 @@ NO_FILTER = 27
 
 _STAND_IN_S = 1.0
 """How long a rank tries to connect to its own listener."""
-
-_GLOO_CLOSES_WITHIN_S = 0.2
-"""How long gloo may take to close a connection that has ended, in seconds."""
 
 SETTLES_WITHIN_S = 1.0
 """How long messages that are on their way may take to arrive, in seconds."""
@@ -87,32 +83,6 @@ def unsent_and_received(connection: socket.socket) -> tuple[int, int]:
     except (OSError, struct.error):  # the second: an old kernel has no such field
         return 0, 0
     return unsent, received
-
-
-def end_one_side_first(connections: Mapping[Socket, socket.socket]) -> None:
-    """Shut down connections of gloo: for reading, and, when gloo has closed them, for writing.
-
-    The other ranks find the end of a connection only when gloo sends nothing more on it.
-
-    Args:
-        connections: sockets of gloo, and duplicates of them.
-    """
-    _shut_down(connections.values(), socket.SHUT_RD)
-    _wait_until_closed(connections.keys())
-    _shut_down(connections.values(), socket.SHUT_WR)
-
-
-def _wait_until_closed(connections: Collection[Socket]) -> None:
-    """Give gloo a moment to close connections that have ended."""
-    deadline = time.monotonic() + _GLOO_CLOSES_WITHIN_S
-    while not open_sockets().isdisjoint(connections) and time.monotonic() < deadline:
-        time.sleep(0.001)
-
-
-def _shut_down(connections: Iterable[socket.socket], how: int) -> None:
-    for connection in connections:
-        with contextlib.suppress(OSError):  # the peer has reset it
-            connection.shutdown(how)
 
 
 def close(connections: Sequence[socket.socket]) -> None:

@@ -49,7 +49,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial, wraps
@@ -61,7 +61,7 @@ from monarch_kernel.base.mesh import ValueMesh
 from monarch_kernel.errors import Failure, MeshDownError, RemoteError, format_ranks
 from monarch_kernel.net.transport.driver import Waiter
 from monarch_kernel.net.wire.codec import Frame, pack
-from monarch_kernel.net.wire.messages import FormGroup, HostStore, SkipGroupNames
+from monarch_kernel.net.wire.messages import EndGroup, FormGroup, HostStore, RankSpec, SkipGroupNames
 from monarch_kernel.runtime.diagnostics.stacks import Collective
 from monarch_kernel.runtime.host.connection_holder import FdHolder
 from monarch_kernel.runtime.host.network import address_of, interfaces
@@ -94,7 +94,6 @@ from monarch_kernel.train.process_group.sockets import (
     Socket,
     close,
     copy_of,
-    end_one_side_first,
     has_closed,
     open_sockets,
     stand_in,
@@ -240,6 +239,7 @@ class RankGroup:
         self._rounds = 0
         self._formed_ns, self._forms_on = 0, 0  # when the group was formed, and by which thread
         self._hosted = ""  # the store that this rank serves
+        self._met_in = ""  # the store in which the ranks of the default group have met
         self._client = StoreClient(rank.peers, rank.spec.proc, "")
         self._store: Any = None  # torch's wrapper, created once: torch's threads may outlive its group
         self._device_mesh: Callable[[], Any] = lambda: None
@@ -253,6 +253,7 @@ class RankGroup:
         rank.extend(
             {HostStore: self._host_store, FormGroup: self._form, SkipGroupNames: self._skip_names}, on_main=True
         )
+        rank.extend({EndGroup: self._end_group}, from_ranks=True)
 
     def namespace(self) -> dict[str, Any]:
         """The initial variables of the user's namespace; does not import torch."""
@@ -359,11 +360,7 @@ class RankGroup:
             if self._closing:
                 later(_CLOSE_AFTER_S, close, list(self._closing))
             if connections or groups:
-                args = (dist, groups, connections, self._waits, self._calls.in_torch)
-                of_dead = {"are_of_dead": dead is not None}
-                thread = threading.Thread(target=end_groups, args=args, kwargs=of_dead, daemon=True)
-                thread.start()
-                self._ending.append(thread)
+                self._start_ending(groups, connections, are_all=dead is None)
         stand_in(new, size)
 
     def _groups_with(self, dead: int | None) -> list[Any]:
@@ -384,17 +381,48 @@ class RankGroup:
                     connection.close()
                     self._connections.add(each)
 
-    def _give_up(self, members: Sequence[int]) -> None:
-        """Close the connections of one group, because this rank refuses a collective in which other ranks may wait."""
+    def _start_ending(
+        self, groups: Collection[Any], connections: Mapping[Socket, socket.socket], *, are_all: bool
+    ) -> None:
+        """End what waits in groups, in another thread. Called with the lock held."""
+        args = (_dist(), groups, connections, self._waits, self._calls.in_torch)
+        thread = threading.Thread(target=end_groups, args=args, kwargs={"are_all": are_all}, daemon=True)
+        thread.start()
+        self._ending.append(thread)
+
+    def _give_up(self, members: Sequence[int], tells: bool) -> None:
+        """End the groups of these ranks, because this rank refuses a collective in which other ranks may wait.
+
+        Args:
+            members: the ranks; all if empty.
+            tells: whether to end the groups on the other ranks, too. They do not learn it from their connections, which must
+                not end in the middle of a message (`gloo_waits`).
+        """
+        spec, dist = self._spec, _dist()
+        message = EndGroup(self._met_in, self._rounds, tuple(members))
+        self._end_group(message, ())
+        # The program can make a default group of some ranks, which have other numbers in it.
+        if tells and dist.is_initialized() and (dist.get_rank(), dist.get_world_size()) == (spec.rank, spec.world_size):
+            first = spec.proc - spec.rank
+            others = set(members or range(spec.world_size)) - {spec.rank}
+            self._rank.peers.tell([first + each for each in sorted(others)], pack(message))
+
+    def _end_group(self, message: EndGroup, _: Sequence[Frame]) -> None:
+        dist, members = _dist(), message.members
+        if (message.store, message.round) != (self._met_in, self._rounds) or not dist.is_initialized():
+            return
         self._aborted = True
+        world = dist.distributed_c10d._world
+        ranks = set(members or range(dist.get_world_size()))
+        groups = gloo_of(
+            dist, [each for each in list(world.pg_map) if set(world.pg_group_ranks.get(each, ())) == ranks]
+        )
         with self._lock:
-            copies = {
-                each: copy for each in self._sockets.pop(tuple(members), ()) if (copy := copy_of(each)) is not None
-            }
-            self._closing += copies.values()
-        end_one_side_first(copies)
-        if copies:
-            later(_CLOSE_AFTER_S, close, list(copies.values()))
+            connections = {each: copy for each in self._sockets.pop(members, ()) if (copy := copy_of(each)) is not None}
+            if connections:
+                self._closing += connections.values()
+                later(_CLOSE_AFTER_S, close, list(connections.values()))
+                self._start_ending(groups, connections, are_all=False)
 
     def _hold(self, sockets: set[Socket]) -> None:
         """Ask the agent to keep connections open if this process dies."""
@@ -409,7 +437,7 @@ class RankGroup:
 
     def _host_store(self, message: HostStore, _: Sequence[Frame]) -> None:
         """Open a store, and drop the previous one, whose clients belong to a group that no longer exists."""
-        address = self._address()
+        address = _own_address()
         last, self._hosted = self._hosted, f"group {message.id} {secrets.token_hex(8)}"
         self._rank.submit(partial(self._open_store, self._hosted, last))
         with socket.create_server((address, 0), family=_family(address)) as free:
@@ -422,20 +450,6 @@ class RankGroup:
         for id, packed in stores.close(instead_of):
             self._rank.send_answer_now(id, packed)
         stores.open(name)
-
-    def _address(self) -> str:
-        """The address that gloo uses.
-
-        Raises:
-            RuntimeError: the host has no such address.
-        """
-        address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
-        if not address:
-            raise RuntimeError(
-                f"host {socket.gethostname()} has no address that others can reach on the network interface "
-                f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
-            )
-        return address
 
     def _form(self, message: FormGroup, _: Sequence[Frame]) -> None:
         dist = _dist()
@@ -463,6 +477,7 @@ class RankGroup:
         self._patch(dist)
         self._leave(dist)
         self._check.forget(dist.distributed_c10d._world.pg_map)
+        self._met_in = message.store
         self._client.begin(message.proc, message.store)
         if self._store is None:
             self._store = torch_store(self._client)
@@ -526,31 +541,9 @@ class RankGroup:
         """Form a group under a new prefix, so that it does not take keys of an earlier group for those of its peers."""
         ours = _dist().PrefixStore(f"group/{self._rounds}", self._store)
         if self._sockets_before is not None:
-            self._meet(ours)
+            _meet(self._spec, ours)
         options.update(store=ours, rank=self._spec.rank, world_size=self._spec.world_size)
         init(backend, **options)
-
-    def _meet(self, store: Any) -> None:
-        """Wait until all ranks are present, and, with several hosts, until the hosts have reached each other.
-
-        Raises:
-            ConnectionError: this host can't reach another host.
-        """
-        spec = self._spec
-        _gather_keys(store, "present", spec.rank, range(spec.world_size), "")
-        if spec.world_size == spec.local_world_size:
-            return
-        firsts = range(0, spec.world_size, spec.local_world_size)
-        if spec.rank not in firsts:
-            store.wait([f"reached/{first}" for first in firsts], _JOIN_TIMEOUT)
-            return
-        address = self._address()
-        with socket.create_server((address, 0), family=_family(address), backlog=len(firsts)) as listener:
-            mine = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
-            for first, theirs in zip(firsts, _gather_keys(store, "address", spec.rank, firsts, mine)):
-                if first != spec.rank:
-                    _reach(first, *json.loads(theirs))
-            _gather_keys(store, "reached", spec.rank, firsts, "")
 
     def _add_device_mesh(self) -> None:
         with self._rank.main.own_code():  # an interrupt could leave torch or IPython half imported
@@ -663,6 +656,43 @@ class RankGroup:
 def _span_hosts(per_host: int, members: Sequence[int]) -> bool:
     """Whether ranks are on several hosts; those of one host have successive numbers."""
     return len({member // max(1, per_host) for member in members}) > 1
+
+
+def _own_address() -> str:
+    """The address that gloo uses.
+
+    Raises:
+        RuntimeError: the host has no such address.
+    """
+    address = address_of(os.environ.get("GLOO_SOCKET_IFNAME", ""))
+    if not address:
+        raise RuntimeError(
+            f"host {socket.gethostname()} has no address that others can reach on the network interface "
+            f"{os.environ.get('GLOO_SOCKET_IFNAME', '')!r} (GLOO_SOCKET_IFNAME); it has {_interfaces_text()}"
+        )
+    return address
+
+
+def _meet(spec: RankSpec, store: Any) -> None:
+    """Wait until all ranks are present, and, with several hosts, until the hosts have reached each other.
+
+    Raises:
+        ConnectionError: this host can't reach another host.
+    """
+    _gather_keys(store, "present", spec.rank, range(spec.world_size), "")
+    if spec.world_size == spec.local_world_size:
+        return
+    firsts = range(0, spec.world_size, spec.local_world_size)
+    if spec.rank not in firsts:
+        store.wait([f"reached/{first}" for first in firsts], _JOIN_TIMEOUT)
+        return
+    address = _own_address()
+    with socket.create_server((address, 0), family=_family(address), backlog=len(firsts)) as listener:
+        mine = json.dumps([address, listener.getsockname()[1], socket.gethostname()])
+        for first, theirs in zip(firsts, _gather_keys(store, "address", spec.rank, firsts, mine)):
+            if first != spec.rank:
+                _reach(first, *json.loads(theirs))
+        _gather_keys(store, "reached", spec.rank, firsts, "")
 
 
 def _gather_keys(store: Any, kind: str, rank: int, ranks: Sequence[int], value: str) -> list[bytes]:

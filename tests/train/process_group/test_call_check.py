@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from monarch_kernel.train.process_group.worker import GroupStore
 from tests.support.waiting import LONG_S, wait_until
 
 PRELUDE = """
-import gc, os, threading, torch, torch.distributed as dist
+import gc, os, threading, time, torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 sums = lambda: (x := torch.ones(3), dist.all_reduce(x))[0].tolist()
 floats, ints = torch.ones(4), torch.ones(4, dtype=torch.int32)
@@ -272,6 +273,46 @@ for _ in range(3):
 len(texts)
 """
     assert group.run(LAST + code).get(LONG_S).values() == (1, 1, 1)
+
+
+def test_a_rank_that_catches_the_refusal_and_goes_on_frees_those_that_wait(group: ProcMesh, tmp_path: Path) -> None:
+    code = f"""
+import pathlib
+freed = pathlib.Path({str(tmp_path / "freed")!r})
+try:
+    if last:
+        while not (freed.parent / "waits").exists(): pass
+    dist.all_reduce(ints if last else floats)
+except RuntimeError as error:
+    if not last: freed.touch()
+while last and not freed.exists(): pass
+"""
+    running = group.run(LAST + code)
+    wait_until(lambda: all(group.doing().get(LONG_S)[rank].collectives for rank in (0, 1)), "two ranks to wait")  # type: ignore[union-attr]
+    (tmp_path / "waits").touch()
+    running.get(LONG_S)
+
+
+LARGE = """
+big = torch.ones(8 << 20)
+time.sleep(last * {wait_s})
+x = big.double() if last else big.clone()
+{collective}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "collective", ["dist.all_gather([torch.empty_like(x) for _ in range(3)], x)", "dist.all_reduce(x)"]
+)
+def test_a_refusal_frees_ranks_in_the_middle_of_large_messages(
+    group: ProcMesh, store: GroupStore, collective: str
+) -> None:
+    """When a connection ends, gloo forgets the message that it is writing, and the one that it is reading."""
+    for i in range(24):
+        error = refusal(group, LARGE.format(wait_s=0.005 * i, collective=collective))
+        assert "with different dtypes" in error.primary.message
+        store.form(group).get(LONG_S)
 
 
 def test_a_collective_that_was_aborted_is_not_compared(group: ProcMesh) -> None:

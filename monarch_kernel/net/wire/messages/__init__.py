@@ -112,6 +112,7 @@ from monarch_kernel.net.wire.messages.tools import (
 )
 from monarch_kernel.net.wire.messages.training import (
     Change,
+    EndGroup,
     FetchSnapshot,
     FormGroup,
     HostStore,
@@ -156,6 +157,7 @@ __all__ = [
     "Detached",
     "EndExport",
     "EndExports",
+    "EndGroup",
     "EndStream",
     "Failed",
     "Fetch",

@@ -10,6 +10,7 @@ from monarch_kernel.net.wire.messages.base import Message, Payload
 
 __all__ = [
     "Change",
+    "EndGroup",
     "FetchSnapshot",
     "FormGroup",
     "HostStore",
@@ -62,6 +63,18 @@ class SkipGroupNames(Message, frozen=True):
     """Name the next process groups as if ``count`` groups had been made; other ranks have made so many."""
 
     count: int
+
+
+class EndGroup(Message, frozen=True):
+    """End the process groups of these ranks (of all, without ``members``): a rank refuses a collective in one of them.
+
+    Ranks send it to each other. ``store`` and ``round`` say in which default group; if the receiver has another one by now, it
+    does nothing. Handled out of band.
+    """
+
+    store: str
+    round: int
+    members: tuple[int, ...]
 
 
 class StoreCall(Message, frozen=True):
