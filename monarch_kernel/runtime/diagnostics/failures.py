@@ -25,10 +25,10 @@ import socket
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import FrameType, TracebackType
-from typing import Any
+from types import CodeType, FrameType, TracebackType
+from typing import Any, TypeVar
 
 from monarch_kernel.base.failure_reports import FailureKind
 from monarch_kernel.base.location import PACKAGE
@@ -42,7 +42,9 @@ from monarch_kernel.runtime.diagnostics.reprs import describe_variable, is_tenso
 from monarch_kernel.runtime.diagnostics.source_names import describe_line
 from monarch_kernel.runtime.diagnostics.torch_notes import torch_notes
 
-__all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file"]
+__all__ = ["describe", "describe_frames", "is_machinery", "is_of_debugger", "is_user", "is_user_file", "starts_program"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +69,15 @@ _MACHINERY = (
     "<frozen runpy>",
     *(os.path.join(_LIBRARY, name) for name in ("runpy.py", "codeop.py", "bdb.py", "pdb.py")),
 )
+
+
+_starts: set[CodeType] = set()
+
+
+def starts_program(function: F) -> F:
+    """Mark a function of this package that runs a program of the user: reports omit its callers, which are not the user's."""
+    _starts.add(function.__code__)
+    return function
 
 
 def describe(error: BaseException, *, kind: FailureKind = "exception", own_files: Collection[str] = ()) -> Failure:
@@ -246,9 +257,10 @@ def _is_quit(error: BaseException) -> bool:
 
 
 def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
-    rendered = traceback.TracebackException.from_exception(error)
+    trace = _of_program(error.__traceback__)
+    rendered = traceback.TracebackException(type(error), error, trace)
     own = functools.partial(is_machinery, own_files=own_files)
-    is_not_ours = isinstance(error, SyntaxError) or _is_quit(error)
+    is_not_ours = isinstance(error, SyntaxError) or _is_quit(error) or trace is not error.__traceback__
     pending: list[traceback.TracebackException | None] = [rendered]
     while pending:
         part = pending.pop()
@@ -259,7 +271,7 @@ def _traceback_text(error: BaseException, own_files: Collection[str]) -> str:
             # If all frames belong to this package, keep them: they locate a bug in it. A syntax error or ``q`` is no such bug.
             part.stack[:] = _middle_cut(kept if kept or is_not_ours else list(part.stack))
         pending += [part.__cause__, part.__context__, *(getattr(part, "exceptions", None) or ())]
-    is_without_place = is_not_ours and not rendered.stack  # a syntax error has its place in its own text
+    is_without_place = is_not_ours and not rendered.stack  # its text has the place, such as that of a syntax error
     return "".join(rendered.format_exception_only() if is_without_place else rendered.format())
 
 
@@ -312,7 +324,9 @@ def describe_frames(
         own_files: names of further files whose frames belong to this package's machinery.
         with_variables: whether to describe variables; must be False for code that is still running.
     """
-    known = [step for step in steps if not is_machinery(step[0].f_code.co_filename, own_files)]
+    all_steps = list(steps)
+    start = next((i for i in range(len(all_steps), 0, -1) if all_steps[i - 1][0].f_code in _starts), 0)
+    known = [step for step in all_steps[start:] if not is_machinery(step[0].f_code.co_filename, own_files)]
     # The callers of the user's code (an event loop, a thread's run) do not help the user; the functions that it calls do.
     first = next((i for i, (frame, _, _) in enumerate(known) if is_user(frame)), 0)
     known = known[first:]
@@ -337,6 +351,15 @@ def _steps(trace: TracebackType | None) -> Iterator[tuple[FrameType, int, int]]:
             end = max(line, last or line)
         yield trace.tb_frame, line, end
         trace = trace.tb_next
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback below the function that has started the program of the user; all of it without one."""
+    part = trace
+    while trace is not None:
+        part = trace.tb_next if trace.tb_frame.f_code in _starts else part
+        trace = trace.tb_next
+    return part
 
 
 def _middle_cut(items: list[Any]) -> list[Any]:

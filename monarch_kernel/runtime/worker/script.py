@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from monarch_kernel.runtime.diagnostics.failures import starts_program
+
 __all__ = ["run_script"]
 
 _TORCH_SEED = 67280421310721
@@ -28,6 +30,7 @@ _TORCH_SEED = 67280421310721
 _STATES_OF_ACCELERATE = ("AcceleratorState", "GradientState", "PartialState")
 
 
+@starts_program
 def run_script(name: str, arguments: Sequence[str], *, is_module: bool = False) -> None:
     """Run a script as the program of this process.
 

@@ -59,6 +59,7 @@ def test_a_script_runs_twice_and_an_error_names_its_line(notebook: Notebook, tmp
     failed = notebook.run(f"%mesh torchrun t {script}")
     assert "[1] ZeroDivisionError" in failed.error
     assert "train.py, line 10" in failed.error
+    assert "run_script" not in failed.error
     missing = notebook.run(f"%mesh torchrun {tmp_path}/none.py")
     assert missing.evalue.endswith("none.py can't be read: No such file or directory")
     misspelt = notebook.run(f"%mesh torchrun tt {script}")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 import torch
 
+from monarch_kernel.errors import Failure
+from monarch_kernel.runtime.diagnostics.failures import describe
+from monarch_kernel.runtime.diagnostics.stacks import Activity, describe_thread
 from monarch_kernel.runtime.worker.script import run_script
 
 SCRIPT = """
@@ -104,6 +108,34 @@ def test_an_error_of_a_script_keeps_its_line(script: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         run_script(str(script), [])
     assert (str(caught.traceback[-1].path), caught.traceback[-1].lineno) == (str(script), 1)
+
+
+def test_a_report_has_only_frames_of_the_script_and_of_libraries(script: Path) -> None:
+    call = f"__import__('monarch_kernel.runtime.worker.script', fromlist=['run_script']).run_script({str(script)!r}, ['3'])"
+
+    def report() -> Failure:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - of several kinds
+            exec(compile(call, "<remote cell [1]>", "exec"), {})
+        return describe(caught.value)
+
+    script.write_text("import sys\ndef check():\n    raise ValueError(sys.argv[1])\ncheck()\n")
+    raised = report()
+    assert [(Path(frame.file).name, frame.line) for frame in raised.frames] == [("train.py", 4), ("train.py", 3)]
+    assert "run_script" not in raised.traceback
+    script.write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
+    ended = report()
+    assert ended.frames == ()
+    assert ended.traceback == f"RuntimeError: {script} ended by sys.exit with exit code 3\n"
+
+
+def test_the_stack_of_a_script_starts_in_the_script(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.write_text("import json\njson.JSONEncoder(default=json.look).encode(object())\n")
+    found: list[Activity] = []
+    look = lambda value: found.extend(describe_thread(threading.get_ident(), 1, "main"))  # noqa: E731 - returns None
+    monkeypatch.setattr(json, "look", look, raising=False)
+    exec(compile(f"run_script({str(script)!r}, [])", "<remote cell [1]>", "exec"), {"run_script": run_script})
+    (activity,) = found
+    assert [Path(frame.file).name for frame in activity.frames if frame.user][:1] == ["train.py"]
 
 
 def test_a_missing_script_says_where_it_must_be(tmp_path: Path) -> None:
