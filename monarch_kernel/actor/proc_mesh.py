@@ -101,6 +101,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         want_value: bool = False,
         listen: Listener | None = None,
         rewind: Rewind | None = None,
+        needs_all: bool = False,
     ) -> Future[ValueMesh[CellResult]]:
         """Run code in the namespace of every rank, as a cell.
 
@@ -110,6 +111,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             want_value: whether the ranks send the value of the last expression.
             listen: gets the output and displays of the cell, on the I/O thread; without it they are printed.
             rewind: the snapshot that a loop in the cell goes back to.
+            needs_all: whether the code makes sense only on all ranks of the mesh.
         """
         check_type("code", code, str)
         description = f"cell [{cell}]" if cell else "a cell"
@@ -117,7 +119,8 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
         def read(answer: Value) -> CellResult:
             return CellResult(read_value(answer), answer.bundle)
 
-        finish = gather(self._region, f"{description} failed on {self.name}", RemoteError, read, self.spawned_extent)
+        what = f"{description} failed on {self.name}"
+        finish = gather(self._region, what, RemoteError, read, self.spawned_extent, needs_all=needs_all)
         return self.runtime.request(
             self.procs,
             lambda id: pack(Run(id, code, cell, want_value, rewind)),
@@ -130,7 +133,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
     def call_cell(
         self, function: Callable[[], Any], *, cell: int = 0, listen: Listener | None = None
     ) -> Future[ValueMesh[CellResult]]:
-        """Call a function on the main thread of every rank, as a cell; the arguments are those of `run_cell` and `map`.
+        """Call a function on the main threads of all ranks, which it needs, as a cell; arguments as for `run_cell` and `map`.
 
         Raises:
             TypeError: ``function`` is not a plain function, or can't be sent.
@@ -143,6 +146,7 @@ class ProcMesh(ProcObserver, ProcTensors, ProcDevice, ProcEditor):
             RemoteError,
             lambda answer: CellResult(read_value(answer), answer.bundle),
             self.spawned_extent,
+            needs_all=True,
         )
         return self.runtime.request(self.procs, make, description, finish, listen=listen, is_cell=cell > 0)
 

@@ -163,6 +163,7 @@ class RemoteCell:
         timeout_s: float | None = None,
         fail_fast: bool = False,
         warn_after_s: float = WARN_AFTER_S,
+        needs_all: bool = False,
     ) -> None:
         self.mesh = mesh
         self.ranks = frozenset(mesh.ranks)
@@ -184,6 +185,7 @@ class RemoteCell:
         self._has_stops = False
         self._lane = cell_queue
         self._warn_after_s = warn_after_s
+        self._needs_all = needs_all
         self._restart_watches(time.monotonic())
         self._future: Future[Any] | None = None
         self._result: ValueMesh[CellResult] | None = None
@@ -438,6 +440,7 @@ class RemoteCell:
                     want_value=self._want_value,
                     listen=self.output.handle,
                     rewind=self._rewind,
+                    needs_all=self._needs_all,
                 )
         except Exception as error:  # the session was shut down
             self._fail(error)

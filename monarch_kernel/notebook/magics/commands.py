@@ -314,7 +314,7 @@ class MeshCommands:
             mesh,
             f"__import__({run_script.__module__!r}, fromlist=['run_script']).run_script("
             f"{script!r}, {list(options.arguments)!r}, is_module={options.is_module})",
-            RemoteOptions(raw=options.raw, background=options.background),
+            RemoteOptions(raw=options.raw, background=options.background, needs_all=True),
         )
         if handle is not None:
             handle._ipython_display_()

@@ -234,6 +234,7 @@ class MeshMagics(Magics):
             timeout_s=options.timeout_s,
             fail_fast=options.fail_fast,
             warn_after_s=options.warn_after_s,
+            needs_all=options.needs_all,
         )
 
     def _results(

@@ -316,6 +316,7 @@ class Meshes:
         timeout_s: float | None,
         fail_fast: bool = False,
         warn_after_s: float | None = None,
+        needs_all: bool = False,
     ) -> RemoteCell:
         """Create a cell and queue it; the caller drives it with `run` or by the `background`."""
         output = CellOutput(mesh, sink, entry.cell_queue.slots, raw=raw, stream=stream)
@@ -329,6 +330,7 @@ class Meshes:
             timeout_s=timeout_s,
             fail_fast=fail_fast or entry.options.fail_fast,
             warn_after_s=entry.options.warn_after_s if warn_after_s is None else warn_after_s,
+            needs_all=needs_all,
         )
 
     def run(self, entry: MeshEntry, cell: RemoteCell, interrupts: HeldInterrupts) -> ValueMesh[CellResult]:

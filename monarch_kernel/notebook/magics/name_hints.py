@@ -18,7 +18,7 @@ _CONTEXT_LOST = re.compile(
     r"CUDA error: (device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
     r"|an illegal instruction was encountered|misaligned address|invalid program counter|hardware stack error)"
 )
-_METHOD = re.compile(r", or heal the mesh \(\.heal\(\)\)| with \.heal\(\)")
+_METHOD = re.compile(r"(?:, or|:) heal the mesh \(\.heal\(\)\)| with \.heal\(\)")
 _NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 

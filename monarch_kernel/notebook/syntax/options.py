@@ -104,6 +104,7 @@ class RemoteOptions:
         local: whether the kernel runs the cell, too.
         fail_fast: whether the first rank that fails ends the cell on all ranks.
         warn_after_s: age from which waits in collectives are reported, in seconds; 0 for never, None for the mesh's default.
+        needs_all: whether the code makes sense only on all ranks of the mesh, as that of ``%mesh torchrun``.
     """
 
     selector: str = ""
@@ -116,6 +117,7 @@ class RemoteOptions:
     local: bool = False
     fail_fast: bool = False
     warn_after_s: float | None = None
+    needs_all: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,13 @@ _IMMUTABLE = frozenset({bool, bytes, complex, float, int, str, type(None)})
 
 
 def gather(
-    region: Region, what: str, error: type[RanksError], read: Callable[[Value], T], base: Extent | None = None
+    region: Region,
+    what: str,
+    error: type[RanksError],
+    read: Callable[[Value], T],
+    base: Extent | None = None,
+    *,
+    needs_all: bool = False,
 ) -> Callable[[Sequence[Answer]], ValueMesh[T]]:
     """Make a function that turns the answers of a region's ranks into a mesh of values, or raises.
 
@@ -50,6 +56,7 @@ def gather(
         error: Raised if ranks failed; a `SupervisionError` if a rank was lost or stopped.
         read: Returns the value of an answer.
         base: The mesh as spawned, if errors should name its ranks, and not those within the region.
+        needs_all: Whether the request makes sense only for all ranks, so that a slice is no way out.
     """
 
     def point_of(index: int) -> Point:
@@ -71,8 +78,9 @@ def gather(
             dead = format_ranks(point.rank for point in reports)
             can_heal = all(report.kind == "lost" for report in reports.values())
             remedy = "heal the mesh (.heal())" if can_heal else "bring the mesh up again"
-            are_gone = "is gone; slice it" if len(reports) == 1 else "are gone; slice them"
-            said = f"{what}: it was not sent, because {dead} {are_gone} out, or {remedy}"
+            are_gone, them = ("is gone", "it") if len(reports) == 1 else ("are gone", "them")
+            way_out = f", and it needs all ranks: {remedy}" if needs_all else f"; slice {them} out, or {remedy}"
+            said = f"{what}: it was not sent, because {dead} {are_gone}{way_out}"
         raise error_for(reports.values(), error)(said, reports, dict(zip(succeeded, values)))
 
     return finish

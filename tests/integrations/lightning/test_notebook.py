@@ -151,6 +151,21 @@ def test_an_interrupt_can_be_caught_as_a_keyboard_interrupt(notebook: Notebook) 
     assert "caught" in cell.wait().stdout
 
 
+def test_the_trainer_fits_again_after_a_dead_rank_is_healed(notebook: Notebook) -> None:
+    notebook.ok("%mesh up d -n 2 --device cpu")
+    try:
+        notebook.ok(fit("max_epochs=1,"), 60)
+        assert notebook.run("%%remote d[1]\nimport os, signal; os.kill(os.getpid(), signal.SIGKILL)").error
+        refused = notebook.run("trainer.fit(net, data)")
+        assert "because [1] is gone, and it needs all ranks\n" in refused.error
+        assert "%mesh heal d puts a new process in place of [1]" in refused.error
+        notebook.ok("%mesh heal d")
+        fitted = notebook.ok("trainer.fit(net, data); print(trainer.state.status.value)", 60)
+        assert fitted.stdout.endswith("finished\n")
+    finally:
+        notebook.ok("%mesh down d")
+
+
 def test_an_attribute_that_cannot_be_sent_is_named(notebook: Notebook) -> None:
     notebook.ok("import threading; odd = Net(); odd.things = {'door': threading.Lock()}")
     cell = notebook.run("L.Trainer(strategy='monarch', **plain).fit(odd, data)")

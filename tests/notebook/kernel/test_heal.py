@@ -100,6 +100,8 @@ def test_actors_of_the_notebook_are_created_again(doomed: Notebook) -> None:
     refused = doomed.run("counter.add.call().get()")
     assert "it was not sent, because [0] is gone; slice it out\n" in refused.error
     assert refused.error.count("heal") == 1, "%mesh heal d ..."
+    of_all = doomed.run("%mesh torchrun d -m a_script")
+    assert "it was not sent, because [0] is gone, and it needs all ranks\n" in of_all.error
     doomed.ok("d.heal().get()")
     assert doomed.ok("counter.add.call().get().values()").plain == "(11, 12, 12, 12)"
     doomed.ok("counter.stop().get()")

@@ -15,6 +15,10 @@ from monarch_kernel.notebook.magics.name_hints import without_heal
             "pulling 'x' from t failed: it was not sent, because [1] is gone; slice it out",
         ),
         (
+            "cell [5] failed on t: it was not sent, because [1] is gone, and it needs all ranks: heal the mesh (.heal())",
+            "cell [5] failed on t: it was not sent, because [1] is gone, and it needs all ranks",
+        ),
+        (
             "t can't hold tensors: replace its dead ranks with .heal()",
             "t can't hold tensors: replace its dead ranks",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from monarch_kernel.base.mesh import Extent, Region
-from monarch_kernel.errors import ActorError, Failure
+from monarch_kernel.errors import ActorError, Failure, SupervisionError
 from monarch_kernel.net.wire.codec import dump
 from monarch_kernel.runtime.rpc.answers import Answer, Value
 from monarch_kernel.runtime.rpc.gather import gather, read_value
@@ -48,3 +48,17 @@ def test_failures_among_equal_answers_keep_their_ranks() -> None:
         gather(region(4), "the call", ActorError, read_value)(answers)
     assert {point.rank: report for point, report in caught.value.reports.items()} == {1: failure, 3: failure}
     assert {point.rank: found for point, found in caught.value.results.items()} == {0: 1, 2: 1}
+
+
+@pytest.mark.parametrize(
+    ("needs_all", "way_out"),
+    [
+        (False, "[1] is gone; slice it out, or heal the mesh (.heal())"),
+        (True, "[1] is gone, and it needs all ranks: heal the mesh (.heal())"),
+    ],
+)
+def test_what_was_not_sent_says_how_to_go_on(needs_all: bool, way_out: str) -> None:
+    answers: list[Answer] = [Failure("lost", "NotSent", ""), Failure("lost", "RankDied", "killed")]
+    with pytest.raises(SupervisionError) as caught:
+        gather(region(2), "fit failed", ActorError, read_value, needs_all=needs_all)(answers)
+    assert caught.value.what == f"fit failed: it was not sent, because {way_out}"
