@@ -22,6 +22,7 @@ The tree::
     ├── PlanError                  a model can't be spread over ranks as it is, or as requested
     ├── CheckpointError            a checkpoint could not be saved, does not exist, or does not fit
     ├── ClientError                a command for the meshes of a running kernel, or a tool of its agent server, failed
+    │   ├── NotPrivate             other users have access to the connection file of a kernel
     │   └── OtherKernel            a kernel is not one of monarch_kernel
     ├── RecordError                a run record can't be written, read or replayed
     ├── SnapshotError              there is no snapshot to go back to

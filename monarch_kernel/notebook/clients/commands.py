@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +83,11 @@ def _all(options: argparse.Namespace) -> int:
         text = list_text(kernels)
     else:
         text = "\n\n".join(mesh_text(mesh) for each in kernels for mesh in each["meshes"]) or list_text(kernels)
-    _print({"kernels": kernels, "problems": problems}, "\n".join([text, *problems]), options)
+    if kernels or options.json or not problems:
+        _print({"kernels": kernels, "problems": problems}, text, options)
+    if not options.json:
+        for problem in problems:
+            print(f"monarch_kernel: left out: {printable(problem)}", file=sys.stderr)
     return 1 if problems and not kernels else 0
 
 

@@ -296,7 +296,7 @@ def _choose(names: Mapping[Connection, Sequence[str]], mesh: str, problems: Sequ
     if names:
         missing = _no_mesh(mesh, names)
     elif problems:
-        missing = "no kernel answers" if len(problems) > 1 else ""
+        missing = "no kernel can be used" if len(problems) > 1 else ""
     else:
         missing = no_kernel()
     raise ClientError("; ".join([*([missing] if missing else []), *problems]))
@@ -318,11 +318,11 @@ def connect_all(kernel: str = "", answer_s: float = _ANSWER_S) -> tuple[list[Con
     Raises:
         ClientError: no kernel has this name.
     """
-    files = find_kernels(kernel)
+    files, left_out = find_kernels(kernel)
     with ThreadPoolExecutor(_MAX_AT_ONCE) as pool:
         tried = list(pool.map(_try, files, itertools.repeat(answer_s)))
     problems = [each for each in tried if isinstance(each, str) and each]
-    return [each for each in tried if isinstance(each, Connection)], problems
+    return [each for each in tried if isinstance(each, Connection)], problems + left_out
 
 
 def _try(file: KernelFile, answer_s: float) -> Connection | str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from monarch_kernel.errors import MonarchError
 
-__all__ = ["ClientError", "KernelFile", "find_kernels", "no_kernel", "read_file"]
+__all__ = ["ClientError", "KernelFile", "NotPrivate", "find_kernels", "no_kernel", "read_file"]
 
 _CONNECT_S = 1.0
 _HOW = "python -m monarch_kernel mesh list names the kernels that run"
@@ -22,6 +22,18 @@ _HOW = "python -m monarch_kernel mesh list names the kernels that run"
 
 class ClientError(MonarchError):
     """A client can't do what it was asked; the text is one line that says why and what to do."""
+
+
+class NotPrivate(ClientError):
+    """A connection file is not used, because other users can read it, or it belongs to one.
+
+    Attributes:
+        file: the file.
+    """
+
+    def __init__(self, text: str, file: KernelFile) -> None:
+        super().__init__(text)
+        self.file = file
 
 
 @dataclass(frozen=True)
@@ -68,7 +80,8 @@ def read_file(path: Path) -> KernelFile:
     """Read a connection file.
 
     Raises:
-        ClientError: there is no such file, it is no connection file, or other users can read it.
+        ClientError: there is no such file, or it is no connection file.
+        NotPrivate: other users can read it, or it belongs to one.
     """
     try:
         found = path.stat()
@@ -80,31 +93,46 @@ def read_file(path: Path) -> KernelFile:
         raise ClientError(
             f"{path} is no connection file of a kernel ({type(error).__name__}: {error}): {_HOW}"
         ) from None
-    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ClientError(
-            f"{path} belongs to another user, or other users can read it and run code in the kernel: use a file of your own "
-            f"with mode 0600 (chmod 600 {path})"
+    file = KernelFile(path, str(about.get("jupyter_session") or ""), transport, ip, control)
+    if found.st_uid != os.geteuid():
+        raise NotPrivate(f"{path} belongs to another user: a kernel is only for the user who started it", file)
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise NotPrivate(
+            f"other users have access to {path} (its mode is {stat.S_IMODE(found.st_mode):04o}), so they can run code in the "
+            f"kernel: chmod 600 {shlex.quote(str(path))}",
+            file,
         )
-    return KernelFile(path, str(about.get("jupyter_session") or ""), transport, ip, control)
+    return file
 
 
-def find_kernels(name: str = "") -> list[KernelFile]:
+def find_kernels(name: str = "") -> tuple[list[KernelFile], list[str]]:
     """List the kernels that listen, the newest first.
 
     Args:
         name: the kernel that the user means: its connection file, its id or the beginning of that, or its notebook; empty: all.
 
+    Returns:
+        The kernels, and why others are left out.
+
     Raises:
-        ClientError: no kernel that listens has this name.
+        ClientError: no kernel that listens has this name, or other users can read the files of those that have it.
     """
     if name.endswith(".json") and Path(name).is_file():
-        files = [read_file(Path(name).absolute())]
+        files: list[KernelFile | NotPrivate] = [read_file(Path(name).absolute())]
     else:
-        files = [file for file in _files() if not name or file.is_named(name)]
-    found = [file for file in files if file.is_listening()]
+        files = [each for each in _files() if not name or _file_of(each).is_named(name)]
+    listening = [each for each in files if _file_of(each).is_listening()]
+    found = [each for each in listening if isinstance(each, KernelFile)]
+    left_out = [str(each) for each in listening if isinstance(each, NotPrivate)]
     if name and not found:
-        raise ClientError(f"the kernel {name} {'has ended' if files else 'is not known'}: {_HOW}")
-    return found
+        raise ClientError(
+            "; ".join(left_out) or f"the kernel {name} {'has ended' if files else 'is not known'}: {_HOW}"
+        )
+    return found, left_out
+
+
+def _file_of(found: KernelFile | NotPrivate) -> KernelFile:
+    return found if isinstance(found, KernelFile) else found.file
 
 
 def no_kernel() -> str:
@@ -117,13 +145,17 @@ def no_kernel() -> str:
     )
 
 
-def _files() -> Iterator[KernelFile]:
-    """Yield the connection files in the runtime directory, the newest first."""
+def _files() -> Iterator[KernelFile | NotPrivate]:
+    """Yield the connection files in the runtime directory, or why one is not used, the newest first."""
     from jupyter_core.paths import jupyter_runtime_dir
 
     for path in sorted(Path(jupyter_runtime_dir()).glob("*.json"), key=_changed_at, reverse=True):
-        with suppress(ClientError):  # a file of something else, such as a server
+        try:
             yield read_file(path)
+        except NotPrivate as error:
+            yield error
+        except ClientError:  # a file of something else, such as a server
+            continue
 
 
 def _changed_at(path: Path) -> float:
