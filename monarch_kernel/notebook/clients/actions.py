@@ -18,6 +18,7 @@ from monarch_kernel.notebook.syntax.selector import pick_ranks
 __all__ = [
     "ALL_RANKS",
     "HEAL_S",
+    "LOOP",
     "about",
     "control_loop",
     "of_ranks",
@@ -33,6 +34,9 @@ HEAL_S = 300.0
 
 ALL_RANKS = "a loop is controlled on all of its ranks together"
 """Why a command of loops takes no ranks."""
+
+LOOP = "mesh loop"
+"""The command whose words errors of loops are about."""
 
 _SELECTOR = re.compile(r"(?P<name>[^\[\]]+)(?:\[(?P<ranks>[^\[\]]*)\])?")
 
@@ -56,11 +60,11 @@ def read_loop(selector: str, words: Sequence[str]) -> LoopOptions:
     """
     name = whole_mesh(selector, ALL_RANKS)
     if not any(word.strip() for word in words):
-        raise ClientError(f"mesh loop: write one of {', '.join(LOOP_ACTIONS)}, or KNOB=VALUE")
+        raise ClientError(f"{LOOP}: write one of {', '.join(LOOP_ACTIONS)}, or KNOB=VALUE")
     try:
         return parse_loop(" ".join(map(shlex.quote, [name, *words])), Known([name], lambda word: word == name))
     except UsageProblem as problem:
-        raise ClientError(str(problem).replace("%mesh", "mesh", 1)) from None
+        raise ClientError(str(problem).replace("%mesh loop", LOOP, 1)) from None
 
 
 def control_loop(kernel: Connection, selector: str, words: Sequence[str]) -> str:

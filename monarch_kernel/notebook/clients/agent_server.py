@@ -10,12 +10,12 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from monarch_kernel.notebook.clients.actions import ALL_RANKS, HEAL_S, about, control_loop, ranks_of, whole_mesh
+from monarch_kernel.notebook.clients.actions import ALL_RANKS, HEAL_S, LOOP, about, control_loop, ranks_of, whole_mesh
 from monarch_kernel.notebook.clients.actions import show_mesh as show_mesh_of
 from monarch_kernel.notebook.clients.connection import Connection, connect, connect_all
-from monarch_kernel.notebook.clients.kernels import ClientError
+from monarch_kernel.notebook.clients.kernels import CHOOSE_KERNEL, GIVE_FILE, NAMES_KERNELS, ClientError
 
-__all__ = ["make_server", "serve"]
+__all__ = ["for_agent", "make_server", "serve"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -24,6 +24,15 @@ _INSTRUCTIONS = """Training and other programs run on ranks (processes) of meshe
 list_meshes comes first. show_mesh has what each rank does, how late it is in collectives (the rank with the largest `late` is
 the straggler), its errors, the waits, and the loops with their knobs and curves. A mesh is named as `t`, or with ranks as
 `t[0,2]`, `t[0:4]`."""
+
+
+_WORDS = {
+    NAMES_KERNELS: "the user has started this server for that kernel; without --kernel, list_meshes names all that run",
+    CHOOSE_KERNEL: "list_meshes names their meshes; the user can start this server for one of them, with --kernel",
+    GIVE_FILE: "start this server with --kernel and the connection file of a kernel that runs",
+    f"{LOOP}: ": "",  # the protocol says which tool has failed
+}
+"""What errors say to those who use the command line -> what they say to an agent, which has tools."""
 
 
 def serve(kernel: str = "", *, allow_changes: bool = False) -> None:
@@ -37,6 +46,13 @@ def serve(kernel: str = "", *, allow_changes: bool = False) -> None:
         ClientError: the package ``mcp`` is missing or too old.
     """
     make_server(kernel, allow_changes=allow_changes).run("stdio")
+
+
+def for_agent(text: str) -> str:
+    """Name the tools of an agent in the text of an error, in place of the command line."""
+    for words, of_tools in _WORDS.items():
+        text = text.replace(words, of_tools)
+    return text
 
 
 def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
@@ -60,7 +76,7 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
             with connect(kernel, mesh.partition("[")[0]) as connection:
                 return action(connection)
         except ClientError as error:
-            raise ToolError(str(error)) from None
+            raise ToolError(for_agent(str(error))) from None
 
     def ask(mesh: str, command: str, *, takes_s: float = 60.0, **arguments: Any) -> str:
         def action(connection: Connection) -> str:
@@ -77,14 +93,14 @@ def make_server(kernel: str = "", *, allow_changes: bool = False) -> Any:
         try:
             connections, problems = connect_all(kernel)
         except ClientError as error:
-            raise ToolError(str(error)) from None
+            raise ToolError(for_agent(str(error))) from None
         kernels = []
         for connection in connections:
             with connection:
                 try:
                     meshes = connection.meshes()
                 except ClientError as error:
-                    problems.append(str(error))
+                    problems.append(for_agent(str(error)))
                     continue
                 brief = [{key: mesh[key] for key in ("name", "axes", "where", "counts")} for mesh in meshes]
                 kernels.append({**about(connection), "meshes": brief})

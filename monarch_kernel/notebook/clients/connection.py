@@ -13,7 +13,7 @@ from queue import Empty
 from types import TracebackType
 from typing import Any
 
-from monarch_kernel.notebook.clients.kernels import ClientError, KernelFile, find_kernels, no_kernel
+from monarch_kernel.notebook.clients.kernels import CHOOSE_KERNEL, ClientError, KernelFile, find_kernels, no_kernel
 from monarch_kernel.notebook.view.frames import TARGET, VERSION, unpack_states
 
 __all__ = ["Connection", "OtherKernel", "connect", "connect_all"]
@@ -292,7 +292,7 @@ def _choose(names: Mapping[Connection, Sequence[str]], mesh: str, problems: Sequ
     if fitting:
         what = f"has a mesh {mesh!r}" if mesh else "runs"
         named = ", ".join(each.file.notebook or each.file.id for each in fitting)
-        raise ClientError(f"more than one kernel {what} ({named}): name one with --kernel")
+        raise ClientError(f"more than one kernel {what} ({named}): {CHOOSE_KERNEL}")
     if names:
         missing = _no_mesh(mesh, names)
     elif problems:

@@ -14,10 +14,24 @@ from typing import Any
 
 from monarch_kernel.errors import MonarchError
 
-__all__ = ["ClientError", "KernelFile", "NotPrivate", "find_kernels", "no_kernel", "read_file"]
+__all__ = [
+    "CHOOSE_KERNEL",
+    "GIVE_FILE",
+    "NAMES_KERNELS",
+    "ClientError",
+    "KernelFile",
+    "NotPrivate",
+    "find_kernels",
+    "no_kernel",
+    "read_file",
+]
 
 _CONNECT_S = 1.0
-_HOW = "python -m monarch_kernel mesh list names the kernels that run"
+
+NAMES_KERNELS = "python -m monarch_kernel mesh list names the kernels that run"
+CHOOSE_KERNEL = "name one with --kernel"
+GIVE_FILE = "give the connection file of a kernel that runs as --kernel"
+"""What to do at a command line; the server for agents has other words for these."""
 
 
 class ClientError(MonarchError):
@@ -88,10 +102,10 @@ def read_file(path: Path) -> KernelFile:
         about: Any = json.loads(path.read_text(encoding="utf-8"))
         transport, ip, control = str(about["transport"]), str(about["ip"]), int(about["control_port"])
     except FileNotFoundError:
-        raise ClientError(f"there is no kernel {path}: {_HOW}") from None
+        raise ClientError(f"there is no kernel {path}: {NAMES_KERNELS}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClientError(
-            f"{path} is no connection file of a kernel ({type(error).__name__}: {error}): {_HOW}"
+            f"{path} is no connection file of a kernel ({type(error).__name__}: {error}): {NAMES_KERNELS}"
         ) from None
     file = KernelFile(path, str(about.get("jupyter_session") or ""), transport, ip, control)
     if found.st_uid != os.geteuid():
@@ -126,7 +140,7 @@ def find_kernels(name: str = "") -> tuple[list[KernelFile], list[str]]:
     left_out = [str(each) for each in listening if isinstance(each, NotPrivate)]
     if name and not found:
         raise ClientError(
-            "; ".join(left_out) or f"the kernel {name} {'has ended' if files else 'is not known'}: {_HOW}"
+            "; ".join(left_out) or f"the kernel {name} {'has ended' if files else 'is not known'}: {NAMES_KERNELS}"
         )
     return found, left_out
 
@@ -141,7 +155,7 @@ def no_kernel() -> str:
 
     return (
         f"no kernel with meshes has a connection file in {jupyter_runtime_dir()}: start a notebook with the kernel Python "
-        "(Monarch), or give the connection file of a kernel that runs as --kernel"
+        f"(Monarch), or {GIVE_FILE}"
     )
 
 
