@@ -9,6 +9,7 @@ from monarch_kernel.train.planning.plan import Plan
 
 __all__ = ["accelerate_config", "deepspeed_config"]
 
+_SHOWN = 60
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
@@ -20,8 +21,11 @@ def accelerate_config(plan: Plan, model: Any) -> dict[str, Any]:
         model: the model, whose classes the configuration names.
 
     Raises:
-        PlanError: accelerate has no such strategy.
+        TypeError: ``plan`` is no plan, or ``model`` is no module.
+        PlanError: accelerate has no such strategy, or the plan was made for another model.
     """
+    _check_plan("accelerate_config", plan)
+    _check_model(plan, model)
     _refuse_tensor_parallel(plan, "accelerate")
     n_ranks = _size(plan, tuple(plan.axes))
     config: dict[str, Any] = {
@@ -57,8 +61,18 @@ def deepspeed_config(plan: Plan, batch: int | str = "auto") -> dict[str, Any]:
         batch: samples of a rank in a step; ``"auto"``: the Trainer of transformers fills it in.
 
     Raises:
+        TypeError: ``plan`` is no plan, or ``batch`` is neither a number nor ``"auto"``.
+        ValueError: ``batch`` is below 1.
         PlanError: DeepSpeed has no such strategy.
     """
+    _check_plan("deepspeed_config", plan)
+    if batch != "auto":
+        meaning = 'the number of samples of a rank in a step, such as 8, or "auto"'
+        what = f"deepspeed_config(plan, batch={batch!r}): batch is {meaning}"
+        if not isinstance(batch, int) or isinstance(batch, bool):
+            raise TypeError(what)
+        if batch < 1:
+            raise ValueError(what)
     _refuse_tensor_parallel(plan, "DeepSpeed")
     if plan.strategy == "hsdp":
         raise PlanError(
@@ -72,6 +86,30 @@ def deepspeed_config(plan: Plan, batch: int | str = "auto") -> dict[str, Any]:
         "bf16": {"enabled": plan.precision == "bfloat16"},
         "fp16": {"enabled": plan.precision == "float16"},
     }
+
+
+def _check_plan(function: str, plan: Any) -> None:
+    if not isinstance(plan, Plan):
+        short = repr(plan)[:_SHOWN]
+        raise TypeError(
+            f"{function}() takes a plan, not {short} (of type {type(plan).__name__}): make one with plan_for(model, "
+            '{"dp": 8}, "auto", example=batch), or take that of a model that parallelize has returned: plan_of(model)'
+        )
+
+
+def _check_model(plan: Plan, model: Any) -> None:
+    """Check that a model has the modules that a plan wraps."""
+    if not hasattr(model, "named_modules"):
+        raise TypeError(
+            "accelerate_config(plan, model) takes the model that the plan was made for, a torch.nn.Module, not a "
+            f"{type(model).__name__}"
+        )
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    if missing := [name for name in plan.units if name not in modules]:
+        raise PlanError(
+            f"the plan wraps {missing[0]}, which this {type(model).__name__} does not have, so it was made for another model: "
+            "make one for this model with plan_for(model, ...)"
+        )
 
 
 def _refuse_tensor_parallel(plan: Plan, tool: str) -> None:

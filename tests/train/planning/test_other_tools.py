@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,35 @@ def test_deepspeed_gets_the_stage_of_zero_and_the_precision() -> None:
         "fp16": {"enabled": False},
     }
     assert deepspeed_config(plan("ddp", {"dp": 4}))["zero_optimization"] == {"stage": 0}
+
+
+@pytest.mark.parametrize("batch", [0, -4])
+def test_a_batch_below_one_is_refused(batch: int) -> None:
+    with pytest.raises(ValueError, match=rf'batch={batch}\): batch is the number of samples .* such as 8, or "auto"$'):
+        deepspeed_config(plan("ddp", {"dp": 4}), batch)
+
+
+@pytest.mark.parametrize("batch", ["x", "8", 2.5, True, None])
+def test_a_batch_that_is_no_number_is_refused(batch: Any) -> None:
+    with pytest.raises(TypeError, match=rf"batch={re.escape(repr(batch))}\): batch is the number of samples"):
+        deepspeed_config(plan("ddp", {"dp": 4}), batch)
+
+
+@pytest.mark.parametrize("given", ["auto", None, {"dp": 4}])
+def test_what_is_no_plan_is_refused_with_the_way_to_make_one(given: Any) -> None:
+    advice = rf"takes a plan, not {re.escape(repr(given))} \(of type \w+\): make one with plan_for\(model"
+    with pytest.raises(TypeError, match=rf"^accelerate_config\(\) {advice}"):
+        accelerate_config(given, model())
+    with pytest.raises(TypeError, match=rf"^deepspeed_config\(\) {advice}"):
+        deepspeed_config(given)
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    found = plan("fsdp", {"dp": 4}, units=("1", "2", "3", "4"))
+    with pytest.raises(PlanError, match="the plan wraps 4, which this Sequential does not have, .* plan_for"):
+        accelerate_config(found, model()[:4])
+    with pytest.raises(TypeError, match="the model that the plan was made for, a torch.nn.Module, not a str"):
+        accelerate_config(found, "gpt2")
 
 
 @pytest.mark.parametrize("tool", ["accelerate", "DeepSpeed"])
