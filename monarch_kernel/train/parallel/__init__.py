@@ -12,10 +12,11 @@ In a remote cell, an endpoint, or any torch.distributed program::
 from __future__ import annotations
 
 from monarch_kernel.errors import PlanError
+from monarch_kernel.train.parallel.for_accelerate import accelerate_config
 from monarch_kernel.train.parallel.gradients import clip_grad_norm_
 from monarch_kernel.train.parallel.parallelize import parallelize, plan_for, plan_of
 from monarch_kernel.train.planning.model_facts import Needs
-from monarch_kernel.train.planning.other_tools import accelerate_config, deepspeed_config
+from monarch_kernel.train.planning.other_tools import deepspeed_config
 from monarch_kernel.train.planning.plan import Plan
 
 __all__ = [

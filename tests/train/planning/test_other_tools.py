@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import nn
 
 from monarch_kernel.errors import PlanError
-from monarch_kernel.train.parallel import Plan, accelerate_config, deepspeed_config, plan_for
+from monarch_kernel.train import parallel
+from monarch_kernel.train.parallel import Plan, deepspeed_config, plan_for
+from monarch_kernel.train.planning.other_tools import accelerate_config
 
 
 class Block(nn.Module):
@@ -60,6 +63,20 @@ def test_deepspeed_gets_the_stage_of_zero_and_the_precision() -> None:
         "fp16": {"enabled": False},
     }
     assert deepspeed_config(plan("ddp", {"dp": 4}))["zero_optimization"] == {"stage": 0}
+
+
+@pytest.mark.parametrize(("ranks", "has_gpu", "warns"), [(2, False, True), (2, True, False), (1, False, False)])
+def test_a_machine_without_gpus_is_warned_of(
+    ranks: int, has_gpu: bool, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There accelerate starts processes of which each trains alone, and does not say so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    found = plan("auto", {"dp": ranks})
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert parallel.accelerate_config(found, model()) == accelerate_config(found, model())
+    assert [each.filename for each in shown] == [__file__] * warns
+    assert all("ACCELERATE_USE_CPU=true accelerate launch" in str(each.message) for each in shown)
 
 
 @pytest.mark.parametrize("batch", [0, -4])
