@@ -90,6 +90,18 @@ def test_the_first_page_has_the_session_of_the_readme(staged: Path) -> None:
     assert "<!--" not in text
 
 
+def test_readers_of_the_repository_see_text_in_each_part_of_the_first_page(staged: Path) -> None:
+    template = (ROOT / "docs" / "site" / "index.md").read_text()
+    parts = dict(re.findall(r"<!-- (\w+) -->\n(.*?)<!-- end -->", template, re.DOTALL))
+    assert list(parts) == ["note", "cards", "wrong", "session", "toctree"]
+    assert "build/docs/html/index.html" in parts["note"]
+    assert ":::" not in template
+    page = (staged / "index.md").read_text()
+    for name, text in parts.items():
+        assert bool(text) == (name != "toctree")
+        assert not text or text not in page
+
+
 TEXT = """# Page
 
 ## `a.b()`, and [more](x.md)

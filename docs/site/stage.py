@@ -336,9 +336,18 @@ def _first_page(readme: str, template: str) -> str:
         f"- [{_sentence(page)}](/{page}.md): {about}" for page, about in SECTIONS["howto"].groups["Something is wrong"]
     )
     toctree = "\n".join(["```{toctree}", ":hidden:", "", *(f"/{name}" for name in SECTIONS), "```"])
-    for mark, text in {"cards": cards, "wrong": wrong, "session": session(readme), "toctree": toctree}.items():
-        template = template.replace(f"<!-- {mark} -->", text)
-    return template
+    parts = {
+        "note": "",
+        "cards": f"::::{{grid}} 1 2 2 4\n:gutter: 3\n\n{cards}\n\n::::\n",
+        "wrong": f"{wrong}\n",
+        "session": f"{session(readme)}\n",
+        "toctree": f"{toctree}\n",
+    }
+    return _TEMPLATE_PART.sub(lambda part: parts[part["name"]], template)
+
+
+_TEMPLATE_PART = re.compile(r"^<!-- (?P<name>\w+) -->\n.*?^<!-- end -->\n", re.DOTALL | re.MULTILINE)
+"""A part of the first page that the site has other text for; readers of the repository see what is in it."""
 
 
 def _list(words: Iterable[str]) -> str:
