@@ -108,7 +108,7 @@ def up_parser(engine: str = "") -> Parser:
         metavar="N|NAMES",
         help="number of hosts; with --on ssh their names: a,b,c, or a file with one per line",
     )
-    add("--python", metavar="PATH", help="interpreter of the hosts (default: the kernel's path)")
+    add("--python", metavar="PATH", help="interpreter of the hosts, with --hosts (default: the kernel's path)")
     add("--wait", metavar="S", help="give all hosts back if they are not up within S seconds")
     add("--lost-after", metavar="S", help="consider a host lost after S seconds of silence (default: 1)")
     add("--dry-run", action="store_true", help="show what the engine would be asked for, without asking it")
@@ -404,7 +404,10 @@ def parse_up(
         for option in _ONLY_WITH_HOSTS:
             if getattr(known, option):
                 flag = f"--{option.replace('_', '-')}"
-                raise UsageProblem(f"%mesh up: {flag} applies to hosts of an engine; add --on ENGINE --hosts N")
+                raise UsageProblem(
+                    f"%mesh up: {flag} applies to hosts of an engine; add --on ENGINE --hosts N, or --on local --hosts 1 for "
+                    "this machine"
+                )
         named = _environment(known.env).get(VISIBLE)
         gpus = gpus_here if named is None else count_named(named)
         options = _parse_up_here(known, gpus, visible if named is None else named)

@@ -209,7 +209,7 @@ def test_axes_determine_the_ranks_per_host() -> None:
         ("t --on ray --hosts 2 -n 1 --resource tpu", "--resource takes NAME=VALUE, not"),
         ("t -n 2 --lost-after 3", "--lost-after applies to hosts of an engine; add --on ENGINE --hosts N"),
         ("t -n 2 --dry-run", "--dry-run applies to hosts of an engine"),
-        ("t -n 2 --python /p", "--python applies to hosts of an engine"),
+        ("t -n 2 --python /p", "--on ENGINE --hosts N, or --on local --hosts 1 for this machine"),
     ],
 )
 def test_a_misuse_of_up_on_hosts_is_one_line_that_says_what_to_write(line: str, says: str) -> None:
