@@ -534,12 +534,18 @@ class _ModelWriter(_Writer):
 def _model_writer(path: Path, things: Mapping[str, Any], group: dist.ProcessGroup | None) -> _ModelWriter:
     modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
     others = {name: thing for name, thing in things.items() if name not in modules}
-    unknown = [name for name, thing in others.items() if not callable(getattr(thing, "save_pretrained", None))]
+    unknown = [
+        f"{name} (of type {type(thing).__name__})"
+        for name, thing in others.items()
+        if not callable(getattr(thing, "save_pretrained", None))
+    ]
     if len(modules) != 1 or unknown:
         what = f"not {', '.join(unknown)}" if unknown else f"not {len(modules)} models"
+        remedy = (
+            "save the rest in a second checkpoint, without format" if modules else "pass the model itself, a module"
+        )
         raise CheckpointError(
-            f"format='hf' holds one model, and objects with save_pretrained() such as a tokenizer, {what}: save the rest in a "
-            "second checkpoint, without format"
+            f"format='hf' holds one model, and objects with save_pretrained() such as a tokenizer, {what}: {remedy}"
         )
     (module,) = modules.values()
     return _ModelWriter(path, module, others, collect(modules), group)

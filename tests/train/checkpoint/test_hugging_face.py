@@ -125,7 +125,11 @@ finally:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"model": nn.Linear(1, 1), "step": 3}, "not step: save the rest in a second checkpoint"),
+        ({"model": nn.Linear(1, 1), "step": 3}, r"not step \(of type int\): save the rest in a second checkpoint"),
+        (
+            {"model": nn.Linear(1, 1).state_dict()},
+            r"not model \(of type OrderedDict\): pass the model itself, a module",
+        ),
         ({"model": nn.Linear(1, 1), "other": nn.Linear(1, 1)}, "not 2 models"),
         ({}, "nothing to save"),
         (
