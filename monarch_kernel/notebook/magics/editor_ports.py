@@ -25,7 +25,7 @@ class EditorPorts:
             mesh: a slice of one rank.
 
         Raises:
-            UsageProblem: it is no single rank, or the rank can't be debugged.
+            UsageProblem: it is no single rank, or the rank is dead or can't be debugged.
         """
         if len(mesh.ranks) != 1:
             raise UsageProblem(
@@ -33,6 +33,10 @@ class EditorPorts:
                 f"%mesh debug {mesh.name}[{mesh.ranks[0]}] --dap"
             )
         name, proc = f"{mesh.name}{format_ranks(mesh.ranks)}", mesh.procs[0]
+        if mesh.ranks[0] in mesh.whole.deaths():
+            raise UsageProblem(
+                f"%mesh debug --dap: {name} is dead; %mesh heal {mesh.name} puts a new process in its place"
+            )
         if proc in self._ports and self._ports[proc].is_over:  # of a session that was shut down
             self._ports.pop(proc).close()
         if proc not in self._ports:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,4 +154,13 @@ def test_a_rank_without_debugpy_says_what_to_install(bare: Notebook, tmp_path: P
     refused = bare.run("%mesh debug t[0] --dap")
     assert "%mesh debug --dap: t[0]: this needs debugpy on the rank: pip install debugpy" in refused.text
     assert bare.ok("%%remote t\n1 + 1").ok
+    bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # ranks start
+def test_a_dead_rank_cannot_be_debugged(bare: Notebook) -> None:
+    bare.up(2)
+    os.kill(bare.pids()[1], signal.SIGKILL)
+    wait_until(lambda: bare.value("list(t.deaths())") == [1], "the end of the rank")
+    assert "t[1] is dead; %mesh heal t puts a new process in its place" in bare.run("%mesh debug t[1] --dap").text
     bare.ok("%mesh down t")
