@@ -22,12 +22,23 @@ from queue import SimpleQueue
 from typing import Any
 
 from monarch_kernel.errors import ForkedError
+from monarch_kernel.features.debugging import dap_stops
 from monarch_kernel.features.debugging.dap_messages import DapBytes, StartDap
+from monarch_kernel.features.debugging.dap_stops import (
+    Stops,
+    answer_continue_at_once,
+    drop_late_steps,
+    explain_interrupts,
+    is_our_thread,
+)
+from monarch_kernel.features.debugging.worker import RankDebugger
 from monarch_kernel.net.wire.codec import Frame, pack
 from monarch_kernel.net.wire.messages import Failed, Payload, Result
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.worker.extensions import register
+from monarch_kernel.runtime.worker.imports import TRACERS, WAITS
 from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.runtime.worker.timers import hide
 
 __all__ = ["DapServer"]
 
@@ -36,8 +47,6 @@ _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _LEAVE_S = 5.0
 """debugpy does within this time what a debugger has asked for before it left."""
-_OURS = "monarch"
-"""Names of the threads of this package begin with this."""
 
 
 @register
@@ -73,7 +82,7 @@ class DapServer:
     def _serve(self, message: StartDap, queue: SimpleQueue[bytes]) -> None:
         """Import debugpy, and carry bytes until the debugger leaves."""
         try:
-            debugger = self._debugger = self._debugger or _load()
+            debugger = self._debugger = self._debugger or _load(self._rank)
         except Exception as error:
             why = (
                 ModuleNotFoundError("this needs debugpy on the rank: pip install debugpy")
@@ -90,33 +99,28 @@ class DapServer:
 
     def _carry(self, debugger: _Debugger, message: StartDap, queue: SimpleQueue[bytes]) -> None:
         ours, theirs = socket.socketpair()
-        made = threading.Event()
-        begin = threading.Thread(
-            target=self._attach, args=(debugger, theirs, made), name="monarch-dap-attach", daemon=True
-        )
+        begin = threading.Thread(target=self._attach, args=(debugger, theirs), name="monarch-dap-attach", daemon=True)
         reader = threading.Thread(target=self._read, args=(ours, message.session), name="monarch-dap-read", daemon=True)
         _hide_our_threads(threading.current_thread(), begin, reader)
         begin.start()
         reader.start()
         self._rank.send_answer(message.id, pack(Result(message.id, Payload())))
+        begin.join()  # code that runs after an answer to the editor is traced
         with contextlib.suppress(OSError):  # debugpy has closed its end
             while data := queue.get():
                 ours.sendall(data)
-        made.wait()
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_WR)
         debugger.leave()
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_RDWR)
 
-    def _attach(self, debugger: _Debugger, connection: socket.socket, made: threading.Event) -> None:
+    def _attach(self, debugger: _Debugger, connection: socket.socket) -> None:
         try:
-            debugger.attach(connection, made)
+            debugger.attach(connection)
         except Exception:  # the rank goes on without a debugger
             _log.exception("debugpy could not be started")
             connection.close()
-        finally:
-            made.set()
 
     def _read(self, connection: socket.socket, session: int) -> None:
         proc = self._rank.spec.proc
@@ -141,17 +145,16 @@ class _Debugger:
         self._folders = tuple(folders)
         self._is_made = False
 
-    def attach(self, connection: socket.socket, made: threading.Event) -> None:
-        """Serve a debugger, and set ``made`` when it is served; the first time, return once it has set its breakpoints."""
+    def attach(self, connection: socket.socket) -> None:
+        """Serve a debugger, and trace all threads."""
         pydevd = self._pydevd
-        if self._is_made:  # the first call may still wait for breakpoints, if its debugger has left before
+        if self._is_made:
             pydevd.get_global_debugger().initialize_network(connection, terminate_on_socket_close=False)
             return
 
         def connect(debugger: Any, host: str, port: int) -> None:
             debugger.initialize_network(connection, terminate_on_socket_close=False)
             self._is_made = True
-            made.set()
 
         was, pydevd.PyDB.connect = pydevd.PyDB.connect, connect
         try:
@@ -159,6 +162,7 @@ class _Debugger:
                 host="127.0.0.1",
                 port=1,  # nothing listens there, and nothing connects
                 suspend=False,
+                wait_for_ready_to_run=False,  # else this returns only after the breakpoints are set
                 patch_multiprocessing=False,
                 notify_stdin=False,
                 dont_trace_start_patterns=self._folders,
@@ -166,6 +170,13 @@ class _Debugger:
             )
         finally:
             pydevd.PyDB.connect = was
+        self._pydevd.pydevd_tracing.restore_sys_set_trace_func()  # else it warns on stderr of pdb
+
+    def trace_again(self) -> None:
+        """Trace this thread after another debugger."""
+        known = self._pydevd.get_global_debugger()
+        if self._is_made and known is not None:
+            known.enable_tracing()
 
     def leave(self) -> None:
         """Remove the breakpoints of a debugger that has left, and let stopped threads go on."""
@@ -175,7 +186,7 @@ class _Debugger:
             self._api().request_disconnect(known, resume_threads=True)
 
 
-def _load() -> _Debugger:
+def _load(rank: Rank) -> _Debugger:
     """Import debugpy; ``breakpoint()`` stays that of `RankDebugger`."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else it warns on stderr of frozen modules
     hook = sys.breakpointhook
@@ -183,10 +194,23 @@ def _load() -> _Debugger:
         import debugpy.server.api
         import pydevd
         from _pydevd_bundle.pydevd_api import PyDevdAPI
+        from _pydevd_bundle.pydevd_net_command_factory_json import NetCommandFactoryJson
+        from _pydevd_bundle.pydevd_thread_lifecycle import pydevd_find_thread_by_id
     finally:
         sys.breakpointhook = hook
-    package = Path(__file__).parents[2]
-    return _Debugger(pydevd, PyDevdAPI, [str(Path(debugpy.__file__).parent), str(package)])
+    folder, package = Path(debugpy.__file__).parent, Path(__file__).parents[2]
+    debugger = _Debugger(pydevd, PyDevdAPI, [str(folder), str(package)])
+    stops = Stops(rank, lambda: PyDevdAPI().request_resume_thread("*"))
+    stops.install(pydevd.PyDB)
+    answer_continue_at_once(pydevd.ThreadsSuspendedSingleNotification)
+    drop_late_steps(PyDevdAPI, pydevd_find_thread_by_id)
+    explain_interrupts(NetCommandFactoryJson)
+    TRACERS.append(str(folder))
+    WAITS.append(dap_stops.__file__)
+    if isinstance(rank.debugger, RankDebugger):
+        rank.debugger.at_interrupt.append(stops.interrupt)
+        rank.debugger.at_trace_end.append(debugger.trace_again)
+    return debugger
 
 
 def _is_missing(error: Exception) -> bool:
@@ -196,5 +220,5 @@ def _is_missing(error: Exception) -> bool:
 def _hide_our_threads(*more: threading.Thread) -> None:
     """Mark the threads of this package, which the debugger must neither stop nor list."""
     for thread in (*threading.enumerate(), *more):
-        if thread.name.startswith(_OURS):
-            thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+        if is_our_thread(thread):
+            hide(thread)

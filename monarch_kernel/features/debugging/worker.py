@@ -55,7 +55,12 @@ _REFUSED = {
 
 @register
 class RankDebugger:
-    """Stops the user's code on this rank at a prompt; installs itself as the rank's debugger."""
+    """Stops the user's code on this rank at a prompt; installs itself as the rank's debugger.
+
+    Attributes:
+        at_interrupt: Functions that an interrupt calls with the id of its request, on the thread that receives it.
+        at_trace_end: Functions that a thread calls which this debugger has stopped tracing.
+    """
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -63,6 +68,8 @@ class RankDebugger:
         self._lock = threading.Lock()
         self._turns = itertools.count(1)
         self._asked: dict[int, _Question] = {}
+        self.at_interrupt: list[Callable[[int], object]] = []
+        self.at_trace_end: list[Callable[[], object]] = []
         rank.debugger = self
         rank.extend(
             {DebugInput: self._handle_messages, SkipBreakpoint: self._handle_messages, ListErrors: self._list_errors}
@@ -79,6 +86,8 @@ class RankDebugger:
 
     def interrupt(self, id: int) -> bool:
         """Raise KeyboardInterrupt in the code of a request, if it waits at a prompt; returns whether it does."""
+        for notify in self.at_interrupt:
+            notify(id)
         with self._lock:
             question = self._asked.pop(id, None)
         if question is None:
@@ -139,6 +148,8 @@ class RankDebugger:
         while frame is not None:
             frame.f_trace = None
             frame = frame.f_back
+        for notify in self.at_trace_end:
+            notify()
 
     # -- for user code
 

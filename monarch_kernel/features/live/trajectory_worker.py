@@ -12,9 +12,9 @@ from monarch_kernel.features.live.trajectories import PER_MESSAGE, make_trajecto
 from monarch_kernel.net.wire.codec import pack
 from monarch_kernel.net.wire.messages import Trajectories, Trajectory
 from monarch_kernel.runtime.rpc.handles import PROCESS
-from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.runtime.worker.timers import later
 
 __all__ = ["EVERY_S", "TrajectorySender"]
 

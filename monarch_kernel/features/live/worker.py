@@ -63,10 +63,10 @@ from monarch_kernel.net.wire.messages import (
 )
 from monarch_kernel.runtime.diagnostics.stacks import LoopPlace
 from monarch_kernel.runtime.rpc.handles import PROCESS
-from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.executor import working
 from monarch_kernel.runtime.worker.extensions import register
 from monarch_kernel.runtime.worker.rank import Rank
+from monarch_kernel.runtime.worker.timers import later
 
 __all__ = ["Loops", "RankLoop"]
 

@@ -49,8 +49,9 @@ from monarch_kernel.runtime.worker.executor import Debugger, Driving, Executor, 
 from monarch_kernel.runtime.worker.imports import forget_torn_imports
 from monarch_kernel.runtime.worker.slow_requests import warn_if_slow
 from monarch_kernel.runtime.worker.supervisor import Supervisor
+from monarch_kernel.runtime.worker.timers import later
 
-__all__ = ["NOT_STARTED", "ActorServer", "later"]
+__all__ = ["NOT_STARTED", "ActorServer"]
 
 NOT_STARTED = "interrupted before it began"
 _OF_INTERRUPTS = TORCH_ERRORS | {"KeyboardInterrupt"}
@@ -392,13 +393,6 @@ class ActorServer(ABC):
 
 def _process(peer: Peer) -> Process:
     return Process(proc_of(peer), incarnation_of(peer))
-
-
-def later(seconds: float, function: Callable[..., Any], *args: Any) -> None:
-    """Call a function on a separate thread, after this time."""
-    timer = threading.Timer(seconds, function, args)
-    timer.daemon = True
-    timer.start()
 
 
 def _activities_of(executor: Executor) -> list[Activity]:

@@ -22,6 +22,7 @@ from monarch_kernel.net.wire.messages import Call, Message, PostMortem
 from monarch_kernel.runtime.diagnostics.failures import describe
 from monarch_kernel.runtime.diagnostics.thread_frames import frames_of
 from monarch_kernel.runtime.worker.imports import defers_interrupts
+from monarch_kernel.runtime.worker.timers import later
 
 __all__ = ["CALLED", "Debugger", "Driving", "Executor", "Handler", "Kept", "OnLoop", "working"]
 
@@ -363,19 +364,19 @@ class Executor:
             self._thread.interrupt()
             return
         self._interrupts_after_import = self.taken
-        timer = threading.Timer(_AFTER_IMPORT_S, self._interrupt_after_import, (self.taken,))
-        timer.daemon = True
-        timer.start()
+        later(_AFTER_IMPORT_S, self._interrupt_after_import, self.taken)
 
     def _interrupt_after_import(self, taken: object) -> None:
-        if self._interrupts_after_import is taken is self.taken:
+        if self._interrupts_after_import is taken is self.taken and self.delivered != (self.current or BROADCAST):
             self.interrupt_thread()
 
     def was_raised(self, id: int) -> bool:
         """Whether KeyboardInterrupt was raised in a request. A thread that has moved on since it was sent one counts, too."""
+        if self.delivered == id:
+            return True
         if self._interrupts_after_import is self.taken:
             return False
-        return self.delivered == id or self._interrupted_at not in (None, self._place())
+        return self._interrupted_at not in (None, self._place())
 
     def _place(self) -> tuple[int, int]:
         """The innermost frame of the thread, and the instruction at which it is; these change before an exception is raised."""

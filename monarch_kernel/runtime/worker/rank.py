@@ -91,18 +91,19 @@ from monarch_kernel.runtime.host.preemption import INTERRUPT_SIGNAL
 from monarch_kernel.runtime.host.processes import await_end, die_with_parent, end_by_sigterm, has_children
 from monarch_kernel.runtime.rpc.ids import CONTROLLER_PROC, origin_of
 from monarch_kernel.runtime.rpc.ownership import PROGRAM, Process
-from monarch_kernel.runtime.worker.actor_server import ActorServer, later
+from monarch_kernel.runtime.worker.actor_server import ActorServer
 from monarch_kernel.runtime.worker.client import RankItem, WorkerClient
 from monarch_kernel.runtime.worker.collective_aborts import CollectiveAborts, Group
 from monarch_kernel.runtime.worker.displays import Displays
 from monarch_kernel.runtime.worker.executor import Executor, working
 from monarch_kernel.runtime.worker.function_calls import Applier, run_bootstrap
-from monarch_kernel.runtime.worker.imports import forget_torn_imports, is_importing
+from monarch_kernel.runtime.worker.imports import defers_signal, forget_torn_imports
 from monarch_kernel.runtime.worker.last_objects import drop_objects
 from monarch_kernel.runtime.worker.replay_log import ReplayLog
 from monarch_kernel.runtime.worker.stdio import OutputMarks
 from monarch_kernel.runtime.worker.swallowed_interrupts import repeat_swallowed
 from monarch_kernel.runtime.worker.termination import Termination
+from monarch_kernel.runtime.worker.timers import later
 
 __all__ = ["Rank", "RankItem", "Shell"]
 
@@ -549,7 +550,7 @@ class Rank(ActorServer):
         if self._forking.is_now:  # Python swallows exceptions now; `_interrupt_main` sends the signal again
             return
         at = frame or sys._getframe(1)  # an interrupt that a wait has deferred has no frame
-        if is_importing(callers_of(at)) and self._insisted != main.current:  # for the same reason
+        if defers_signal(callers_of(at), insists=self._insisted == main.current):  # the signal comes again, too
             return
         if main.in_user_code and main.current and main.interrupted == main.current != main.delivered:
             main.delivered = main.current

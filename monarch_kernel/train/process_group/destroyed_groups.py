@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from monarch_kernel.runtime.worker.actor_server import later
+from monarch_kernel.runtime.worker.timers import later
 from monarch_kernel.train.process_group.gloo_waits import gloo_of
 
 __all__ = ["DestroyedGroups"]

@@ -69,7 +69,6 @@ from monarch_kernel.runtime.rpc.answers import Answer
 from monarch_kernel.runtime.rpc.future import Future
 from monarch_kernel.runtime.rpc.gather import gather, read_value
 from monarch_kernel.runtime.rpc.waits import Wait
-from monarch_kernel.runtime.worker.actor_server import later
 from monarch_kernel.runtime.worker.collective_aborts import TORCH_ERRORS
 from monarch_kernel.runtime.worker.rank import Rank
 from monarch_kernel.runtime.worker.store_client import (
@@ -80,6 +79,7 @@ from monarch_kernel.runtime.worker.store_client import (
     torch_store,
     values_set,
 )
+from monarch_kernel.runtime.worker.timers import later
 from monarch_kernel.train.process_group import gloo_aborts, strangers
 from monarch_kernel.train.process_group.call_check import CallCheck
 from monarch_kernel.train.process_group.collective_counts import BlockedCall, CollectiveMeter

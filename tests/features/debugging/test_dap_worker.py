@@ -22,7 +22,7 @@ class Notes:
         self.events: list[str] = []
         self.go_on = threading.Event()
 
-    def attach(self, connection: socket.socket, made: threading.Event) -> None:
+    def attach(self, connection: socket.socket) -> None:
         self.connection = connection
         self.events.append("attached")
 
@@ -54,7 +54,7 @@ class FakeRank:
 
 def test_a_debugger_is_served_when_the_former_one_has_left_entirely(monkeypatch: pytest.MonkeyPatch) -> None:
     notes, rank = Notes(), FakeRank()
-    monkeypatch.setattr(dap_worker, "_load", lambda: notes)
+    monkeypatch.setattr(dap_worker, "_load", lambda rank: notes)
     DapServer(rank)  # type: ignore[arg-type]
     rank.receive(StartDap(1, 1))
     wait_until(lambda: rank.answered == [1], "the first session")

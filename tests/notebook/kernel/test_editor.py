@@ -29,6 +29,12 @@ def work(folder):
         number = step(number) % 1000
         time.sleep(0.01)
     return "done"
+
+def count(n):
+    number = 0
+    for _ in range(n):
+        number = step(number)
+    return number
 """
 LINE = MODULE.splitlines().index("    return doubled + 1") + 1
 
@@ -157,10 +163,139 @@ def test_a_rank_without_debugpy_says_what_to_install(bare: Notebook, tmp_path: P
     bare.ok("%mesh down t")
 
 
-@pytest.mark.slow  # ranks start
-def test_a_dead_rank_cannot_be_debugged(bare: Notebook) -> None:
+def imported(notebook: Notebook, folder: Path) -> Path:
+    """A module that ranks have imported."""
+    module = folder / "stepper.py"
+    module.write_text(MODULE)
+    load = "import sys; sys.modules.pop('stepper', None); sys.path.insert(0, {!r}); import stepper"
+    notebook.ok(f"%%remote t\n{load.format(str(folder))}")
+    return module
+
+
+def stops_once(notebook: Notebook, editor: Editor, code: str) -> None:
+    """Check that code stops at its breakpoint, and goes on when the editor says so."""
+    cell = notebook.send(code)
+    editor.request("continue", threadId=editor.event("stopped")["threadId"])
+    assert cell.wait().ok, cell.text
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_an_interrupt_ends_a_cell_at_a_breakpoint_and_the_next_cell_stops_there_again(
+    bare: Notebook, tmp_path: Path
+) -> None:
     bare.up(2)
-    os.kill(bare.pids()[1], signal.SIGKILL)
-    wait_until(lambda: bare.value("list(t.deaths())") == [1], "the end of the rank")
-    assert "t[1] is dead; %mesh heal t puts a new process in its place" in bare.run("%mesh debug t[1] --dap").text
+    module = imported(bare, tmp_path)
+    with attached(port_of(bare, "t[1]"), module, LINE) as editor:
+        stops_once(
+            bare, editor, "%%remote t[1]\nstepper.count(1)"
+        )  # the first cell, directly after the editor has come
+        for code in ("stepper.count(1)", "stepper.count(10**9)"):
+            cell = bare.send(f"%%remote t[1]\ntry:\n    {code}\nfinally:\n    left = True\nreached = True")
+            thread = editor.event("stopped")["threadId"]
+            bare.interrupt()
+            assert "interrupted on [1]; its state is kept" in cell.wait().error
+            editor.event("continued")
+            editor.request("continue", threadId=thread)  # it comes late
+            editor.request("next", threadId=thread)
+            assert "breakpoints hold again" in editor.event("output")["output"]
+            assert bare.ok("%%remote t[1]\nleft, 'reached' in globals()").text.count("(True, False)") == 1
+            stops_once(bare, editor, "%%remote t[1]\nstepper.count(1)")
     bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_an_interrupt_ends_a_cell_that_an_editor_has_stopped_at_an_exception(bare: Notebook, tmp_path: Path) -> None:
+    bare.up(2)
+    module = imported(bare, tmp_path)
+    with attached(port_of(bare, "t[1]"), module, LINE) as editor:
+        editor.request("setExceptionBreakpoints", filters=["raised", "uncaught", "userUnhandled"])
+        cell = bare.send("%%remote t[1]\nimport os\nos.listdir('/none')")
+        assert editor.event("stopped")["reason"] == "exception"
+        bare.interrupt()
+        assert "RemoteInterrupt: interrupted" in cell.wait().error
+        assert not cell.stderr
+        assert "2" in bare.ok("%%remote t[1]\n1 + 1").text
+    bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_an_interrupt_of_a_call_at_a_breakpoint_leaves_the_actor_usable(bare: Notebook, tmp_path: Path) -> None:
+    bare.up(2)
+    module = imported(bare, tmp_path)
+    bare.ok(
+        "from monarch_kernel.actor import Actor, endpoint\n"
+        "class Stepper(Actor):\n"
+        "    @endpoint\n"
+        "    def count(self, n):\n"
+        "        import stepper\n"
+        "        return stepper.count(n)\n"
+        "actors = t.spawn('stepper', Stepper)"
+    )
+    with attached(port_of(bare, "t[1]"), module, LINE) as editor:  # the actor is older than the session
+        cell = bare.send("actors.count.call(1000).get()")
+        editor.event("stopped")
+        bare.interrupt()
+        assert "RemoteInterrupt" in cell.wait().error
+        editor.event("continued")
+        stops_once(bare, editor, "actors.count.call(1).get()")
+    bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_an_editor_still_stops_a_rank_after_pdb(bare: Notebook, tmp_path: Path) -> None:
+    bare.up(2)
+    module = imported(bare, tmp_path)
+    with attached(port_of(bare, "t[1]"), module, LINE) as editor:
+        cell = bare.ok("%%remote t[1]\nbreakpoint()\n1")
+        assert "PYDEV DEBUGGER WARNING" not in cell.stderr
+        stops_once(bare, editor, "%%remote t[1]\nstepper.count(1)")
+    bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_a_rank_that_dies_at_a_breakpoint_ends_the_session_and_its_successor_can_be_debugged(
+    bare: Notebook, tmp_path: Path
+) -> None:
+    bare.up(2)
+    module = imported(bare, tmp_path)
+    port = port_of(bare, "t[1]")
+    with attached(port, module, LINE) as editor:
+        pid = bare.pids()[1]
+        cell = bare.send("%%remote t[1]\nstepper.count(1)")
+        editor.event("stopped")
+        os.kill(pid, signal.SIGKILL)
+        assert "SIGKILL" in cell.wait().error
+        with pytest.raises((OSError, EOFError)):
+            editor.event("terminated")
+    refused = bare.run("%mesh debug t[1] --dap")
+    assert "%mesh debug --dap: t[1] is dead; %mesh heal t puts a new process in its place" in refused.text
+    bare.ok("%mesh heal t")
+    imported(bare, tmp_path)
+    assert port_of(bare, "t[1]") == port
+    with attached(port, module, LINE) as editor:
+        stops_once(bare, editor, "%%remote t[1]\nstepper.count(1)")
+    bare.ok("%mesh down t")
+
+
+@pytest.mark.slow  # debugpy is imported, and traces the rank
+def test_a_rank_goes_on_when_the_editor_vanishes_and_ends_while_one_is_there(bare: Notebook, tmp_path: Path) -> None:
+    bare.up(2)
+    module = imported(bare, tmp_path)
+    port = port_of(bare, "t[1]")
+    with attached(port, module, LINE) as editor:
+        cell = bare.send("%%remote t[1]\nstepper.count(10)")
+        editor.event("stopped")
+    assert cell.wait().ok
+    with attached(port, module, LINE) as editor:
+        stops_once(bare, editor, "%%remote t[1]\nstepper.count(1)")
+        cell = bare.send("%%remote t[1] --background\nstepper.count(1)")
+        editor.event("stopped")
+        assert bare.ok("%mesh restart t[1]").ok
+        with pytest.raises((OSError, EOFError)):
+            editor.event("terminated")
+    imported(bare, tmp_path)
+    with attached(port, module, LINE) as editor:
+        cell = bare.send("%%remote t[1] --background\nstepper.count(1)")
+        editor.event("stopped")
+        bare.ok("%mesh down t")
+        assert "was ended by %mesh down" in cell.wait_for(lambda cell: cell.error).error
