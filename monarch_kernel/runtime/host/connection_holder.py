@@ -34,8 +34,10 @@ from monarch_kernel.net.hosts.handshakes import free_descriptors
 
 __all__ = ["HOLD_S", "LOOK_EVERY_S", "FdHolder", "FdKeeper"]
 
-HOLD_S = 1.0
-"""How long connections of a dead process stay open; far longer than the controller takes to inform the other processes."""
+HOLD_S = 3.0
+"""How long connections of a dead process stay open; far longer than other processes take to learn of the death and to end their
+groups, also where many processes share a processor.
+"""
 
 LOOK_EVERY_S = 0.2
 """How long a connection that is closed here may appear open to its peer."""
