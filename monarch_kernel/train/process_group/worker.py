@@ -24,8 +24,11 @@ are the descriptors that appear while torch creates a group. NCCL has an abort.
 
 The connections are kept open for a while after gloo has lost them, because the gloo of a peer may be writing to them. If the
 write fails, gloo forgets the send, and the code that waits for it hangs forever (`gloo_waits`). The peer aborts its group in
-that time, too. If a peer has died, its host agent keeps the connections open for some seconds, in which the other ranks learn of
-the death (`runtime.host.connection_holder`).
+that time, too. If a peer has died, its host agent keeps the connections open for some seconds, in which the other ranks learn
+of the death (`runtime.host.connection_holder`).
+
+A rank that refuses a collective (`call_check`) ends the group of that collective in the same way. It tells the other ranks by a
+message (`EndGroup`), as the end of a connection would cut the messages between them.
 
 Torch gives groups of different members the same name if they are made at the same time, and different names if only some ranks
 have made earlier groups. So the members of a group meet under their ranks, too, and the controller keeps the counts behind the
