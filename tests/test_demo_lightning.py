@@ -48,7 +48,7 @@ def test_the_bug_is_shown_with_its_rank_and_line(demo: Run) -> None:
     shown = demo.shown_by("# the bug")
     assert "[1] ValueError: Expected input batch_size (64) to match target batch_size (60)" in shown
     assert "which = which[:-4]  # the bug" in shown
-    assert "[0] waited for other ranks at " in shown
+    assert "[0] waited for other ranks and was released" in shown
 
 
 def test_an_interrupt_leaves_ranks_that_can_be_used(demo: Run) -> None:
