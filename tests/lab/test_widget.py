@@ -231,7 +231,7 @@ def test_nothing_is_painted_in_place_of_a_live_view_that_comes(lab: Lab, server:
     expect(cards(lab, "idle", i=2)).to_have_count(2)
     # The view of the second cell has moved, and leaves its table there.
     assert lab.page.evaluate("[...window.seen]") == ["table"]
-    expect(lab.cell(2).locator(".mk-static table")).not_to_be_visible()
+    expect(lab.cell(2).locator(".mk-static table:visible")).to_have_count(0)
 
 
 OUTSIDE = """() => [...document.querySelectorAll(".jp-Cell .mk-live *")].filter((each) => {
